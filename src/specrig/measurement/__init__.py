@@ -1,0 +1,1 @@
+"""Running cells and keeping what was measured."""

@@ -1,0 +1,133 @@
+"""The record: one prompt of one cell, method and baseline side by side. Everything later is computed from these.
+
+A cell's records are one JSONL file, written whole or not at all. No torch here: analysis reads records on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specrig.cell import Cell
+
+SCHEMA_VERSION = 1
+
+
+class RecordError(ValueError):
+    """A record file that cannot be used; says which file, which line and what to do."""
+
+
+class Rounds(BaseModel):
+    """Per-round accounting of one generation; the lists run in parallel, one entry a target verification pass.
+
+    `drafted`: draft tokens offered (tree nodes for a tree). `depth`: length of the longest offered path (= `drafted` for a
+    chain). `accepted`: draft tokens accepted and emitted or cut by the stop rule. `emitted`: tokens that reached the
+    output in this round, the correction or bonus token included. `cut` marks a last round that the stop rule
+    (end of sequence, length limit) shortened: it is left out of `acceptance_length`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    drafted: list[int] = Field(default_factory=list)
+    depth: list[int] = Field(default_factory=list)
+    accepted: list[int] = Field(default_factory=list)
+    emitted: list[int] = Field(default_factory=list)
+    cut: bool = False
+
+
+class Run(BaseModel):
+    """One generation for one prompt. Times in seconds; in a batch they are the whole batch's."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tokens: list[int]
+    """Emitted token ids, end-of-sequence included; the prompt is not."""
+    stop: Literal["eos", "length"]
+    rounds: Rounds
+    overlap: float = 0.0
+    """Sum over reached draft positions of Σ_x min(p(x), q(x)); `overlap / reached` is alpha."""
+    reached: int = 0
+    """Draft positions that verification looked at: accepted ones and the first rejected one of each round."""
+    ttft_s: float
+    """Prompt in to first token out: the target's prefill and one sample."""
+    prefill_s: float
+    """`ttft_s` plus the drafter's own prefill."""
+    decode_s: float
+    """First token out to last token out."""
+    target_passes: dict[int, tuple[int, float]] = Field(default_factory=dict)
+    """Width n of a bare target forward pass in decoding -> (calls, seconds)."""
+    draft_passes: dict[int, tuple[int, float]] = Field(default_factory=dict)
+    """The same for the drafter's own model or head; empty where it has none."""
+    peak_memory_mb: float = 0.0
+
+
+class Record(BaseModel):
+    """One prompt of one cell."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    cell: Cell
+    digest: str
+    """Digest of everything that decides the result (cell, study settings, prompts, models, code): a record with another is stale."""
+    prompt_id: str
+    group: int
+    """Index of the batch the prompt ran in; timing is per group. With batch_size 1, one prompt a group."""
+    repeat: int = 0
+    seed: int
+    prompt_tokens: int
+    text: str
+    """The method's output, decoded for people; never counted."""
+    baseline_text: str
+    lossless: bool = True
+    """False for a method whose acceptance rule does not keep the target's distribution."""
+    run: Run
+    baseline: Run
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader, or a kill at any moment, sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_records(path: Path, records: Iterable[Record]) -> None:
+    """Write a cell's records as one JSONL file, atomically."""
+    write_atomically(path, "".join(record.model_dump_json() + "\n" for record in records))
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield a cell's records. Raises RecordError naming the file and line of anything that is not a whole record."""
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                version = json.loads(line).get("schema_version")
+                if version != SCHEMA_VERSION:
+                    raise RecordError(
+                        f"{path}:{number}: record schema {version}, this SpecRig reads {SCHEMA_VERSION}; "
+                        "delete the file to measure its cell again"
+                    )
+                yield Record.model_validate_json(line)
+            except (json.JSONDecodeError, ValidationError, AttributeError) as error:
+                raise RecordError(f"{path}:{number}: not a record ({str(error).splitlines()[0]}); delete the file to measure its cell again") from error
+
+
+def study_records(root: Path) -> list[Record]:
+    """Every record below `root` (a study's `records/` folder), in path order."""
+    return [record for path in sorted(root.rglob("*.jsonl")) for record in read_records(path)]
