@@ -29,6 +29,9 @@ class Cell(BaseModel):
     variant: str = ""
     options: dict[str, Any] = Field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def job(self) -> tuple[str, str, str]:
         """(engine, pair, method): cells that share it share one process and one loading of the models."""

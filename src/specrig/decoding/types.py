@@ -35,6 +35,7 @@ class Draft:
         the distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain this
         simply is the distribution token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
     lengths: None if every row offers n tokens; else how many of its n tokens count (chains only; the rest is padding).
+        The loop lowers them to `Context.depths`.
     probes: trailing nodes that ride along to be read, not accepted (Lookahead's window).
     """
 
@@ -68,11 +69,16 @@ class Verdict:
 
 @dataclass(slots=True)
 class Context:
-    """What a drafter may see: every row's tokens (prompt and output so far), which rows are finished, how to sample."""
+    """What a drafter may see: every row's tokens (prompt and output so far), which rows are finished, how to sample.
+
+    `depths[b]` is how many draft tokens row b can use: k, less at the end of the model's context, 0 for a finished row. A
+    drafter that draws randomness draws none for row b beyond that, so that a row in a batch samples what it would alone.
+    """
 
     tokens: list[list[int]]
     done: list[bool]
     sampler: Sampler
+    depths: list[int]
 
     @property
     def batch_size(self) -> int:
@@ -169,7 +175,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, context: Context, k: int) -> Draft:
-        """Offer candidates that continue every row; k bounds the depth. Offering none (`[B, 0]`) is allowed."""
+        """Offer candidates that continue every row; k >= 1 bounds the depth. Offering none (`[B, 0]`) is allowed."""
 
     def observe(self, verdict: Verdict) -> None:  # noqa: B027
         """Learn from the round. `context.tokens` already ends with the tokens that were kept."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrig.cell import Cell
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 
 class RecordError(ValueError):
@@ -125,9 +125,18 @@ def read_records(path: Path) -> Iterator[Record]:
                     )
                 yield Record.model_validate_json(line)
             except (json.JSONDecodeError, ValidationError, AttributeError) as error:
-                raise RecordError(f"{path}:{number}: not a record ({str(error).splitlines()[0]}); delete the file to measure its cell again") from error
+                raise RecordError(
+                    f"{path}:{number}: not a record ({str(error).splitlines()[0]}); delete the file to measure its cell again"
+                ) from error
 
 
 def study_records(root: Path) -> list[Record]:
-    """Every record below `root` (a study's `records/` folder), in path order."""
-    return [record for path in sorted(root.rglob("*.jsonl")) for record in read_records(path)]
+    """Every record that the `index.json` files below `root` (a study's `records/` folder) name, in path order.
+
+    Records of cells that have left the study stay on disk (they may come back) but are not read.
+    """
+    found: list[Record] = []
+    for index in sorted(root.rglob("index.json")):
+        for entry in json.loads(index.read_text(encoding="utf-8"))["cells"].values():
+            found += read_records(index.parent / entry["records"])
+    return found

@@ -1,0 +1,81 @@
+"""Adaptive k: draft more while the target agrees, less while it does not. Wraps a chain drafter.
+
+Acceptance over the last `window` rounds above `raise_above`: k + 1, up to the cell's k; below `lower_below`: k - 1, down to
+`minimum`. Each row of a batch has its own k.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class AdaptiveK(Drafter):
+    """The cell's k is the ceiling; `start` the first round's k."""
+
+    name = "adaptive_k"
+    summary = "draft model whose k follows the acceptance of the last rounds, between 2 and the given k"
+    needs = ("draft",)
+
+    class Options(MethodOptions):
+        """The rule's thresholds (defaults: window 10, 0.8 up, 0.5 down) and the chain drafter it steers."""
+
+        start: int = Field(4, ge=1, le=16)
+        minimum: int = Field(2, ge=1, le=16)
+        window: int = Field(10, ge=1)
+        raise_above: float = Field(0.8, ge=0, le=1)
+        lower_below: float = Field(0.5, ge=0, le=1)
+        drafter: Literal["draft_model", "ngram"] = "draft_model"
+
+    def __init__(self, options: MethodOptions, resources: Resources) -> None:
+        from specrig.decoding.drafters import registry
+
+        super().__init__(options, resources)
+        inner = registry()[self.options.drafter]
+        self.inner = inner(inner.Options(), resources)
+
+    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+        """Every row starts at `start`."""
+        self.k = [self.options.start] * context.batch_size
+        self.ceiling = 0
+        self.history: list[deque[tuple[int, int]]] = [deque(maxlen=self.options.window) for _ in self.k]
+        self.inner.begin(context, hidden, features)
+
+    def propose(self, context: Context, k: int) -> Draft:
+        """Each row's own k tokens from the wrapped drafter."""
+        self.ceiling = max(self.ceiling, k)  # k shrinks near the length limit, the ceiling does not
+        self.ceiling = max(getattr(self, "ceiling", 0), k)
+        context.depths = [min(own, depth) for own, depth in zip(self.k, context.depths, strict=True)]
+        draft = self.inner.propose(context, max(context.depths))
+        n = draft.tokens.shape[1]
+        self.offered = [
+            min(length, depth) for length, depth in zip(draft.lengths or [n] * len(self.k), context.depths, strict=True)
+        ]
+        draft.lengths = self.offered
+        return draft
+
+    def observe(self, verdict: Verdict) -> None:
+        """Move each row's k by one where its recent acceptance calls for it."""
+        self.inner.observe(verdict)
+        for row, (offered, path) in enumerate(zip(self.offered, verdict.paths, strict=True)):
+            if not offered:
+                continue
+            history = self.history[row]
+            history.append((offered, len(path)))
+            rate = sum(accepted for _, accepted in history) / sum(drafted for drafted, _ in history)
+            if rate > self.options.raise_above:
+                self.k[row] = min(self.k[row] + 1, self.ceiling)
+            elif rate < self.options.lower_below:
+                self.k[row] = max(self.k[row] - 1, self.options.minimum)
+
+    def passes(self) -> dict[int, tuple[int, float]]:
+        """The wrapped drafter's."""
+        result: dict[int, Any] = self.inner.passes()
+        return result

@@ -1,0 +1,76 @@
+"""Draft-model speculation: a smaller model of the same vocabulary drafts k tokens one after another.
+
+Leviathan et al., 2211.17192; Chen et al., 2302.01318.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specrig.decoding.types import Context, Draft, Drafter, Verdict
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class DraftModel(Drafter):
+    """Keeps the draft model's cache one step behind the context and samples the chain from it."""
+
+    name = "draft_model"
+    summary = "a smaller model of the same vocabulary drafts k tokens (Leviathan 2211.17192, Chen 2302.01318)"
+    needs = ("draft",)
+
+    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+        """Prefill the draft model with the prompts."""
+        from specrig.decoding.loop import SPARE_SLOTS
+
+        self.model = self.resources.model("draft")
+        longest = max(len(tokens) for tokens in context.tokens)
+        self.model.start(context.batch_size, max(self.resources.target.cache.slots, longest + SPARE_SLOTS))
+        self.base = [0] * context.batch_size
+        self._catch_up(context, up_to_last=True)
+        self.model.passes.clear()
+
+    def propose(self, context: Context, k: int) -> Draft:
+        """Sample k tokens a row, each given the ones before."""
+        import torch
+
+        sampler = context.sampler
+        logits = self._catch_up(context)
+        self.base = [len(tokens) for tokens in context.tokens]
+        tokens: list[torch.Tensor] = []
+        probs: list[torch.Tensor | None] = []
+        kept = [[] if done else [0] for done in context.done]
+        for step in range(k):
+            token, q = sampler.next(logits, [depth > step for depth in context.depths])
+            tokens.append(token)
+            probs.append(q)
+            if step + 1 < k:
+                logits = self.model.forward(token.unsqueeze(1))[0][:, -1]
+                self.model.keep(kept)
+        stacked = None if sampler.greedy else torch.stack([q for q in probs if q is not None], 1)
+        return Draft(torch.stack(tokens, 1), probs=stacked)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Roll the draft model's cache back to what was accepted."""
+        self.model.cache.truncate([base + len(path) for base, path in zip(self.base, verdict.paths, strict=True)])
+
+    def passes(self) -> dict[int, tuple[int, float]]:
+        """The draft model's bare forward passes."""
+        return {width: (int(calls), seconds) for width, (calls, seconds) in self.model.passes.items()}
+
+    def _catch_up(self, context: Context, *, up_to_last: bool = False) -> Tensor:
+        """Run what the draft model has not seen yet (all but the last token, if `up_to_last`): next-token logits `[B, V]`."""
+        import torch
+
+        end = -1 if up_to_last else None
+        new = [
+            [] if done else tokens[length:end]
+            for tokens, length, done in zip(context.tokens, self.model.lengths, context.done, strict=True)
+        ]
+        width = max(1, *map(len, new))
+        padded = torch.tensor([row + [0] * (width - len(row)) for row in new], device=context.sampler.device)
+        logits, _ = self.model.forward(padded, last=[max(len(row) - 1, 0) for row in new])
+        self.model.keep([range(len(row)) for row in new])
+        return logits[:, 0]

@@ -1,0 +1,163 @@
+"""The ONE decode loop. It owns the target's cache, the stop rules, the accounting and the clock; methods differ by their drafter alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from specrig.decoding.model import CachedModel
+from specrig.decoding.sampling import Sampler
+from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Round
+from specrig.decoding.verify import Criterion, verify
+
+SPARE_SLOTS = 160
+"""Cache slots beyond prompt and output for a round's draft nodes (the largest trees hold about a hundred)."""
+
+
+@torch.inference_mode()
+def generate(
+    target: CachedModel,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    *,
+    k: int,
+    max_new_tokens: int,
+    temperature: float,
+    eos: Collection[int] = (),
+    seeds: Sequence[int] | None = None,
+    typical: Criterion | None = None,
+) -> list[Generation]:
+    """Continue a batch of prompts, token ids in, token ids out.
+
+    A round: the drafter proposes, one target pass scores the last token and every draft node, verification accepts a path and
+    adds one token, the cache keeps what was accepted. Without a draft (`autoregressive`) this is plain decoding, so the
+    baseline runs through the same lines. A round emits between 1 and depth + 1 tokens a row.
+
+    Raises DecodingError for an empty prompt or one that leaves no room in the model's context.
+    """
+    B = len(prompts)
+    _check(target, prompts, max_new_tokens)
+    longest = max(map(len, prompts))
+    sampler = Sampler(temperature, seeds if seeds is not None else range(B), target.device)
+    context = Context([list(prompt) for prompt in prompts], [False] * B, sampler, [0] * B)
+    target.start(B, longest + max_new_tokens + SPARE_SLOTS)
+
+    started = target.now()
+    padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=target.device)
+    logits, hidden = target.forward(padded, last=[len(prompt) - 1 for prompt in prompts])
+    target.keep([range(len(prompt)) for prompt in prompts])
+    target.passes.clear()  # the prompt's pass is prefill, not a decoding step
+    rounds: list[list[Round]] = [[] for _ in range(B)]
+    output: list[list[int]] = [[] for _ in range(B)]
+    overlap, reached = [0.0] * B, [0] * B
+    for row, token in enumerate(sampler.next(logits[:, 0])[0].tolist()):
+        context.tokens[row].append(token)
+        output[row].append(token)
+        context.done[row] = token in eos or max_new_tokens == 1
+    first = target.now()
+    drafter.begin(context, hidden, target.features)
+    ready = target.now()
+
+    while not all(context.done):
+        active = [not done for done in context.done]
+        # Every round drafts its full k, the last one too: a shortened k would blur every figure that is given per k.
+        depths = [min(k, target.max_positions - len(row)) if on else 0 for row, on in zip(context.tokens, active, strict=True)]
+        depth = max(depths)
+        context.depths = depths.copy()
+        draft = drafter.propose(context, depth) if depth > 0 else none(context)
+        _limit(draft, depths)
+        logits, hidden = target.forward(_with_root(context, draft), parents=_with_root_parents(draft))
+        verdict = verify(draft, logits, sampler, active=active, typical=typical)
+        verdict.logits, verdict.hidden, verdict.features = logits, hidden, target.features
+        target.keep([[0, *(node + 1 for node in path)] if on else [] for path, on in zip(verdict.paths, active, strict=True)])
+        offered = _offered(draft, B)
+        for row in range(B):
+            if context.done[row]:
+                verdict.tokens[row] = []
+                continue
+            emitted = _stop(verdict.tokens[row], max_new_tokens - len(output[row]), eos)
+            drafted, longest_path = offered[row]
+            cut = len(emitted) < len(verdict.tokens[row]) or depths[row] < k
+            rounds[row].append(Round(drafted, longest_path, min(len(verdict.paths[row]), len(emitted)), len(emitted), cut))
+            overlap[row] += verdict.overlap[row]
+            reached[row] += verdict.reached[row]
+            verdict.tokens[row] = emitted
+            output[row] += emitted
+            context.tokens[row] += emitted
+            context.done[row] = emitted[-1] in eos or len(output[row]) >= max_new_tokens
+        drafter.observe(verdict)
+    ended = target.now()
+
+    target_passes = {width: (int(calls), seconds) for width, (calls, seconds) in target.passes.items()}
+    return [
+        Generation(
+            tokens=output[row],
+            stop="eos" if output[row][-1] in eos else "length",
+            rounds=rounds[row],
+            overlap=overlap[row],
+            reached=reached[row],
+            ttft_s=first - started,
+            prefill_s=ready - started,
+            decode_s=ended - ready,
+            target_passes=target_passes,
+            draft_passes=drafter.passes(),
+        )
+        for row in range(B)
+    ]
+
+
+def none(context: Context) -> Draft:
+    """The empty draft: a plain decoding step."""
+    return Draft(torch.empty((context.batch_size, 0), dtype=torch.long, device=context.sampler.device))
+
+
+def _check(target: CachedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    if not prompts or any(len(prompt) == 0 for prompt in prompts):
+        raise DecodingError("a prompt is empty: every prompt needs at least one token")
+    needed = max(map(len, prompts)) + max_new_tokens
+    if needed > target.max_positions:
+        raise DecodingError(
+            f"a prompt of {max(map(len, prompts))} tokens and {max_new_tokens} new ones need {needed} positions, the model has "
+            f"{target.max_positions}: shorten the prompt or lower max_new_tokens"
+        )
+
+
+def _with_root(context: Context, draft: Draft) -> torch.Tensor:
+    root = torch.tensor([[tokens[-1]] for tokens in context.tokens], device=draft.tokens.device)
+    return torch.cat((root, draft.tokens), 1) if draft.tokens.shape[1] else root
+
+
+def _with_root_parents(draft: Draft) -> list[list[int]] | None:
+    """Draft nodes count from the root: node i is token i + 1, the root token 0 hangs on the context."""
+    return None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]
+
+
+def _limit(draft: Draft, depths: list[int]) -> None:
+    """Offer no row of a chain more than it can use. (A tree's surplus depth is cut by the stop rule.)"""
+    n = draft.tokens.shape[1]
+    if draft.parents is None and min(depths) < n:
+        draft.lengths = [min(length, depth) for length, depth in zip(draft.lengths or [n] * len(depths), depths, strict=True)]
+
+
+def _offered(draft: Draft, B: int) -> list[tuple[int, int]]:
+    """Per row (draft tokens that could be accepted, length of the longest path among them)."""
+    n = draft.tokens.shape[1] - draft.probes
+    if draft.parents is None:
+        return [(length, length) for length in (draft.lengths or [n] * B)]
+    result = []
+    for parents in draft.parents:
+        depth: list[int] = []
+        for parent in parents[:n]:
+            depth.append(1 if parent < 0 else depth[parent] + 1)
+        result.append((n, max(depth, default=0)))
+    return result
+
+
+def _stop(tokens: list[int], room: int, eos: Collection[int]) -> list[int]:
+    """Cut at the length limit and behind the first end-of-sequence token, which is kept."""
+    tokens = tokens[:room]
+    for index, token in enumerate(tokens):
+        if token in eos:
+            return tokens[: index + 1]
+    return tokens

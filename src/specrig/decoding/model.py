@@ -1,0 +1,267 @@
+"""A language model that decodes step by step over a static cache: what the loop and the drafters run.
+
+Two implementations of one forward pass: `LlamaModel` computes Llama-shaped architectures directly from their weights (a small
+model's step is mostly Python and kernel launches, and this path has a third of them); `TransformersModel` calls the model's own
+`forward` and so takes any decoder-only architecture. Both are tested against each other token by token.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
+
+from specrig.decoding.cache import KeyValueCache
+from specrig.decoding.types import DecodingError
+
+
+class Step:
+    """Where the n tokens of a forward pass sit: positions `[B, n]` and what each may look at."""
+
+    __slots__ = ("level", "mask", "positions", "start")
+
+    def __init__(self, start: int, level: bool, positions: Tensor | slice, mask: Tensor | None) -> None:
+        self.start, self.level, self.positions, self.mask = start, level, positions, mask
+
+
+class CachedModel(ABC):
+    """A decoder-only model with its cache and a stopwatch over its bare forward passes.
+
+    `forward` writes the tokens' keys and values behind each row's context; `keep` makes them part of it.
+    """
+
+    def __init__(self, config: Any, *, device: torch.device, dtype: torch.dtype) -> None:
+        text = config.get_text_config(decoder=True)
+        self.config = text
+        self.device, self.dtype = device, dtype
+        self.vocab_size: int = text.vocab_size
+        self.hidden_size: int = text.hidden_size
+        self.layers: int = text.num_hidden_layers
+        self.max_positions: int = getattr(text, "max_position_embeddings", None) or 1 << 20
+        heads = text.num_attention_heads
+        self.kv_heads: int = getattr(text, "num_key_value_heads", None) or heads
+        self.head_width: int = getattr(text, "head_dim", None) or text.hidden_size // heads
+        self.cache = KeyValueCache(0, 1, 1, 0, 1, dtype=dtype, device=device)
+        self.passes: dict[int, list[float]] = {}
+        self.feature_layers: tuple[int, ...] = ()
+        self.features: Tensor | None = None
+        self._causal = torch.empty(0, 0, dtype=torch.bool)
+        self._ancestry: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def start(self, batch_size: int, slots: int) -> None:
+        """A new batch: empty rows with room for `slots` positions each (allocations are kept and reused)."""
+        cache = self.cache
+        if cache.batch_size != batch_size or cache.slots < slots:
+            room = -(-slots // 128) * 128
+            self.cache = KeyValueCache(
+                self.layers,
+                batch_size,
+                self.kv_heads,
+                room,
+                self.head_width,
+                dtype=self.dtype,
+                device=self.device,
+            )
+            self._causal = torch.ones(room, room, dtype=torch.bool, device=self.device).tril()
+            self._grown(room)
+        else:
+            cache.lengths = [0] * batch_size
+        self.passes = {}
+
+    def _grown(self, slots: int) -> None:  # noqa: B027
+        """The cache now has `slots` positions; implementations extend their tables."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Context length of every row."""
+        return self.cache.lengths
+
+    def now(self) -> float:
+        """Seconds on a clock that has waited for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return perf_counter()
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        parents: Sequence[Sequence[int]] | None = None,
+        last: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run `tokens` `[B, n]` behind each row's context: (logits `[B, n, V]`, hidden `[B, n, D]` after the final norm).
+
+        parents: None for a chain; else per row and token the index of its predecessor among these tokens, -1 for the context.
+        last: only these positions' logits, one a row, are computed: `[B, 1, V]`.
+        """
+        started = self.now()
+        step = self._step(tokens.shape[1], parents)
+        hidden = self._hidden(tokens, step)
+        if last is not None:
+            picked = hidden[torch.arange(len(hidden), device=self.device), torch.tensor(last, device=self.device)].unsqueeze(1)
+        logits = self._logits(hidden if last is None else picked)
+        if logits.shape[-1] != self.vocab_size:
+            logits = logits[..., : self.vocab_size]
+        entry = self.passes.setdefault(tokens.shape[1], [0, 0.0])
+        entry[0] += 1
+        entry[1] += self.now() - started
+        return logits, hidden
+
+    def keep(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Keep, per row, these of the tokens just run."""
+        self.cache.keep(nodes)
+
+    @abstractmethod
+    def _hidden(self, tokens: Tensor, step: Step) -> Tensor: ...
+
+    @abstractmethod
+    def _logits(self, hidden: Tensor) -> Tensor: ...
+
+    def _step(self, n: int, parents: Sequence[Sequence[int]] | None) -> Step:
+        cache = self.cache
+        start = max(cache.lengths)
+        if start + n > cache.slots:
+            raise DecodingError(f"{start + n} positions do not fit the cache of {cache.slots}")
+        if cache.level and parents is None:
+            mask = None if n == 1 else self._causal[start : start + n, : start + n]
+            return Step(start, True, slice(start, start + n), mask)
+        B = cache.batch_size
+        lengths = torch.tensor(cache.lengths, device=self.device)
+        trees = [tuple(range(-1, n - 1))] * B if parents is None else [tuple(row) for row in parents]
+        depths, masks = zip(*(self._tree(tree) for tree in trees), strict=True)
+        depth, tree_mask = torch.stack(depths), torch.stack(masks)
+        slots = torch.arange(start + n, device=self.device)
+        mask = (slots < lengths.unsqueeze(1)).unsqueeze(1).expand(B, n, start + n).clone()
+        for row, length in enumerate(cache.lengths):
+            mask[row, :, length : length + n] = tree_mask[row]
+        return Step(start, cache.level, lengths.unsqueeze(1) + depth, mask.unsqueeze(1))
+
+    def _tree(self, parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Depths `[n]` and ancestor-or-self matrix `[n, n]` of a tree; static trees are met every round, so they are kept."""
+        known = self._ancestry.get(parents)
+        if known is None:
+            n = len(parents)
+            depth, rows = [0] * n, [[False] * n for _ in range(n)]
+            for node, parent in enumerate(parents):
+                if parent >= 0:
+                    depth[node] = depth[parent] + 1
+                    rows[node] = rows[parent].copy()
+                rows[node][node] = True
+            known = (
+                torch.tensor(depth, device=self.device),
+                torch.tensor(rows, dtype=torch.bool, device=self.device),
+            )
+            if len(self._ancestry) > 256:
+                self._ancestry.clear()
+            self._ancestry[parents] = known
+        return known
+
+
+LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
+"""Architectures that `LlamaModel` computes: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k norms."""
+
+
+class LlamaModel(CachedModel):
+    """Direct forward pass of a Llama-shaped model, with fused projections."""
+
+    def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
+        """`model`: a loaded `…ForCausalLM`; its weights are taken over (projections fused), the module can be dropped."""
+        super().__init__(model.config, device=device, dtype=dtype)
+        body = model.model
+        self.rotary = body.rotary_emb
+        self.embedding = body.embed_tokens.weight.detach()
+        self.head = model.lm_head.weight.detach()
+        self.norm = body.norm.weight.detach()
+        self.eps: float = self.config.rms_norm_eps
+        self.q_heads: int = self.config.num_attention_heads
+        self.blocks = [self._fuse(layer) for layer in body.layers]
+        self.cos = self.sin = torch.empty(0)
+
+    @staticmethod
+    def serves(config: Any) -> bool:
+        """Whether this class computes the architecture (else `TransformersModel` does)."""
+        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        return (
+            config.model_type in LLAMA_SHAPED
+            and getattr(config, "hidden_act", "silu") == "silu"
+            and (window is None or window >= config.max_position_embeddings)
+        )
+
+    @staticmethod
+    def _fuse(layer: Any) -> dict[str, Tensor | None]:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+
+        def bias(*modules: Any) -> Tensor | None:
+            return torch.cat([module.bias.detach() for module in modules]) if modules[0].bias is not None else None
+
+        def norm(name: str) -> Tensor | None:
+            return getattr(attention, name).weight.detach() if hasattr(attention, name) else None
+
+        return {
+            "norm_1": layer.input_layernorm.weight.detach(),
+            "qkv": torch.cat([module.weight.detach() for module in projections]),
+            "qkv_bias": bias(*projections),
+            "q_norm": norm("q_norm"),
+            "k_norm": norm("k_norm"),
+            "o": attention.o_proj.weight.detach(),
+            "o_bias": bias(attention.o_proj),
+            "norm_2": layer.post_attention_layernorm.weight.detach(),
+            "up": torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
+            "up_bias": bias(mlp.gate_proj, mlp.up_proj),
+            "down": mlp.down_proj.weight.detach(),
+            "down_bias": bias(mlp.down_proj),
+        }
+
+    def _grown(self, slots: int) -> None:
+        positions = torch.arange(slots, device=self.device).unsqueeze(0)
+        cos, sin = self.rotary(self.embedding[:1].unsqueeze(0), positions)
+        # rotate_half(x) * sin == swap_halves(x) * signed_sin: the sign moves into the table.
+        half = sin.shape[-1] // 2
+        self.cos = cos[0].to(self.dtype)
+        self.sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).to(self.dtype)
+
+    @torch.inference_mode()
+    def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
+        B, n = tokens.shape
+        H, K, d = self.q_heads, self.kv_heads, self.head_width
+        # [n, 1, d] for level rows, [B, n, 1, d] for ragged ones or trees.
+        cos, sin = self.cos[step.positions].unsqueeze(-2), self.sin[step.positions].unsqueeze(-2)
+        x = F.embedding(tokens, self.embedding)
+        D = x.shape[-1]
+        collected = []
+        grouped = H != K
+        for index, block in enumerate(self.blocks):
+            if index in self.feature_layers:
+                collected.append(x)
+            h = F.rms_norm(x, (D,), block["norm_1"], self.eps)
+            qkv = F.linear(h, block["qkv"], block["qkv_bias"])  # type: ignore[arg-type]
+            qk = qkv[..., : (H + K) * d].view(B, n, H + K, d)
+            if block["q_norm"] is not None:
+                q = F.rms_norm(qk[:, :, :H], (d,), block["q_norm"], self.eps)
+                k = F.rms_norm(qk[:, :, H:], (d,), block["k_norm"], self.eps)
+                qk = torch.cat((q, k), 2)
+            qk = qk * cos + torch.cat((qk[..., d // 2 :], qk[..., : d // 2]), -1) * sin
+            v = qkv[..., (H + K) * d :].view(B, n, K, d)
+            keys, values = self.cache.write(index, qk[:, :, H:].transpose(1, 2), v.transpose(1, 2))
+            attended = F.scaled_dot_product_attention(
+                qk[:, :, :H].transpose(1, 2), keys, values, attn_mask=step.mask, enable_gqa=grouped
+            )
+            x = x + F.linear(attended.transpose(1, 2).reshape(B, n, H * d), block["o"], block["o_bias"])  # type: ignore[arg-type]
+            h = F.rms_norm(x, (D,), block["norm_2"], self.eps)
+            gate, up = F.linear(h, block["up"], block["up_bias"]).chunk(2, -1)  # type: ignore[arg-type]
+            x = x + F.linear(F.silu(gate) * up, block["down"], block["down_bias"])  # type: ignore[arg-type]
+        if self.feature_layers:
+            if len(self.blocks) in self.feature_layers:
+                collected.append(x)
+            self.features = torch.cat(collected, -1)
+        return F.rms_norm(x, (D,), self.norm, self.eps)
+
+    @torch.inference_mode()
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.head)

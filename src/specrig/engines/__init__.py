@@ -1,0 +1,29 @@
+"""Engines: each states what it can run, loads a pair, and generates. Found by discovery; importing them loads no torch."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from functools import cache
+
+from specrig.engines.base import Engine
+
+
+@cache
+def registry() -> dict[str, type[Engine]]:
+    """Engine name -> class, in alphabetical order. A module without an Engine subclass is no engine."""
+    found: dict[str, type[Engine]] = {}
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for value in vars(module).values():
+            if (
+                inspect.isclass(value)
+                and issubclass(value, Engine)
+                and value is not Engine
+                and value.__module__ == module.__name__
+            ):
+                if value.name in found:
+                    raise TypeError(f"engines/{info.name}.py: a second engine called {value.name!r}")
+                found[value.name] = value
+    return found

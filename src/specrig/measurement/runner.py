@@ -1,0 +1,240 @@
+"""The paired experiment: baseline and methods alternate prompt by prompt in one process; finished cells are kept.
+
+Cells of one job (engine, pair, method) load the models once. Those that also share task, temperature and batch size form a
+block: they share prompts, seeds and the baseline, and run interleaved, so that a drift of the machine's clock meets all alike.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specrig.cell import Cell, digest
+from specrig.decoding.drafters import registry as methods
+from specrig.digests import code_digest
+from specrig.engines import registry as engines
+from specrig.engines.base import Engine, EngineError, PairFiles
+from specrig.measurement.environment import capture, model_digest
+from specrig.measurement.progress import Advance, progress
+from specrig.measurement.records import (
+    Record,
+    RecordError,
+    Rounds,
+    Run,
+    read_records,
+    write_atomically,
+    write_records,
+)
+from specrig.tasks.prompts import Prompt
+
+if TYPE_CHECKING:
+    from specrig.decoding.types import Generation
+    from specrig.study import Study
+
+WARMUP_TOKENS = 16
+
+
+def measure(study: Study, engine_name: str, pair_name: str, method: str, root: Path) -> None:
+    """Measure the cells of one job that are not measured yet, below `root` (the study's results folder).
+
+    Writes one record file a cell as soon as its block is done, then `environment.json` and `index.json`. A cell that fails is
+    listed in the index with its reason and does not stop the others. Raises EngineError if the pair cannot be loaded at all.
+    """
+    job = (engine_name, pair_name, method)
+    cells = [cell for cell in study.cells() if cell.job == job]
+    if not cells:
+        raise EngineError(f"study {study.study} has no cells of {'/'.join(job)}")
+    folder = root / "records" / engine_name / pair_name / method
+    pair = study.pair_files(pair_name, root)
+    prompts = {task: study.prompts_of(task, root) for task in dict.fromkeys(cell.task for cell in cells)}
+    digests = cell_digests(study, cells, pair, prompts)
+    pending = [cell for cell in cells if not _measured(folder / f"{cell.slug}.jsonl", digests[cell])]
+    failed: dict[str, str] = {}
+    if pending:
+        device = study.resolved_device()
+        with engines()[engine_name](pair, device=device, threads=study.threads) as engine:
+            models = {"target": pair.target, **({"draft": pair.draft} if pair.draft else {})}
+            environment = capture(models, device=device, threads=study.threads)
+            write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
+            blocks = list(_blocks(pending))
+            total = sum(len(_groups(prompts[block[0].task], block[0].batch_size)) * study.repeats for block in blocks)
+            with progress("/".join(job), total) as advance:
+                for block in blocks:
+                    failed |= _measure_block(study, engine, block, prompts[block[0].task], digests, folder, advance)
+    _write_index(folder, cells, digests, failed)
+
+
+def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: dict[str, list[Prompt]]) -> dict[Cell, str]:
+    """What decides each cell's result: the cell, the study's settings, the prompts, the models and the code that runs it."""
+    models = [model_digest(source) or source for source in (pair.target, pair.draft) if source]
+    texts = {task: digest([(prompt.id, prompt.text) for prompt in found]) for task, found in prompts.items()}
+    settings = [
+        study.seed,
+        study.max_new_tokens,
+        study.repeats,
+        study.warmup,
+        pair.dtype,
+        study.resolved_device(),
+        study.threads,
+    ]
+    result = {}
+    for cell in cells:
+        code = code_digest(
+            f"specrig.engines.{cell.engine}",
+            "specrig.measurement.runner",
+            f"specrig.decoding.drafters.{cell.method}",
+        )
+        result[cell] = digest([cell.model_dump(), settings, texts[cell.task], models, code])
+    return result
+
+
+def _measured(path: Path, expected: str) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        return all(record.digest == expected for record in read_records(path))
+    except RecordError:
+        return False
+
+
+def _blocks(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    blocks: dict[tuple[str, float, int], list[Cell]] = {}
+    for cell in cells:
+        blocks.setdefault((cell.task, cell.temperature, cell.batch_size), []).append(cell)
+    yield from blocks.values()
+
+
+def _groups(prompts: list[Prompt], batch_size: int) -> list[list[Prompt]]:
+    return [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
+
+
+def _measure_block(
+    study: Study,
+    engine: Engine,
+    block: list[Cell],
+    prompts: list[Prompt],
+    digests: dict[Cell, str],
+    folder: Path,
+    advance: Advance,
+) -> dict[str, str]:
+    """Run one block and write its cells' records; returns slug -> reason of the cells that failed."""
+    baseline = baseline_of(block[0])
+    running = [baseline, *block]
+    records: dict[Cell, list[Record]] = {cell: [] for cell in block}
+    failed: dict[str, str] = {}
+    tokens = {prompt.id: engine.encode(prompt.text) for prompt in prompts}
+    groups = _groups(prompts, block[0].batch_size)
+
+    def run(cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run]:
+        seeds = [seed_of(study.seed, cell.task, prompt.id, repeat) for prompt in group]
+        generations = engine.generate(cell, [tokens[prompt.id] for prompt in group], max_new_tokens=limit, seeds=seeds)
+        return [as_run(generation, engine.peak_memory_mb()) for generation in generations]
+
+    def attempt(cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run] | None:
+        if cell.slug in failed:
+            return None
+        try:
+            return run(cell, group, repeat, limit)
+        except Exception as error:
+            failed[cell.slug] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+            print(f"{cell.name} failed: {failed[cell.slug]}", file=sys.stderr)
+            traceback.print_exc()
+            return None
+
+    for _ in range(study.warmup):
+        for cell in running:
+            attempt(cell, groups[0], 0, min(WARMUP_TOKENS, study.max_new_tokens))
+    for repeat in range(study.repeats):
+        for number, group in enumerate(groups):
+            # Who goes first rotates, so no cell always inherits a warm or a throttled machine.
+            turn = (number + repeat) % len(running)
+            order = running[turn:] + running[:turn]
+            runs = {cell: attempt(cell, group, repeat, study.max_new_tokens) for cell in order}
+            base = runs[baseline]
+            for cell in block:
+                found = runs[cell]
+                if found is None or base is None:
+                    continue
+                for row, prompt in enumerate(group):
+                    records[cell].append(
+                        Record(
+                            cell=cell,
+                            digest=digests[cell],
+                            prompt_id=prompt.id,
+                            group=number,
+                            repeat=repeat,
+                            seed=seed_of(study.seed, cell.task, prompt.id, repeat),
+                            prompt_tokens=len(tokens[prompt.id]),
+                            text=engine.decode(found[row].tokens),
+                            baseline_text=engine.decode(base[row].tokens),
+                            lossless=is_lossless(cell),
+                            run=found[row],
+                            baseline=base[row],
+                        )
+                    )
+            advance(f"{block[0].task} T={block[0].temperature:g} b={block[0].batch_size}")
+    if baseline.slug in failed:
+        reason = failed.pop(baseline.slug)
+        return {cell.slug: f"the baseline failed: {reason}" for cell in block}
+    for cell in block:
+        if cell.slug not in failed:
+            write_records(folder / f"{cell.slug}.jsonl", records[cell])
+    return failed
+
+
+def baseline_of(cell: Cell) -> Cell:
+    """The autoregressive cell with the same engine, pair, task, temperature and batch size."""
+    return cell.model_copy(update={"method": "autoregressive", "k": 0, "variant": "", "options": {}})
+
+
+def is_lossless(cell: Cell) -> bool:
+    """Whether the cell's acceptance rule keeps the target's distribution."""
+    method = methods()[cell.method]
+    return method.lossless(method.Options.model_validate(cell.options))
+
+
+def seed_of(study_seed: int, task: str, prompt_id: str, repeat: int) -> int:
+    """A prompt's seed: the same for every method, so that a sampled baseline and its methods start alike."""
+    return int.from_bytes(sha256(f"{study_seed}/{task}/{prompt_id}/{repeat}".encode()).digest()[:4]) & 0x7FFFFFFF
+
+
+def as_run(generation: Generation, peak_memory_mb: float) -> Run:
+    """A Generation as it is recorded."""
+    rounds = generation.rounds
+    return Run(
+        tokens=generation.tokens,
+        stop=generation.stop,
+        rounds=Rounds(
+            drafted=[entry.drafted for entry in rounds],
+            depth=[entry.depth for entry in rounds],
+            accepted=[entry.accepted for entry in rounds],
+            emitted=[entry.emitted for entry in rounds],
+            cut=any(entry.cut for entry in rounds),
+        ),
+        overlap=generation.overlap,
+        reached=generation.reached,
+        ttft_s=generation.ttft_s,
+        prefill_s=generation.prefill_s,
+        decode_s=generation.decode_s,
+        target_passes=generation.target_passes,
+        draft_passes=generation.draft_passes,
+        peak_memory_mb=peak_memory_mb,
+    )
+
+
+def _write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], failed: dict[str, str]) -> None:
+    index: dict[str, Any] = {"cells": {}, "failed": failed, "skipped": {}}
+    for cell in cells:
+        path = folder / f"{cell.slug}.jsonl"
+        if cell.slug not in failed:
+            index["cells"][cell.slug] = {
+                "records": path.name,
+                "sha256": sha256(path.read_bytes()).hexdigest(),
+                "digest": digests[cell],
+            }
+    write_atomically(folder / "index.json", json.dumps(index, indent=1))

@@ -1,0 +1,64 @@
+"""Tiny random models for contract tests: real Llama weights, small enough for exact distributions."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specrig.decoding.drafters import registry
+from specrig.decoding.model import CachedModel
+from specrig.decoding.transformers_model import cached_model
+from specrig.decoding.types import Drafter
+
+STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
+
+
+def random_llama(vocab_size: int, *, seed: int = 0, hidden: int = 32, layers: int = 2, kv_heads: int = 2) -> Any:
+    """A randomly initialised Llama whose logits are spread enough to have clear favourites."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=256,
+        initializer_range=0.35,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def perturbed(model: Any, scale: float, seed: int = 1) -> Any:
+    """The same model with noise on its weights: a draft that agrees sometimes."""
+    torch.manual_seed(seed)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            weight += scale * weight.std() * torch.randn_like(weight) if weight.dim() > 1 else 0
+    return copied
+
+
+class Lab:
+    """Resources for drafters, as the native engine lends them."""
+
+    def __init__(self, vocab_size: int, *, noise: float = 0.3, direct: bool = True) -> None:
+        source = random_llama(vocab_size)
+        self.target: CachedModel = cached_model(source, direct=direct)
+        self._draft: CachedModel = cached_model(perturbed(source, noise), direct=direct)
+
+    def model(self, name: str) -> CachedModel:
+        assert name == "draft"
+        return self._draft
+
+    def head(self, name: str) -> Path:
+        raise AssertionError(f"no head {name} here")
+
+    def drafter(self, name: str, **options: Any) -> Drafter:
+        method = registry()[name]
+        return method(method.Options.model_validate(options), self)

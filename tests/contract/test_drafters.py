@@ -1,0 +1,125 @@
+"""What every registered drafter owes, whatever it does inside."""
+
+from __future__ import annotations
+
+import pytest
+from models import STORIES, Lab
+
+from specrig.audit.distribution import exact_distribution, g_test
+from specrig.decoding.drafters import registry
+from specrig.decoding.loop import generate
+from specrig.engines.base import PairFiles
+
+METHODS = sorted(registry())
+PROMPTS = [[5, 9, 11, 5, 9], [3], [7, 7, 2, 30, 12, 7, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9]]
+FALSE_ALARM = 1e-4
+"""Chance that one correct method fails one distribution test; the seeds are fixed, so a pass stays a pass."""
+
+
+@pytest.fixture(scope="module", params=["direct", "transformers"])
+def lab(request: pytest.FixtureRequest) -> Lab:
+    return Lab(vocab_size=40, direct=request.param == "direct")
+
+
+@pytest.fixture(scope="module")
+def small() -> Lab:
+    return Lab(vocab_size=8, noise=0.5)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_equals_autoregressive(lab: Lab, method: str, k: int) -> None:
+    for prompt in PROMPTS:
+        (plain,) = generate(lab.target, lab.drafter("autoregressive"), [prompt], k=0, max_new_tokens=40, temperature=0)
+        (found,) = generate(lab.target, lab.drafter(method), [prompt], k=k, max_new_tokens=40, temperature=0)
+        assert found.tokens == plain.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_equals_its_rows_alone(lab: Lab, method: str, temperature: float) -> None:
+    seeds = [11, 12, 13, 14]
+    batch = generate(lab.target, lab.drafter(method), PROMPTS, k=3, max_new_tokens=30, temperature=temperature, seeds=seeds)
+    for prompt, seed, together in zip(PROMPTS, seeds, batch, strict=True):
+        (alone,) = generate(
+            lab.target,
+            lab.drafter(method),
+            [prompt],
+            k=3,
+            max_new_tokens=30,
+            temperature=temperature,
+            seeds=[seed],
+        )
+        assert together.tokens == alone.tokens
+        assert together.rounds == alone.rounds
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sampled_distribution_is_the_targets(small: Lab, method: str) -> None:
+    prompt, length, rows, batches = [3, 5, 3, 5], 3, 1000, 6
+    expected = exact_distribution(small.target, prompt, length, temperature=1.0)
+    samples = []
+    for batch in range(batches):
+        seeds = range(batch * rows, (batch + 1) * rows)
+        generations = generate(
+            small.target,
+            small.drafter(method),
+            [prompt] * rows,
+            k=3,
+            max_new_tokens=length,
+            temperature=1.0,
+            seeds=seeds,
+        )
+        samples += [generation.tokens for generation in generations]
+    test = g_test(samples, expected)
+    assert test.p_value > FALSE_ALARM, test
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_accounting_adds_up(lab: Lab, method: str, temperature: float) -> None:
+    for prompt in PROMPTS:
+        (found,) = generate(
+            lab.target,
+            lab.drafter(method),
+            [prompt],
+            k=4,
+            max_new_tokens=33,
+            temperature=temperature,
+            seeds=[3],
+        )
+        assert 1 + sum(entry.emitted for entry in found.rounds) == len(found.tokens) == 33
+        assert sum(calls for calls, _ in found.target_passes.values()) == len(found.rounds)
+        for entry in found.rounds:
+            assert 0 <= entry.accepted <= entry.depth <= entry.drafted
+            assert entry.emitted == entry.accepted + (not entry.cut or entry.accepted < entry.emitted)
+        assert not any(entry.cut for entry in found.rounds[:-1])
+        assert 0 <= found.overlap <= found.reached + 1e-3
+        if temperature == 0:
+            assert found.overlap >= sum(entry.accepted for entry in found.rounds)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stops_at_end_of_sequence(lab: Lab, method: str) -> None:
+    (free,) = generate(lab.target, lab.drafter("autoregressive"), [PROMPTS[0]], k=0, max_new_tokens=40, temperature=0)
+    eos = free.tokens[17]
+    expected = free.tokens[: free.tokens.index(eos) + 1]
+    (found,) = generate(lab.target, lab.drafter(method), [PROMPTS[0]], k=4, max_new_tokens=40, temperature=0, eos={eos})
+    assert (found.tokens, found.stop) == (expected, "eos")
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason="the shared checkpoint is not here")
+@pytest.mark.parametrize("method", METHODS)
+def test_stories_checkpoint_tells_its_authors_story(method: str) -> None:
+    from specrig.cell import Cell
+    from specrig.engines.native import Native
+
+    with Native(PairFiles("stories", str(STORIES), str(STORIES))) as engine:
+        options = registry()[method].Options().model_dump()
+        cell = Cell(engine="native", pair="stories", method=method, k=4, task="-", temperature=0, options=options)
+        prompt = engine.encode("Once upon a time")
+        (found,) = engine.generate(cell, [prompt], max_new_tokens=180, seeds=[0])
+        text = engine.decode([*prompt, *found.tokens])
+    expected = (STORIES / "expected_greedy.txt").read_text()
+    assert text.strip().startswith(expected.strip()[: len(text.strip())])
+    assert len(text) > 400

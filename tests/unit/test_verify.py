@@ -1,0 +1,205 @@
+"""The verifier against exact distributions, and the flawed verifiers that circulate, which the same test must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from specrig.audit.distribution import GTest, g_test
+from specrig.decoding.sampling import Sampler, draw
+from specrig.decoding.types import Draft, Verdict
+from specrig.decoding.verify import typical_acceptance, verify
+
+V, K, ROWS = 5, 3, 20_000
+
+
+def world(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A target p and a draft q that know only the previous token: `[V + 1, V]`, row V for the start."""
+    torch.manual_seed(seed)
+    p = torch.softmax(torch.randn(V + 1, V) * 1.2, -1)
+    q = torch.softmax(torch.log(p) + torch.randn(V + 1, V) * 0.8, -1)
+    return p, q
+
+
+def drafted_chain(q: Tensor, sampler: Sampler) -> Draft:
+    previous = torch.full((ROWS,), V)
+    tokens, probs = [], []
+    for _ in range(K):
+        probs.append(q[previous])
+        previous = draw(probs[-1], sampler.uniforms([1] * ROWS)[:, 0])
+        tokens.append(previous)
+    return Draft(torch.stack(tokens, 1), probs=torch.stack(probs, 1))
+
+
+def target_logits(p: Tensor, tokens: Tensor) -> Tensor:
+    root = torch.full((len(tokens), 1), V)
+    return p[torch.cat((root, tokens), 1)].log()
+
+
+def outcome_test(verifier: Callable[[Draft, Tensor, Tensor, Tensor, Sampler], list[list[int]]]) -> GTest:
+    """The first two tokens that `verifier` yields, completed from p where it yields one, against p's own distribution."""
+    p, q = world()
+    sampler = Sampler(1.0, range(ROWS))
+    draft = drafted_chain(q, sampler)
+    rows = verifier(draft, target_logits(p, draft.tokens), p, q, sampler)
+    samples = []
+    more = torch.Generator().manual_seed(99)
+    for row in rows:
+        while len(row) < 2:
+            row = [*row, int(torch.multinomial(p[row[-1] if row else V], 1, generator=more))]
+        samples.append(tuple(row[:2]))
+    expected = {(a, b): float(p[V, a] * p[a, b]) for a in range(V) for b in range(V)}
+    return g_test(samples, expected)
+
+
+def right(draft: Draft, logits: Tensor, p: Tensor, q: Tensor, sampler: Sampler) -> list[list[int]]:
+    return verify(draft, logits, sampler).tokens
+
+
+def without_draft_probability(draft: Draft, logits: Tensor, p: Tensor, q: Tensor, sampler: Sampler) -> list[list[int]]:
+    """Accepts where p(x) > u, as if the draft's probability did not matter."""
+    return _accept_then(draft, logits, sampler, lambda p_x, _q_x, u: u < p_x, resample="residual")
+
+
+def without_resampling(draft: Draft, logits: Tensor, p: Tensor, q: Tensor, sampler: Sampler) -> list[list[int]]:
+    """On rejection draws from p itself instead of norm(max(0, p - q))."""
+    return _accept_then(draft, logits, sampler, lambda p_x, q_x, u: u * q_x < p_x, resample="target")
+
+
+def random_greedy(draft: Draft, logits: Tensor, p: Tensor, q: Tensor, sampler: Sampler) -> list[list[int]]:
+    """A `greedy` rule with a random u: accepts the draft by a coin, corrects with the argmax."""
+    return _accept_then(draft, logits, sampler, lambda p_x, q_x, u: u * q_x < p_x, resample="argmax")
+
+
+def one_position(draft: Draft, logits: Tensor, p: Tensor, q: Tensor, sampler: Sampler) -> list[list[int]]:
+    """Draws all k tokens from the first position's q, but verifies as if each had been drawn after the one before."""
+    first = q[torch.full((ROWS,), V)]
+    tokens = torch.stack([draw(first, sampler.uniforms([1] * ROWS)[:, 0]) for _ in range(K)], 1)
+    previous = torch.cat((torch.full((ROWS, 1), V), tokens[:, :-1]), 1)
+    return verify(Draft(tokens, probs=q[previous]), target_logits(p, tokens), sampler).tokens
+
+
+def _accept_then(
+    draft: Draft, logits: Tensor, sampler: Sampler, accepts: Callable[..., Tensor], resample: str
+) -> list[list[int]]:
+    p = torch.softmax(logits, -1)
+    index = draft.tokens.unsqueeze(-1)
+    assert draft.probs is not None
+    kept = accepts(p[:, :K].gather(-1, index)[..., 0], draft.probs.gather(-1, index)[..., 0], sampler.uniforms([K] * ROWS))
+    count = kept.long().cumprod(-1).sum(-1)
+    rows = torch.arange(ROWS)
+    at = p[rows, count]
+    if resample == "residual":
+        rest = (at - draft.probs[rows, count.clamp(max=K - 1)]).clamp(min=0)
+        at = torch.where((count < K).unsqueeze(-1), rest, at)
+    extra = at.argmax(-1) if resample == "argmax" else draw(at, sampler.uniforms([1] * ROWS)[:, 0])
+    return [[*draft.tokens[row, : count[row]].tolist(), int(extra[row])] for row in range(ROWS)]
+
+
+def test_rejection_sampling_keeps_the_targets_distribution() -> None:
+    assert outcome_test(right).p_value > 1e-4
+
+
+@pytest.mark.parametrize("flawed", [without_draft_probability, without_resampling, random_greedy, one_position])
+def test_flawed_verifiers_are_caught(flawed: Callable[..., list[list[int]]]) -> None:
+    assert outcome_test(flawed).p_value < 1e-9
+
+
+def test_a_dropped_bonus_token_keeps_the_distribution_but_costs_a_token() -> None:
+    def no_bonus(draft: Draft, logits: Tensor, p: Tensor, q: Tensor, sampler: Sampler) -> list[list[int]]:
+        return [row[:K] for row in verify(draft, logits, sampler).tokens]
+
+    assert outcome_test(no_bonus).p_value > 1e-4
+
+
+@pytest.mark.parametrize("probs", [True, False])
+def test_tree_verification_keeps_the_targets_distribution(probs: bool) -> None:
+    """Three siblings at the root (drawn without replacement, or fixed), two children below each."""
+    p, q = world(3)
+    sampler = Sampler(1.0, range(ROWS))
+    parents = [-1, -1, -1, 0, 0, 1, 1, 2, 2]
+    draws = torch.Generator().manual_seed(5)
+
+    def children(distribution: Tensor, count: int) -> Tensor:
+        if probs:
+            return torch.multinomial(distribution, count, replacement=False, generator=draws)
+        return distribution.topk(count, -1).indices
+
+    top = children(q[torch.full((ROWS,), V)], 3)
+    below = [children(q[top[:, node]], 2) for node in range(3)]
+    tokens = torch.cat((top, *below), 1)
+    at = torch.cat((torch.full((ROWS, 1), V), tokens), 1)
+    draft = Draft(tokens, parents=[parents] * ROWS, probs=q[at[:, :4]] if probs else None)
+    verdict = verify(draft, target_logits(p, tokens), sampler)
+    more = torch.Generator().manual_seed(8)
+    samples = []
+    for row in verdict.tokens:
+        while len(row) < 2:
+            row = [*row, int(torch.multinomial(p[row[-1]], 1, generator=more))]
+        samples.append(tuple(row[:2]))
+    expected = {(a, b): float(p[V, a] * p[a, b]) for a in range(V) for b in range(V)}
+    assert g_test(samples, expected).p_value > 1e-4
+    assert 0.3 < sum(map(len, verdict.paths)) / ROWS < 2
+
+
+def greedy_logits(*argmaxes: int) -> Tensor:
+    logits = torch.zeros(1, len(argmaxes), 10)
+    for position, token in enumerate(argmaxes):
+        logits[0, position, token] = 1
+    return logits
+
+
+def greedy(draft: Draft, logits: Tensor) -> Verdict:
+    return verify(draft, logits, Sampler(0.0, [0]))
+
+
+def test_greedy_chain_by_hand() -> None:
+    draft = Draft(torch.tensor([[4, 5, 6]]))
+    verdict = greedy(draft, greedy_logits(4, 5, 9, 1))
+    assert (verdict.tokens, verdict.paths, verdict.overlap, verdict.reached) == ([[4, 5, 9]], [[0, 1]], [2.0], [3])
+    assert greedy(draft, greedy_logits(4, 5, 6, 1)).tokens == [[4, 5, 6, 1]]  # all accepted: the bonus token
+    assert greedy(draft, greedy_logits(7, 5, 6, 1)).tokens == [[7]]
+
+
+def test_greedy_tree_by_hand() -> None:
+    """Root -> (4, 5); 4 -> 6; 5 -> 7 -> 8. The target says 5, then 7, then 9."""
+    draft = Draft(torch.tensor([[4, 5, 6, 7, 8]]), parents=[[-1, -1, 0, 1, 3]])
+    verdict = greedy(draft, greedy_logits(5, 0, 7, 0, 9, 0))
+    assert (verdict.tokens, verdict.paths, verdict.reached) == ([[5, 7, 9]], [[1, 3]], [3])
+
+
+def test_probes_are_never_accepted() -> None:
+    draft = Draft(torch.tensor([[4, 5]]), parents=[[-1, 0]], probes=1)
+    assert greedy(draft, greedy_logits(4, 5, 9)).tokens == [[4, 5]]
+
+
+def test_padding_of_a_shorter_row_is_never_accepted() -> None:
+    draft = Draft(torch.tensor([[4, 0]]), lengths=[1])
+    assert greedy(draft, greedy_logits(4, 0, 9)).tokens == [[4, 0]]
+    assert greedy(draft, greedy_logits(4, 0, 9)).paths == [[0]]
+
+
+def test_alpha_is_the_mean_overlap() -> None:
+    """With context-free p and q every reached position contributes Σ min(p, q) exactly."""
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    sampler = Sampler(1.0, [0])
+    draft = Draft(torch.tensor([[0, 1]]), probs=q.expand(1, 2, 3))
+    verdict = verify(draft, p.log().expand(1, 3, 3), sampler)
+    assert verdict.overlap[0] / verdict.reached[0] == pytest.approx(0.7)
+
+
+def test_typical_acceptance_by_hand() -> None:
+    """Medusa's rule on a flat and on a peaked distribution."""
+    accepts = typical_acceptance(threshold=0.09, alpha=0.3)
+    flat, peaked = torch.full((100,), 0.01), torch.tensor([0.95] + [0.05 / 9] * 9)
+    assert accepts(flat, 3)  # exp(-H) = 0.01, times 0.3 = 0.003: below 0.01, accepted
+    assert accepts(peaked, 0)
+    assert not accepts(peaked, 4)
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).expand(4, 5)
+    assert draw(probs, torch.tensor([0.0, 0.49999, 0.5, 1 - 2**-24])).tolist() == [1, 1, 3, 3]
