@@ -11,7 +11,7 @@ from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Round
 from specrig.decoding.verify import Criterion, verify
 
-SPARE_SLOTS = 160
+SPARE_SLOTS = 256
 """Cache slots beyond prompt and output for a round's draft nodes (the largest trees hold about a hundred)."""
 
 
@@ -89,7 +89,7 @@ def generate(
         drafter.observe(verdict)
     ended = target.now()
 
-    target_passes = {width: (int(calls), seconds) for width, (calls, seconds) in target.passes.items()}
+    target_passes = target.pass_totals()
     return [
         Generation(
             tokens=output[row],
@@ -142,15 +142,15 @@ def _limit(draft: Draft, depths: list[int]) -> None:
 
 def _offered(draft: Draft, B: int) -> list[tuple[int, int]]:
     """Per row (draft tokens that could be accepted, length of the longest path among them)."""
-    n = draft.tokens.shape[1] - draft.probes
+    counts = draft.lengths or [draft.tokens.shape[1] - draft.probes] * B
     if draft.parents is None:
-        return [(length, length) for length in (draft.lengths or [n] * B)]
+        return [(count, count) for count in counts]
     result = []
-    for parents in draft.parents:
+    for parents, count in zip(draft.parents, counts, strict=True):
         depth: list[int] = []
-        for parent in parents[:n]:
+        for parent in parents[:count]:
             depth.append(1 if parent < 0 else depth[parent] + 1)
-        result.append((n, max(depth, default=0)))
+        result.append((count, max(depth, default=0)))
     return result
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
@@ -118,6 +119,27 @@ class CachedModel(ABC):
         """Keep, per row, these of the tokens just run."""
         self.cache.keep(nodes)
 
+    def start_like(self, other: CachedModel) -> None:
+        """A new batch of the same shape as another model's."""
+        self.start(other.cache.batch_size, other.cache.slots)
+
+    def catch_up(self, rows: Sequence[Sequence[int]], done: Sequence[bool], *, hold_last: bool = False) -> Tensor:
+        """Run and keep what the cache does not hold yet of every unfinished row: next-token logits `[B, V]`.
+
+        hold_last: leave each row's last token for the next call.
+        """
+        end = -1 if hold_last else None
+        new = [[] if over else list(row[length:end]) for row, over, length in zip(rows, done, self.lengths, strict=True)]
+        width = max(1, *map(len, new))
+        padded = torch.tensor([row + [0] * (width - len(row)) for row in new], device=self.device)
+        logits, _ = self.forward(padded, last=[max(len(row) - 1, 0) for row in new])
+        self.keep([range(len(row)) for row in new])
+        return logits[:, 0]
+
+    def pass_totals(self) -> dict[int, tuple[int, float]]:
+        """Bare forward passes since `start`: width -> (calls, seconds)."""
+        return {width: (int(calls), seconds) for width, (calls, seconds) in self.passes.items()}
+
     @abstractmethod
     def _hidden(self, tokens: Tensor, step: Step) -> Tensor: ...
 
@@ -134,34 +156,31 @@ class CachedModel(ABC):
             return Step(start, True, slice(start, start + n), mask)
         B = cache.batch_size
         lengths = torch.tensor(cache.lengths, device=self.device)
-        trees = [tuple(range(-1, n - 1))] * B if parents is None else [tuple(row) for row in parents]
-        depths, masks = zip(*(self._tree(tree) for tree in trees), strict=True)
-        depth, tree_mask = torch.stack(depths), torch.stack(masks)
+        depth, tree_mask = self._trees([list(range(-1, n - 1))] * B if parents is None else parents)
         slots = torch.arange(start + n, device=self.device)
         mask = (slots < lengths.unsqueeze(1)).unsqueeze(1).expand(B, n, start + n).clone()
         for row, length in enumerate(cache.lengths):
             mask[row, :, length : length + n] = tree_mask[row]
         return Step(start, cache.level, lengths.unsqueeze(1) + depth, mask.unsqueeze(1))
 
-    def _tree(self, parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Depths `[n]` and ancestor-or-self matrix `[n, n]` of a tree; static trees are met every round, so they are kept."""
-        known = self._ancestry.get(parents)
+    def _trees(self, parents: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Depths `[B, n]` and ancestor-or-self matrices `[B, n, n]`. A static tree is met every round, so it is kept."""
+        first = tuple(parents[0])
+        shared = all(row is parents[0] or tuple(row) == first for row in parents[1:])
+        known = self._ancestry.get(first) if shared else None
         if known is None:
-            n = len(parents)
-            depth, rows = [0] * n, [[False] * n for _ in range(n)]
-            for node, parent in enumerate(parents):
-                if parent >= 0:
-                    depth[node] = depth[parent] + 1
-                    rows[node] = rows[parent].copy()
-                rows[node][node] = True
-            known = (
-                torch.tensor(depth, device=self.device),
-                torch.tensor(rows, dtype=torch.bool, device=self.device),
-            )
-            if len(self._ancestry) > 256:
-                self._ancestry.clear()
-            self._ancestry[parents] = known
-        return known
+            rows = np.array([first] if shared else parents).reshape(-1, len(first))
+            B, n = rows.shape
+            # Row n stands for the context: no ancestors, depth -1. Topological order makes one sweep enough.
+            ancestors, depth, batch = np.zeros((B, n + 1, n), bool), np.full((B, n + 1), -1), np.arange(B)
+            for node in range(n):
+                ancestors[:, node] = ancestors[batch, rows[:, node]]
+                ancestors[:, node, node] = True
+                depth[:, node] = depth[batch, rows[:, node]] + 1
+            known = torch.from_numpy(depth[:, :n]).to(self.device), torch.from_numpy(ancestors[:, :n]).to(self.device)
+            if shared and len(self._ancestry) < 256:
+                self._ancestry[first] = known
+        return known if not shared else (known[0].expand(len(parents), -1), known[1].expand(len(parents), -1, -1))
 
 
 LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}

@@ -34,8 +34,8 @@ class Draft:
     probs: None for deterministic candidates (the draft distribution is one-hot); else `[B, m, V]`, where `probs[:, j]` is
         the distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain this
         simply is the distribution token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
-    lengths: None if every row offers n tokens; else how many of its n tokens count (chains only; the rest is padding).
-        The loop lowers them to `Context.depths`.
+    lengths: None if every row offers all its nodes; else how many of them count, from the first (the rest, probes aside, is
+        padding). For chains the loop lowers them to `Context.depths`.
     probes: trailing nodes that ride along to be read, not accepted (Lookahead's window).
     """
 

@@ -185,6 +185,8 @@ def _walk_sampled(
             overlap += float(rest[drafted[siblings[0]]] if left is None else torch.minimum(rest, left).sum())
         for child in siblings:
             token = drafted[child]
+            if left is not None and left[token] <= 0:
+                continue  # q had fewer tokens than siblings were asked of it: this one was never drawn
             chance = rest[token] if left is None else rest[token] / left[token]
             if _uniform(sampler, row, active) < chance:
                 path.append(child)

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from specrig.decoding.drafters.draft_model import DraftModel
+from specrig.decoding.drafters.ngram import Ngram
 from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+INNER: dict[str, type[Drafter]] = {"draft_model": DraftModel, "ngram": Ngram}
 
 
 class AdaptiveK(Drafter):
@@ -35,10 +39,8 @@ class AdaptiveK(Drafter):
         drafter: Literal["draft_model", "ngram"] = "draft_model"
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
-        from specrig.decoding.drafters import registry
-
         super().__init__(options, resources)
-        inner = registry()[self.options.drafter]
+        inner = INNER[self.options.drafter]
         self.inner = inner(inner.Options(), resources)
 
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:

@@ -23,13 +23,9 @@ class DraftModel(Drafter):
 
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
-        from specrig.decoding.loop import SPARE_SLOTS
-
         self.model = self.resources.model("draft")
-        longest = max(len(tokens) for tokens in context.tokens)
-        self.model.start(context.batch_size, max(self.resources.target.cache.slots, longest + SPARE_SLOTS))
-        self.base = [0] * context.batch_size
-        self._catch_up(context, up_to_last=True)
+        self.model.start_like(self.resources.target)
+        self.model.catch_up(context.tokens, context.done, hold_last=True)
         self.model.passes.clear()
 
     def propose(self, context: Context, k: int) -> Draft:
@@ -37,7 +33,7 @@ class DraftModel(Drafter):
         import torch
 
         sampler = context.sampler
-        logits = self._catch_up(context)
+        logits = self.model.catch_up(context.tokens, context.done)
         self.base = [len(tokens) for tokens in context.tokens]
         tokens: list[torch.Tensor] = []
         probs: list[torch.Tensor | None] = []
@@ -58,19 +54,4 @@ class DraftModel(Drafter):
 
     def passes(self) -> dict[int, tuple[int, float]]:
         """The draft model's bare forward passes."""
-        return {width: (int(calls), seconds) for width, (calls, seconds) in self.model.passes.items()}
-
-    def _catch_up(self, context: Context, *, up_to_last: bool = False) -> Tensor:
-        """Run what the draft model has not seen yet (all but the last token, if `up_to_last`): next-token logits `[B, V]`."""
-        import torch
-
-        end = -1 if up_to_last else None
-        new = [
-            [] if done else tokens[length:end]
-            for tokens, length, done in zip(context.tokens, self.model.lengths, context.done, strict=True)
-        ]
-        width = max(1, *map(len, new))
-        padded = torch.tensor([row + [0] * (width - len(row)) for row in new], device=context.sampler.device)
-        logits, _ = self.model.forward(padded, last=[max(len(row) - 1, 0) for row in new])
-        self.model.keep([range(len(row)) for row in new])
-        return logits[:, 0]
+        return self.model.pass_totals()

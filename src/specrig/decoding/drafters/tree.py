@@ -1,0 +1,100 @@
+"""Tree speculation with a draft model: several continuations a level, verified in one target pass.
+
+SpecInfer, 2305.09781. At temperature 0 a node's children are the draft's most likely tokens, above they are drawn from it without
+replacement, which is what multi-candidate rejection sampling needs (Algorithm 2 there).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specrig.decoding.sampling import Sampler
+
+
+def topology(branching: list[int], depth: int) -> list[list[int]]:
+    """Levels of a regular tree as lists of parent indices (-1: root); beyond `branching` every node has one child.
+
+    Example: branching 2-1, depth 3: two nodes below the root, one below each, one below each of those.
+    """
+    levels: list[list[int]] = []
+    above, count = [-1], 0
+    for level in range(depth):
+        width = branching[level] if level < len(branching) else 1
+        levels.append([parent for parent in above for _ in range(width)])
+        above = list(range(count, count + len(levels[-1])))
+        count += len(levels[-1])
+    return levels
+
+
+def pick(logits: Tensor, width: int, sampler: Sampler, active: list[bool]) -> tuple[Tensor, Tensor | None]:
+    """`width` different tokens for each of `[B, m, V]` logits: (`[B, m, width]`, the distributions `[B, m, V]` or None if greedy)."""
+    import torch
+
+    from specrig.decoding.sampling import draw
+
+    if sampler.greedy:
+        return logits.topk(width, -1).indices, None
+    probs = sampler.probs(logits)
+    m = probs.shape[1]
+    uniforms = sampler.uniforms([m * width if on else 0 for on in active]).view(len(active), m, width)
+    left, tokens = probs.clone(), []
+    for child in range(width):
+        # Where nothing is left to draw the token is out of range; it is clamped, and verification passes it over.
+        token = draw(left, uniforms[..., child]).clamp_(max=probs.shape[-1] - 1)
+        tokens.append(token)
+        left.scatter_(-1, token.unsqueeze(-1), 0.0)
+    return torch.stack(tokens, -1), probs
+
+
+class Tree(Drafter):
+    """The draft model runs once a level over all nodes so far; its cache only ever holds the context."""
+
+    name = "tree"
+    summary = "draft-model tree, several candidates a level verified in one pass (SpecInfer 2305.09781)"
+    needs = ("draft",)
+
+    class Options(MethodOptions):
+        """branching: children a node has on each level; levels beyond the list have one."""
+
+        branching: tuple[int, ...] = Field((3, 2, 1, 1), min_length=1)
+
+    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+        """Prefill the draft model with the prompts."""
+        self.model = self.resources.model("draft")
+        self.model.start_like(self.resources.target)
+        self.model.catch_up(context.tokens, context.done, hold_last=True)
+        self.model.passes.clear()
+
+    def propose(self, context: Context, k: int) -> Draft:
+        """Grow the tree level by level."""
+        import torch
+
+        B = context.batch_size
+        active = [not done for done in context.done]
+        logits = self.model.catch_up(context.tokens, context.done).unsqueeze(1)
+        levels = topology(list(self.options.branching), k)
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        parents: list[int] = []
+        for level, nodes in enumerate(levels):
+            width = len(nodes) // max(1, len(levels[level - 1]) if level else 1)
+            chosen, q = pick(logits, width, context.sampler, active)
+            tokens.append(chosen.reshape(B, -1))
+            parents += nodes
+            if q is not None:
+                probs.append(q)
+            if level + 1 < len(levels):
+                grown = torch.cat(tokens, 1)
+                logits = self.model.forward(grown, parents=[parents] * B)[0][:, -len(nodes) :]
+        return Draft(torch.cat(tokens, 1), parents=[parents] * B, probs=torch.cat(probs, 1) if probs else None)
+
+    def passes(self) -> dict[int, tuple[int, float]]:
+        """The draft model's bare forward passes."""
+        return self.model.pass_totals()
