@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +53,18 @@ class Lab:
         source = random_llama(vocab_size)
         self.target: CachedModel = cached_model(source, direct=direct)
         self._draft: CachedModel = cached_model(perturbed(source, noise), direct=direct)
+        self._folder = tempfile.TemporaryDirectory()
 
     def model(self, name: str) -> CachedModel:
         assert name == "draft"
         return self._draft
 
     def head(self, name: str) -> Path:
-        raise AssertionError(f"no head {name} here")
+        """A randomly initialised head in its checkpoint format, made by `<name>_head.py` beside this file."""
+        folder = Path(self._folder.name) / name
+        if not folder.exists():
+            importlib.import_module(f"{name}_head").make(folder, self)
+        return folder
 
     def drafter(self, name: str, **options: Any) -> Drafter:
         method = registry()[name]
