@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry as methods
-from specrig.digests import code_digest
+from specrig.digests import job_digest
 from specrig.engines import registry as engines
 from specrig.engines.base import Engine, EngineError, PairFiles
 from specrig.measurement.environment import capture, model_digest
@@ -84,11 +84,7 @@ def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: 
     ]
     result = {}
     for cell in cells:
-        code = code_digest(
-            f"specrig.engines.{cell.engine}",
-            "specrig.measurement.runner",
-            f"specrig.decoding.drafters.{cell.method}",
-        )
+        code = job_digest(cell.engine, cell.method)
         result[cell] = digest([cell.model_dump(), settings, texts[cell.task], models, code])
     return result
 

@@ -1,0 +1,69 @@
+# `make` sets everything up and runs the default study. `make help` lists the rest.
+.DEFAULT_GOAL := study
+.ONESHELL:
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.PHONY: study test lint ui help lock clean
+
+# A study: make CONFIG=configs/standard.yaml. More for Snakemake: make ARGS="--config prompts=8".
+CONFIG ?= configs/quick.yaml
+ARGS ?=
+# Options for pip, e.g. to add the index with PyTorch's CPU builds (README, "Set-up").
+PIP_ARGS ?=
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SNAKEMAKE := $(BIN)/snakemake --configfile $(CONFIG)
+READY := $(VENV)/ready
+READY_DEV := $(VENV)/ready-dev
+
+study: $(READY)  ## set up, run the study, say where the report is
+	@$(SNAKEMAKE) $(ARGS)
+	$(if $(ARGS),,$(BIN)/specrig where $(CONFIG))
+
+test: $(READY_DEV)  ## run the tests
+	@$(BIN)/pytest $(ARGS)
+
+lint: $(READY_DEV)  ## formatting, lint and types of the package and the workflow
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/snakemake --lint
+	$(BIN)/mypy
+
+ui: $(READY)  ## MLflow's pages of the study, on this machine only
+	@root=$$($(BIN)/specrig where $(CONFIG) | sed -n 's/^Results: //p')
+	uri=$${MLFLOW_TRACKING_URI:-sqlite:///$$root/mlflow.db}
+	$(BIN)/mlflow ui --host 127.0.0.1 --port $${PORT:-5000} --backend-store-uri "$$uri"
+
+help:  ## this list
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+		|| { echo "Python 3.11 to 3.13 is needed; name one: make PYTHON=python3.12" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	echo "Installing into $(VENV) (once; some minutes)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+$(READY_DEV): $(READY) requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements-dev.lock
+	touch $@
+
+# CUDA libraries are left out: torch's own metadata names the ones its build needs.
+NOT_LOCKED := ^(nvidia-[^m]|triton|cuda-|specrig|-e|\#|pip=|setuptools=)
+lock:  ## write requirements*.lock anew, from the ranges in pyproject.toml
+	@fresh=$$(mktemp -d)
+	trap 'rm -rf "$$fresh"' EXIT
+	$(PYTHON) -m venv $$fresh
+	freeze() { $$fresh/bin/python -m pip freeze | sed 's/+.*//' | grep -Ev '$(NOT_LOCKED)' | LC_ALL=C sort -f; }
+	$$fresh/bin/python -m pip install --quiet $(PIP_ARGS) .
+	{ echo "# Made by make lock. All that running needs; CPU and CUDA builds of torch both satisfy it."; freeze; } > $$fresh/run
+	$$fresh/bin/python -m pip install --quiet $(PIP_ARGS) -c $$fresh/run ".[dev]"
+	{ echo "# Made by make lock. What tests and checks need besides."; echo "-r requirements.lock"; freeze | grep -vxFf $$fresh/run; } > requirements-dev.lock
+	cp $$fresh/run requirements.lock
+
+clean:  ## remove the virtual environment and caches; results and reports stay
+	@rm -rf $(VENV) .snakemake .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info

@@ -1,0 +1,39 @@
+# The front door: configuration, validation (in common.smk), one file of rules a stage, what is wanted in the end.
+from snakemake.utils import min_version
+
+min_version("9.19")
+
+# `--configfile other.yaml` replaces the default study; `--config prompts=4` changes keys of either.
+if not workflow.overwrite_configfiles:
+
+    configfile: "configs/quick.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/measure.smk"
+include: "workflow/rules/tables.smk"
+include: "workflow/rules/track.smk"
+include: "workflow/rules/report.smk"
+
+
+localrules:
+    all,
+    plan,
+
+
+rule all:
+    default_target: True
+    input:
+        TABLES,
+        FIGURES,
+        TRACKED,
+        REPORT,
+
+
+onsuccess:
+    print(f"\nReport: {REPORT}\nTables: {ROOT}/tables\n", file=sys.stderr)
+
+
+onerror:
+    print(f"\nNot finished. Logs: {ROOT}/logs\n{RESUME}\n", file=sys.stderr)

@@ -1,0 +1,6 @@
+"""`python -m specrig`."""
+
+from specrig.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""How much of the draft the target takes. Counts come from `Rounds`, alpha from the probabilities.
+
+Definitions: Leviathan et al. 2211.17192 (alpha, section 3.1); Medusa 2401.10774 and EAGLE 2401.15077 (acceptance length).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.statistics import Interval, ratio_interval
+from specrig.measurement.records import Record, Rounds
+
+NAN = float("nan")
+
+
+def acceptance_rate(records: Iterable[Record]) -> float:
+    """Σ accepted / Σ drafted over all rounds of all records (micro). NaN where nothing was ever drafted.
+
+    For a tree every drafted node counts below the line, see `depth_acceptance_rate`.
+    """
+    return _ratio(*_accepted_drafted(records))
+
+
+def acceptance_rate_interval(records: Iterable[Record], *, seed: int = 0) -> Interval:
+    """95 % bootstrap interval of `acceptance_rate` over prompts (repeats of a prompt are one unit)."""
+    return ratio_interval(*_accepted_drafted(records), seed=seed)
+
+
+def depth_acceptance_rate(records: Iterable[Record]) -> float:
+    """Σ accepted / Σ depth of the longest offered path: equals `acceptance_rate` for chains, comparable for trees."""
+    records = list(records)
+    return _ratio(
+        [sum(record.run.rounds.accepted) for record in records],
+        [sum(record.run.rounds.depth) for record in records],
+    )
+
+
+def acceptance_length(records: Iterable[Record]) -> float:
+    """τ: mean tokens emitted per target verification pass, correction or bonus token included; 1 without speculation.
+
+    Rounds that offered no draft count. The last round of a generation that the stop rule shortened (`Rounds.cut`) is
+    left out and counted by `cut_rounds`: it says where the text ended, not how good the draft was. NaN if none is left.
+    """
+    return _ratio(*_emitted_rounds(records))
+
+
+def acceptance_length_interval(records: Iterable[Record], *, seed: int = 0) -> Interval:
+    """95 % bootstrap interval of `acceptance_length` over prompts (repeats of a prompt are one unit)."""
+    return ratio_interval(*_emitted_rounds(records), seed=seed)
+
+
+def cut_rounds(records: Iterable[Record]) -> int:
+    """Rounds shortened by end of sequence or the length limit (at most one a record)."""
+    return sum(record.run.rounds.cut for record in records)
+
+
+def alpha(records: Iterable[Record]) -> float:
+    """Mean over reached draft positions of Σ_x min(p(x), q(x)): the chance that one drafted token is accepted.
+
+    Leviathan 2211.17192, theorem 3.5 (there β per position, α its mean). NaN where no position was reached.
+    """
+    records = list(records)
+    return _ratio([record.run.overlap for record in records], [record.run.reached for record in records])
+
+
+def positions(records: Iterable[Record]) -> pd.DataFrame:
+    """Acceptance by draft position: one row a position i = 1, 2, …, up to the deepest offered path.
+
+    Columns: `position`; `offered`: rounds whose draft was at least i deep; `reached`: those of them that accepted all of
+    1 … i - 1; `accepted`: those that accepted i too; `conditional` = accepted / reached; `unconditional` =
+    accepted / rounds, where `rounds` counts every round, also those that drafted nothing. Cut rounds are left out.
+    """
+    pairs = [pair for record in records for pair in _full_rounds(record.run.rounds)]
+    depths = np.array([depth for depth, _ in pairs], dtype=int)
+    accepted = np.array([taken for _, taken in pairs], dtype=int)
+    rows = []
+    for position in range(1, int(depths.max(initial=0)) + 1):
+        offered = depths >= position
+        reached = int((offered & (accepted >= position - 1)).sum())
+        taken = int((accepted >= position).sum())
+        rows.append(
+            {
+                "position": position,
+                "rounds": len(pairs),
+                "offered": int(offered.sum()),
+                "reached": reached,
+                "accepted": taken,
+                "conditional": taken / reached if reached else NAN,
+                "unconditional": taken / len(pairs),
+            }
+        )
+    columns = ["position", "rounds", "offered", "reached", "accepted", "conditional", "unconditional"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def emitted_lengths(records: Iterable[Record]) -> list[int]:
+    """Tokens emitted by each round that was not cut: what `acceptance_length` is the mean of."""
+    return [emitted for record in records for emitted in _full(record.run.rounds, record.run.rounds.emitted)]
+
+
+def _full(rounds: Rounds, values: Sequence[int]) -> Sequence[int]:
+    return values[:-1] if rounds.cut else values
+
+
+def _full_rounds(rounds: Rounds) -> list[tuple[int, int]]:
+    return list(zip(_full(rounds, rounds.depth), _full(rounds, rounds.accepted), strict=True))
+
+
+def _accepted_drafted(records: Iterable[Record]) -> tuple[list[float], list[float]]:
+    return _by_prompt((record.prompt_id, sum(record.run.rounds.accepted), sum(record.run.rounds.drafted)) for record in records)
+
+
+def _emitted_rounds(records: Iterable[Record]) -> tuple[list[float], list[float]]:
+    def parts(record: Record) -> tuple[str, int, int]:
+        emitted = _full(record.run.rounds, record.run.rounds.emitted)
+        return record.prompt_id, sum(emitted), len(emitted)
+
+    return _by_prompt(parts(record) for record in records)
+
+
+def _by_prompt(parts: Iterable[tuple[str, float, float]]) -> tuple[list[float], list[float]]:
+    above: dict[str, float] = defaultdict(float)
+    below: dict[str, float] = defaultdict(float)
+    for prompt, numerator, denominator in parts:
+        above[prompt] += numerator
+        below[prompt] += denominator
+    return list(above.values()), list(below.values())
+
+
+def _ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    below = sum(denominators)
+    return sum(numerators) / below if below else NAN

@@ -1,0 +1,109 @@
+"""The table of cells: one row a cell, from which every table and figure is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from specrig.analysis import acceptance, cost_model, repetition, speedup
+from specrig.measurement.records import Record
+
+IDENTITY = ["engine", "pair", "method", "k", "task", "temperature", "batch_size", "variant"]
+"""Columns that together name a cell."""
+
+COLUMNS = [
+    *["engine", "pair", "method", "k", "task", "temperature", "batch_size", "prompts", "tokens"],
+    *["tokens_per_s", "baseline_tokens_per_s", "speedup", "speedup_low", "speedup_high", "end_to_end_speedup"],
+    *["ttft_ms", "acceptance_rate", "acceptance_length", "alpha", "draft_cost", "verify_cost"],
+    *["predicted_speedup", "efficiency", "peak_memory_mb"],
+]
+"""The published columns, in order."""
+
+EXTRAS = [
+    *["variant", "lossless", "repeats", "ms_per_token", "baseline_ms_per_token", "baseline_ttft_ms"],
+    *["end_to_end_low", "end_to_end_high", "tokens_per_s_low", "tokens_per_s_high"],
+    *["acceptance_rate_low", "acceptance_rate_high", "acceptance_length_low", "acceptance_length_high"],
+    *["depth_acceptance_rate", "rounds", "cut_rounds", "target_share", "draft_share", "loop_share"],
+    *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "digest"],
+]
+"""Columns behind them; more may come, so read by name."""
+
+
+def by_cell(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records by `Cell.name`, cells in order of first appearance."""
+    cells: dict[str, list[Record]] = {}
+    for record in records:
+        cells.setdefault(record.cell.name, []).append(record)
+    return cells
+
+
+def cells_table(records: Iterable[Record]) -> pd.DataFrame:
+    """One row a cell: `COLUMNS`, then `EXTRAS`. An empty table keeps its columns.
+
+    NaN means undefined, never zero: `acceptance_rate`, `alpha` and `draft_cost` where nothing was drafted (the baseline, n-gram
+    without a match), costs where the engine does not time bare passes, intervals of fewer than two prompts.
+    """
+    rows = [_row(members) for members in by_cell(records).values()]
+    return pd.DataFrame(rows, columns=[*COLUMNS, *EXTRAS])
+
+
+def _row(records: list[Record]) -> dict[str, Any]:
+    cell = records[0].cell
+    times = speedup.group_times(records)
+    measured = speedup.speedup(times)
+    low, high = speedup.speedup_interval(times)
+    whole_low, whole_high = speedup.speedup_interval(times, "end_to_end")
+    rate_low, rate_high = speedup.tokens_per_s_interval(times)
+    taken_low, taken_high = acceptance.acceptance_rate_interval(records)
+    length_low, length_high = acceptance.acceptance_length_interval(records)
+    length = acceptance.acceptance_length(records)
+    costs = cost_model.pass_costs(records)
+    predicted = cost_model.predicted_speedup(length, costs)
+    decode_s = times["decode_s"].sum()
+    timed = decode_s > 0 and costs.target_s > 0
+    return {
+        **cell.model_dump(include=set(IDENTITY)),
+        "prompts": len({record.prompt_id for record in records}),
+        "tokens": int(times["tokens"].sum()),
+        "tokens_per_s": speedup.tokens_per_s(times),
+        "tokens_per_s_low": rate_low,
+        "tokens_per_s_high": rate_high,
+        "baseline_tokens_per_s": speedup.tokens_per_s(times, "baseline_"),
+        "speedup": measured,
+        "speedup_low": low,
+        "speedup_high": high,
+        "end_to_end_speedup": speedup.speedup(times, "end_to_end"),
+        "end_to_end_low": whole_low,
+        "end_to_end_high": whole_high,
+        "ttft_ms": 1000 * times["ttft_s"].mean(),
+        "baseline_ttft_ms": 1000 * times["baseline_ttft_s"].mean(),
+        "ms_per_token": speedup.ms_per_token(times),
+        "baseline_ms_per_token": speedup.ms_per_token(times, "baseline_"),
+        "acceptance_rate": acceptance.acceptance_rate(records),
+        "acceptance_rate_low": taken_low,
+        "acceptance_rate_high": taken_high,
+        "depth_acceptance_rate": acceptance.depth_acceptance_rate(records),
+        "acceptance_length": length,
+        "acceptance_length_low": length_low,
+        "acceptance_length_high": length_high,
+        "alpha": acceptance.alpha(records),
+        "draft_cost": costs.draft_cost,
+        "verify_cost": costs.verify_cost,
+        "target_pass_ms": 1000 * costs.target_pass_s,
+        "predicted_speedup": predicted,
+        "efficiency": cost_model.efficiency(measured, predicted),
+        "target_share": costs.target_s / decode_s if timed else float("nan"),
+        "draft_share": costs.draft_s / decode_s if timed else float("nan"),
+        "loop_share": 1 - (costs.target_s + costs.draft_s) / decode_s if timed else float("nan"),
+        "peak_memory_mb": max(record.run.peak_memory_mb for record in records),
+        "lossless": all(record.lossless for record in records),
+        "repeats": len({record.repeat for record in records}),
+        "rounds": sum(len(record.run.rounds.emitted) for record in records),
+        "cut_rounds": acceptance.cut_rounds(records),
+        "repeated_4grams": repetition.repeated_ngrams(record.run.tokens for record in records),
+        "baseline_repeated_4grams": repetition.repeated_ngrams(record.baseline.tokens for record in records),
+        "distinct_2grams": repetition.distinct_ngrams(record.run.tokens for record in records),
+        "digest": records[0].digest,
+    }

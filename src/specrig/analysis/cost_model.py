@@ -1,0 +1,98 @@
+"""What the speedup should be, from the draft's acceptance and the measured cost of bare forward passes.
+
+Leviathan et al. 2211.17192, section 3. Costs are in units of t_target(1), a bare one-token target pass of the baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from specrig.measurement.records import Record
+
+NAN = float("nan")
+
+
+def expected_tokens(alpha: float, k: int) -> float:
+    """E[tokens per target pass] = (1 - α^(k+1)) / (1 - α), Leviathan eq. (1): a chain of k drafts, each accepted with α.
+
+    Raises ValueError for α outside [0, 1] or negative k.
+    """
+    if not 0 <= alpha <= 1 or k < 0:
+        raise ValueError(f"alpha must lie in [0, 1] and k be at least 0, not alpha={alpha}, k={k}")
+    # The sum 1 + α + … + α^k is the same number, without the cancellation near α = 1.
+    return sum(alpha**power for power in range(k + 1))
+
+
+def walltime_improvement(alpha: float, k: int, c: float, verify_cost: float = 1.0) -> float:
+    """Expected speedup (1 - α^(k+1)) / ((1 - α)(k·c + v)): Leviathan theorem 3.8, where v(k + 1) = 1.
+
+    c: seconds of one draft pass / seconds of one target pass; verify_cost: v(k + 1).
+    """
+    return expected_tokens(alpha, k) / (k * c + verify_cost)
+
+
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """Costs of one cell, measured in its own runs.
+
+    target_pass_s: mean seconds of the baseline's bare one-token target pass, t_target(1). draft_cost: c, draft seconds per
+    drafted chain position / t_target(1): 0 for a method without a draft model, NaN where nothing was drafted.
+    draft_cost_per_round: draft seconds per verification pass / t_target(1), which is k·c for a chain of constant k.
+    verify_cost: v, mean seconds of the method's target passes / t_target(1), over the widths as often as they were used.
+    target_s, draft_s: seconds in bare passes; what is left of decode_s is the loop's own.
+    """
+
+    target_pass_s: float
+    draft_cost: float
+    draft_cost_per_round: float
+    verify_cost: float
+    target_s: float
+    draft_s: float
+
+
+def pass_costs(records: Iterable[Record]) -> PassCosts:
+    """Costs from `target_passes` and `draft_passes`; NaN where an engine does not time bare passes.
+
+    In a batch the passes are the batch's and every row repeats them, so each (group, repeat) counts once, and a draft
+    position counts once for all rows.
+    """
+    groups: dict[tuple[int, int], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.group, record.repeat), []).append(record)
+    one_calls = calls = positions = 0
+    one_s = target_s = draft_s = 0.0
+    for members in groups.values():
+        first = members[0]
+        base_calls, base_seconds = first.baseline.target_passes.get(1, (0, 0.0))
+        one_calls, one_s = one_calls + base_calls, one_s + base_seconds
+        calls += sum(number for number, _ in first.run.target_passes.values())
+        target_s += sum(seconds for _, seconds in first.run.target_passes.values())
+        draft_s += sum(seconds for _, seconds in first.run.draft_passes.values())
+        rounds = zip_longest(*(record.run.rounds.depth for record in members), fillvalue=0)
+        positions += sum(max(depths) for depths in rounds)
+    if not one_calls or not calls or one_s <= 0:
+        return PassCosts(NAN, NAN, NAN, NAN, target_s, draft_s)
+    unit = one_s / one_calls
+    return PassCosts(
+        target_pass_s=unit,
+        draft_cost=draft_s / positions / unit if positions else NAN,
+        draft_cost_per_round=draft_s / calls / unit,
+        verify_cost=target_s / calls / unit,
+        target_s=target_s,
+        draft_s=draft_s,
+    )
+
+
+def predicted_speedup(acceptance_length: float, costs: PassCosts) -> float:
+    """τ / (draft cost per round + v): τ / (k·c + v(k+1)) of the definitions, for any mix of widths. NaN if a part is unknown.
+
+    It knows nothing of the loop's own work, so measured / predicted is the share of the possible speed the harness keeps.
+    """
+    return acceptance_length / (costs.draft_cost_per_round + costs.verify_cost)
+
+
+def efficiency(measured: float, predicted: float) -> float:
+    """Measured speedup / predicted speedup: 1 when the loop costs nothing beyond its passes (relative to the baseline's)."""
+    return measured / predicted if predicted else NAN

@@ -1,0 +1,97 @@
+"""How much faster, paired by prompt. All lengths are token ids as emitted, never re-tokenized text.
+
+The unit is a group: the prompts that ran in one batch, one prompt at batch size 1. A group's times are the whole batch's, so
+its tokens are summed over its prompts before they meet a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.statistics import Interval, geometric_mean, mean_interval, ratio_interval
+from specrig.measurement.records import Record, Run
+
+Scope = Literal["decode", "end_to_end"]
+
+
+def group_times(records: Iterable[Record]) -> pd.DataFrame:
+    """Times and token counts of one cell, one row a (group, repeat), indexed so.
+
+    Columns: `rows` (prompts in the group), and for the method and, with `baseline_` before them, for the baseline:
+    `tokens` (emitted), `decode_tokens` (emitted but the first, which comes from prefill), `decode_s`, `ttft_s`,
+    `prefill_s` (ttft and the drafter's own prefill), all seconds of the whole batch.
+    """
+    grouped: dict[tuple[int, int], list[Record]] = {}
+    for record in records:
+        grouped.setdefault((record.group, record.repeat), []).append(record)
+    rows = [
+        {
+            "rows": len(members),
+            **_times([record.run for record in members], ""),
+            **_times([record.baseline for record in members], "baseline_"),
+        }
+        for members in grouped.values()
+    ]
+    index = pd.MultiIndex.from_tuples(list(grouped), names=["group", "repeat"])
+    return pd.DataFrame(rows, index=index)
+
+
+def log_speedups(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
+    """log(baseline seconds per token / method seconds per token) of each group, mean over its repeats.
+
+    decode: decode_s / (tokens - 1), the first token being prefill's. end_to_end: (prefill_s + decode_s) / tokens.
+    A group in which either side decoded no token (end of sequence came first) has no ratio and is left out.
+    """
+    prefill, tokens = (0.0, "decode_tokens") if scope == "decode" else (1.0, "tokens")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        method, baseline = (
+            (prefill * times[f"{side}prefill_s"] + times[f"{side}decode_s"]) / times[f"{side}{tokens}"]
+            for side in ("", "baseline_")
+        )
+        logs = pd.Series(np.log(baseline / method), index=times.index)
+    defined = (times["decode_tokens"] > 0) & (times["baseline_decode_tokens"] > 0) & np.isfinite(logs)
+    return logs[defined].groupby(level="group").mean()
+
+
+def speedup(times: pd.DataFrame, scope: Scope = "decode") -> float:
+    """Geometric mean of the per-group speedups; NaN if no group has one."""
+    return geometric_mean(np.exp(log_speedups(times, scope)))
+
+
+def speedup_interval(times: pd.DataFrame, scope: Scope = "decode", *, seed: int = 0) -> Interval:
+    """95 % bootstrap interval of `speedup` over groups; NaN for fewer than two."""
+    low, high = mean_interval(log_speedups(times, scope), seed=seed)
+    return float(np.exp(low)), float(np.exp(high))
+
+
+def tokens_per_s(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
+    """Throughput of decoding: all decode tokens / all decode seconds (groups weigh by their time). NaN without tokens."""
+    seconds, tokens = times[f"{side}decode_s"].sum(), times[f"{side}decode_tokens"].sum()
+    return float(tokens / seconds) if tokens and seconds > 0 else float("nan")
+
+
+def tokens_per_s_interval(times: pd.DataFrame, *, seed: int = 0) -> Interval:
+    """95 % bootstrap interval of the method's `tokens_per_s` over groups (repeats of a group are one unit)."""
+    units = times[["decode_tokens", "decode_s"]].groupby(level="group").sum()
+    return ratio_interval(units["decode_tokens"], units["decode_s"], seed=seed)
+
+
+def ms_per_token(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
+    """Milliseconds between two tokens of one sequence (TPOT): Σ decode_s · rows / Σ decode tokens."""
+    tokens = times[f"{side}decode_tokens"].sum()
+    return float(1000 * (times[f"{side}decode_s"] * times["rows"]).sum() / tokens) if tokens else float("nan")
+
+
+def _times(runs: list[Run], side: str) -> dict[str, float]:
+    # Every row of a batch carries the batch's times; max() says so without trusting one row.
+    return {
+        f"{side}tokens": sum(len(run.tokens) for run in runs),
+        f"{side}decode_tokens": sum(len(run.tokens) - 1 for run in runs),
+        f"{side}decode_s": max(run.decode_s for run in runs),
+        f"{side}ttft_s": max(run.ttft_s for run in runs),
+        f"{side}prefill_s": max(run.prefill_s for run in runs),
+    }

@@ -1,0 +1,66 @@
+"""Means and bootstrap intervals. Every interval in SpecRig is a seeded percentile bootstrap over prompts (or batch groups)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+Interval = tuple[float, float]
+UNKNOWN: Interval = (float("nan"), float("nan"))
+"""The interval of a single unit: one prompt says nothing about the spread over prompts."""
+
+
+def geometric_mean(ratios: ArrayLike) -> float:
+    """exp(mean(log r)) of positive ratios; NaN of none."""
+    values = np.asarray(ratios, dtype=float)
+    return float(np.exp(np.log(values).mean())) if values.size else float("nan")
+
+
+def mean_interval(values: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """95 % percentile bootstrap interval of the mean of `values` [units]; NaN for fewer than two units."""
+    return stratified_mean_interval([values], seed=seed, resamples=resamples)
+
+
+def stratified_mean_interval(strata: Sequence[ArrayLike], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """95 % interval of the mean over strata of each stratum's mean: units are redrawn within their own stratum.
+
+    This is the interval of "the geometric mean over tasks" when each stratum holds one task's log speedups. NaN when a
+    stratum has fewer than two units.
+    """
+    arrays = [np.asarray(values, dtype=float) for values in strata]
+    if not arrays or min(values.size for values in arrays) < 2:
+        return UNKNOWN
+    random = np.random.default_rng(seed)
+    means = [values[_draws(random, values.size, resamples)].mean(axis=1) for values in arrays]
+    return _percentiles(np.mean(means, axis=0))
+
+
+def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """95 % interval of Σ numerators / Σ denominators, units [n] redrawn in pairs.
+
+    NaN for fewer than two units, or where too many resamples have no denominator (n-gram drafting with one match in all).
+    """
+    above, below = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
+    if above.size < 2 or below.sum() == 0:
+        return UNKNOWN
+    draws = _draws(np.random.default_rng(seed), above.size, resamples)
+    totals = below[draws].sum(axis=1)
+    kept = totals > 0
+    # A resample without a single draft has no rate. A few such are dropped, many mean the interval is not known.
+    if kept.mean() < LEVEL:
+        return UNKNOWN
+    return _percentiles(above[draws].sum(axis=1)[kept] / totals[kept])
+
+
+def _draws(random: np.random.Generator, units: int, resamples: int) -> NDArray[np.int64]:
+    return random.integers(0, units, size=(resamples, units))
+
+
+def _percentiles(values: NDArray[np.float64]) -> Interval:
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

@@ -1,0 +1,218 @@
+"""What must hold of a study before anything runs: names, k's, options, cells, models, prompts, folders."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from specrig.cell import Cell
+from specrig.decoding.drafters import registry as methods
+from specrig.engines import registry as engines
+from specrig.engines.base import EngineError
+from specrig.engines.gate import check_decoder, check_vocabulary
+from specrig.problems import Problems, nearest, reason_of
+from specrig.rows import CORPUS, TRAINED, Pair, Task, looks_like_path
+from specrig.study import K_RANGE, MethodEntry, Study, is_sweep
+from specrig.tasks.prompts import PromptError
+from specrig.training.example import TASKS as CORPUS_TASKS
+
+ENTRY_KEYS = {name for name in MethodEntry.model_fields if name != "options"}
+
+
+def check_names(study: Study, pairs: dict[str, Pair], tasks: dict[str, Task], broken: set[str], problems: Problems) -> None:
+    """Engines, pairs, tasks: known, named once, and at least one of each."""
+    for key, known, hint in (
+        ("engines", engines().keys(), "`specrig methods` lists engines and methods"),
+        ("pairs", pairs.keys(), f"or add a row to {study.tables.pairs}"),
+        ("tasks", tasks.keys(), f"or add a row to {study.tables.tasks}"),
+    ):
+        names: list[str] = getattr(study, key)
+        what = key.removesuffix("s")
+        if not names and key not in broken:
+            problems.key([key], f"the study names no {what}", f"add one of: {', '.join(sorted(known)) or 'none known'}")
+        for index, name in enumerate(names):
+            # A table that could not be read has said so already.
+            if name not in known and known:
+                problems.unknown([key, index], what, name, known, hint)
+        _refuse_repeats(key, [], names, problems)
+    if not study.methods and "methods" not in broken:
+        problems.key(["methods"], "the study names no method", f"add one of: {', '.join(methods())}")
+    for key in ("temperatures", "batch_sizes"):
+        if not getattr(study, key):
+            problems.key([key], "an empty list leaves no cells", "give at least one value, or remove the key")
+        _refuse_repeats(key, [], getattr(study, key), problems)
+    if study.prompts < 1:
+        problems.key(["prompts"], f"{study.prompts} prompts leave every task without a prompt", "give 1 or more")
+
+
+def _refuse_repeats(key: str, path: Sequence[str | int], values: Sequence[Any], problems: Problems) -> None:
+    for value, count in Counter(values).items():
+        if count > 1:
+            problems.key([*path, key], f"{value!r} stands there {count} times", "remove the repeats")
+
+
+def check_entry(study: Study, index: int, entry: MethodEntry, problems: Problems) -> None:
+    """One entry of `methods`: its method, k's, options, and the names in its own lists."""
+    path: list[str | int] = ["methods", index]
+    for key in ("tasks", "pairs"):
+        for name in getattr(entry, key) or []:
+            if name not in getattr(study, key):
+                problems.unknown([*path, key], f"{key.removesuffix('s')} (not one of the study's)", name, getattr(study, key))
+    for key in ("k", "tasks", "pairs", "temperatures", "batch_sizes"):
+        values = getattr(entry, key)
+        if values is not None and not values:
+            problems.key([*path, key], "an empty list leaves no cells", "give at least one value, or remove the key")
+        _refuse_repeats(key, path, values or [], problems)
+    if entry.method not in methods():
+        problems.unknown([*path, "method"], "method", entry.method, methods())
+        return
+    method = methods()[entry.method]
+    for k in entry.k:
+        if method.uses_k and k not in K_RANGE:
+            problems.key(
+                [*path, "k"], f"k = {k} is outside {K_RANGE.start} to {K_RANGE.stop - 1}", "2 to 8 is usual, 4 a good start"
+            )
+    check_options(path, entry, method.Options, problems)
+
+
+def check_options(path: list[str | int], entry: MethodEntry, kind: type[BaseModel], problems: Problems) -> None:
+    """Names and values of a method's options, each value of a sweep by itself."""
+    for name in entry.options:
+        if name not in kind.model_fields:
+            known = sorted(kind.model_fields)
+            hint = f"options of {entry.method}: {', '.join(known) or 'none'}"
+            problems.key([*path, name], f"unknown option {name!r}", f"{_closest(name, known)}{hint}")
+    known_options = {name: value for name, value in entry.options.items() if name in kind.model_fields}
+    fixed = {name: value for name, value in known_options.items() if not is_sweep(kind, name, value)}
+    swept = {name: value for name, value in known_options.items() if name not in fixed}
+    trials = [fixed, *({**fixed, name: value} for name, values in swept.items() for value in values)]
+    for name, values in swept.items():
+        if not values:
+            problems.key([*path, name], "an empty list leaves no cells", "give at least one value, or remove the key")
+    said: set[str] = set()
+    for trial in trials:
+        try:
+            kind.model_validate(trial)
+        except ValidationError as error:
+            for issue in error.errors():
+                where = [*path, *issue["loc"][:1]]
+                text = f"{reason_of(issue)}; you gave {issue['input']!r}"
+                if text not in said:
+                    said.add(text)
+                    problems.key(where, text, "`specrig methods` lists the options with their defaults")
+
+
+def _closest(name: str, options: Sequence[str]) -> str:
+    text = nearest(name, {*options, *ENTRY_KEYS})
+    return text.split("? ")[0] + "? " if text.startswith("did you mean") else ""
+
+
+def check_cells(study: Study, problems: Problems) -> None:
+    """No cell twice; every method has the models it needs."""
+    seen: dict[tuple[str, str], int] = {}
+    reported: set[tuple[int, str]] = set()
+    for index, cell in study.expand():
+        same = Cell.model_validate({**cell.model_dump(), "variant": ""}).name, repr(sorted(cell.options.items()))
+        if same in seen and (index, cell.method) not in reported:
+            reported.add((index, cell.method))
+            other = seen[same]
+            reason = f"cell {cell.name} is there already" + (f", from methods[{other}]" if other != index else "")
+            problems.key(["methods", index], reason, "remove the repeated k, value or entry")
+        seen.setdefault(same, index)
+    for index, entry in enumerate(study.methods):
+        for pair in entry.pairs or study.pairs:
+            if "draft" in methods()[entry.method].needs and study.rows.pairs[pair].draft is None:
+                problems.key(
+                    ["methods", index],
+                    f"{entry.method} needs a draft and pair {pair!r} has none",
+                    f"fill the draft column of {study.tables.pairs}, or restrict the entry with `pairs:`",
+                )
+
+
+def check_pairs(study: Study, problems: Problems) -> None:
+    """Model folders exist and fit each other; a draft is trained only with its target."""
+    for name in study.pairs:
+        _check_folder_files(study, name, problems)
+        row = study.rows.pairs[name]
+        for column, model in (("target", row.target), ("draft", row.draft)):
+            if model is None or model == TRAINED or not looks_like_path(model):
+                continue
+            if not (Path(model).expanduser() / "config.json").is_file():
+                exists = Path(model).expanduser().is_dir()
+                problems.row(
+                    study.tables.pairs,
+                    None,
+                    f"row {name!r}, {column}",
+                    f"{model} holds no config.json" if exists else f"no model folder {model}",
+                    "give a folder in Hugging Face format, a hub id (owner/name), or `trained`",
+                )
+        if row.draft == TRAINED and row.target != TRAINED:
+            problems.row(
+                study.tables.pairs, None, f"row {name!r}, draft", "only a pair whose target is `trained` can train its draft",
+                "make both `trained`, or name a draft model",
+            )  # fmt: skip
+
+
+def _check_folder_files(study: Study, name: str, problems: Problems) -> None:
+    """Local folders pass the gate (decoder-only, one vocabulary) before a job is planned; hub models when their job starts."""
+    row = study.rows.pairs[name]
+    local = {
+        column: str(Path(model).expanduser())
+        for column, model in (("target", row.target), ("draft", row.draft))
+        if model is not None and (Path(model).expanduser() / "config.json").is_file()
+    }
+    try:
+        for folder in local.values():
+            check_decoder(folder)
+        if len(local) == 2:
+            check_vocabulary(local["target"], local["draft"])
+    except EngineError as error:
+        problems.row(study.tables.pairs, None, f"row {name!r}", str(error), "change the row, or leave the pair out")
+
+
+def check_tasks(study: Study, problems: Problems) -> None:
+    """Every task has prompts."""
+    available = study.training.corpus.prompts
+    for name in study.tasks:
+        row, where = study.rows.tasks[name], f"row {name!r}"
+        if row.source == CORPUS:
+            if name not in CORPUS_TASKS:
+                problems.row(
+                    study.tables.tasks, None, where, "the corpus has no such task", nearest(name, CORPUS_TASKS, what="it has")
+                )
+            elif study.prompts > available:
+                problems.key(
+                    ["prompts"],
+                    f"{study.prompts} prompts, the corpus holds back {available} a task",
+                    "lower it, or raise training.corpus.prompts",
+                )
+            continue
+        try:
+            study.prompts_of(name, study.root)
+        except PromptError as error:
+            problems.row(study.tables.tasks, None, where, str(error), "correct the row or the file")
+
+
+def check_folders(study: Study, problems: Problems) -> None:
+    """Results and report can be written."""
+    for key, folder in (("results", study.root), ("reports", study.report.parent)):
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            problems.key([key], f"{existing} is a file, no folder", "choose another folder, e.g. --config results=PATH")
+        elif not os.access(existing, os.W_OK | os.X_OK):
+            problems.key(
+                [key], f"{existing} cannot be written", f"change its permissions, or choose another, e.g. --config {key}=PATH"
+            )
+
+
+def check_refusals(study: Study, problems: Problems) -> None:
+    """Some engine can run some cell."""
+    if not study.cells():
+        reasons = Counter(refusal.reason for refusal in study.refusals())
+        listed = "; ".join(f"{reason} ({count} cells)" for reason, count in reasons.most_common(3))
+        problems.key(["engines"], f"no engine can run any cell: {listed}", "install the engine, or choose another")

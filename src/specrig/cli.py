@@ -1,0 +1,204 @@
+"""`specrig`: one verb a stage. Each verb imports its stage when it is called, so planning never loads torch.
+
+Errors that the user can mend are printed with the fix, in a few lines; the exit code is then 2, and 130 after Ctrl-C.
+SPECRIG_DEBUG=1 shows the traceback instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from specrig.study import Study
+
+app = typer.Typer(
+    name="specrig",
+    help="Which speculative-decoding method makes my pair faster on my tasks, by how much, and how surely?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(help="A study's config, e.g. configs/quick.yaml")]
+StudyFile = Annotated[Path, typer.Option("--study", help="results/<study>/study.json, or a config")]
+
+
+INTERRUPTED = 130
+
+
+class Trained(StrEnum):
+    """Models of a pair that are trained here."""
+
+    target = "target"
+    draft = "draft"
+
+
+@app.command()
+def plan(config: ConfigFile = Path("configs/quick.yaml")) -> None:
+    """Check a study and list what it will measure, and what no engine can run and why."""
+    from specrig.listing import show_plan
+
+    show_plan(_load(config), Console())
+
+
+@app.command()
+def where(config: ConfigFile = Path("configs/quick.yaml")) -> None:
+    """Say where a study's report and results are."""
+    study = _load(config)
+    typer.echo(f"Report: {study.report}\nResults: {study.root}")
+
+
+@app.command()
+def methods() -> None:
+    """List the methods with their options, and the engines."""
+    from specrig.listing import show_methods
+
+    show_methods(Console())
+
+
+@app.command()
+def schema(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("workflow/schemas")) -> None:
+    """Write the JSON schemas of studies and tables, for editors."""
+    from specrig.listing import write_schemas
+
+    for path in write_schemas(folder):
+        typer.echo(path)
+
+
+@app.command()
+def corpus(study: StudyFile) -> None:
+    """Gather the training text and the held-out prompts."""
+    from specrig.training.corpus import build
+
+    loaded = _load(study)
+    build(loaded.training, loaded.root)
+
+
+@app.command()
+def train(
+    study: StudyFile,
+    pair: Annotated[str, typer.Option(help="Row of pairs.tsv")],
+    model: Annotated[Trained, typer.Option(help="Which of its models")],
+) -> None:
+    """Train the target of a pair, or distil its draft from it."""
+    loaded = _load(study)
+    if (pair, model.value) not in loaded.trained():
+        known = ", ".join(" ".join(each) for each in loaded.trained()) or "none"
+        raise typer.BadParameter(f"study {loaded.study} does not train the {model.value} of {pair!r} (it trains: {known})")
+    import torch
+
+    if loaded.threads is not None:
+        torch.set_num_threads(loaded.threads)
+    folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
+    if model is Trained.target:
+        from specrig.training.language_model import train_target
+
+        train_target(loaded.training, loaded.root / "corpus", folder / "target", progress)
+    else:
+        from specrig.training.distil import train_draft
+
+        train_draft(loaded.training, loaded.root / "corpus", folder / "target", folder / "draft", progress)
+
+
+@app.command()
+def measure(
+    study: StudyFile,
+    engine: Annotated[str, typer.Option()],
+    pair: Annotated[str, typer.Option()],
+    method: Annotated[str, typer.Option()],
+) -> None:
+    """Measure the cells of one engine, pair and method that are not measured yet."""
+    from specrig.measurement.runner import measure
+
+    loaded = _load(study)
+    measure(loaded, engine, pair, method, loaded.root)
+
+
+@app.command()
+def tables(study: StudyFile) -> None:
+    """Compile cells.csv and the method × task tables from the records."""
+    from specrig.reporting.tables import write_tables
+
+    loaded = _load(study)
+    write_tables(loaded.root, loaded.root / "tables")
+
+
+@app.command()
+def figures(study: StudyFile) -> None:
+    """Draw the figures from the records and tables."""
+    from specrig.reporting.figures import write_figures
+
+    loaded = _load(study)
+    write_figures(loaded.root, loaded.root / "figures")
+
+
+@app.command()
+def track(study: StudyFile) -> None:
+    """Enter the study's runs into MLflow; runs that are there already are left alone."""
+    from specrig.tracking import track
+
+    track(_load(study).root)
+
+
+@app.command()
+def report(study: StudyFile) -> None:
+    """Write the report."""
+    from specrig.reporting.document import write_report
+
+    loaded = _load(study)
+    write_report(loaded.root, loaded.report)
+    typer.echo(loaded.report)
+
+
+def _load(file: Path) -> Study:
+    from specrig.study import load_study
+
+    return load_study(file)
+
+
+def main() -> None:
+    """Run the command line; exits."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command line; returns the exit code, and prints errors instead of raising them."""
+    try:
+        code = app(arguments, standalone_mode=False)
+        if code == INTERRUPTED:  # typer has caught the signal
+            raise KeyboardInterrupt
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return _explain("interrupted", "Finished cells are kept; the same command goes on from there.", INTERRUPTED)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except Exception as error:
+        # Wrong usage; by its face, since typer's own copy of click is private.
+        if hasattr(error, "show") and isinstance(code := getattr(error, "exit_code", None), int):
+            error.show()
+            return code
+        if os.environ.get("SPECRIG_DEBUG") == "1":
+            raise
+        # SpecRig's own exceptions are written for the user: they name the place and the fix.
+        if type(error).__module__.split(".")[0] == "specrig":
+            return _explain(type(error).__name__, str(error), 2)
+        if isinstance(error, OSError):
+            where = f"{error.filename}: " if error.filename else ""
+            reason = f"{where}{error.strerror or error}"
+            return _explain("cannot read or write", f"{reason}\n    → check the path, its permissions and the free space", 2)
+        reason = f"{type(error).__name__}: {str(error) or 'no message'}"
+        return _explain("unexpected error", f"{reason}\n    → SPECRIG_DEBUG=1 shows where; please report it", 1)
+
+
+def _explain(title: str, message: str, code: int) -> int:
+    console = Console(stderr=True, highlight=False)
+    console.print(f"✗ {title}", style="bold red", markup=False)
+    console.print(message, markup=False, soft_wrap=True)
+    return code

@@ -1,0 +1,111 @@
+"""What `specrig plan`, `specrig methods` and `specrig schema` show: the grid, the registries, the schemas. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+
+from specrig.decoding.drafters import registry as methods
+from specrig.decoding.types import Drafter
+from specrig.engines import registry as engines
+from specrig.rows import Pair, Task
+from specrig.study import Study
+
+SCHEMAS: dict[str, type[BaseModel]] = {"study": Study, "pairs": Pair, "tasks": Task}
+
+
+def show_plan(study: Study, console: Console) -> None:
+    """One row a job, with its cells; then what is refused, and why."""
+    table = Table(title=f"study {study.study}", title_justify="left", caption_justify="left")
+    for column in ("engine", "pair", "method", "k", "tasks", "temperatures", "batch sizes", "variants"):
+        table.add_column(column)
+    table.add_column("cells", justify="right")
+    for job, cells in study.jobs().items():
+        columns = ("k", "task", "temperature", "batch_size", "variant")
+        values = ({getattr(cell, column): None for cell in cells} for column in columns)
+        shown = (", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in found) for found in values)
+        table.add_row(*job, *shown, str(len(cells)))
+    total, jobs = len(study.cells()), len(study.jobs())
+    training = ", ".join(f"{model} of {pair}" for pair, model in study.trained()) or "nothing"
+    table.caption = f"{total} cells in {jobs} jobs · {study.prompts} prompts a task · trains {training}"
+    console.print(table)
+    refused = Counter((*refusal.cell.job, refusal.reason) for refusal in study.refusals())
+    if refused:
+        console.print(f"[bold yellow]Refused: {sum(refused.values())} cells")
+        for (engine, pair, method, reason), count in refused.items():
+            console.print(f"  {engine}/{pair}/{method}, {count} cells: {reason}", markup=False)
+
+
+def show_methods(console: Console) -> None:
+    """The registered methods and engines."""
+    table = Table(title="methods", title_justify="left")
+    for column in ("method", "what it is", "needs", "lossless", "options and defaults"):
+        table.add_column(column)
+    for name, method in methods().items():
+        options = ", ".join(
+            f"{key}={info.get_default(call_default_factory=True)}" for key, info in method.Options.model_fields.items()
+        )
+        lossless = _lossless(method)
+        table.add_row(name, method.summary, ", ".join(method.needs), lossless, options)
+    console.print(table)
+    table = Table(title="engines", title_justify="left")
+    table.add_column("engine")
+    table.add_column("here")
+    for name, engine in engines().items():
+        missing = engine.missing()
+        table.add_row(name, "ready" if missing is None else f"missing: {missing}")
+    console.print(table)
+
+
+def _lossless(method: type[Drafter]) -> str:
+    required = any(info.is_required() for info in method.Options.model_fields.values())
+    if required:
+        return "by options"
+    return "yes" if method.lossless(method.Options()) else "NO"
+
+
+def write_schemas(folder: Path) -> list[Path]:
+    """Write one JSON schema a kind of file into `folder`; returns the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name in SCHEMAS:
+        path = folder / f"{name}.schema.json"
+        path.write_text(schema_text(name), encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def schema_text(name: str) -> str:
+    """The JSON schema of a study, of a row of pairs.tsv or of a row of tasks.tsv, as it is written."""
+    schema: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **SCHEMAS[name].model_json_schema(mode="validation"),
+    }
+    if name == "study":
+        # Filled in when a study is resolved, never by its author.
+        schema["properties"].pop("rows")
+        for part in ("Rows", "Pair", "Task"):
+            schema["$defs"].pop(part)
+        # Options stand beside `k`. Their names are checked when a study is read, against the registered methods:
+        # a schema that listed them would have to change with every method.
+        schema["$defs"]["MethodEntry"]["additionalProperties"] = True
+        _allow_scalars(schema)
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _allow_scalars(schema: dict[str, Any]) -> None:
+    """Let `k: 4` stand for `k: [4]`, as reading a study does, for lists of plain values."""
+    for part in (schema, schema["$defs"]["MethodEntry"]):
+        for name, property_ in part["properties"].items():
+            for option in property_.get("anyOf", [property_]):
+                if option.get("type") == "array" and "$ref" not in option["items"]:
+                    kinds = [*property_.get("anyOf", [{"type": "array", "items": option["items"]}]), option["items"]]
+                    kept = {key: value for key, value in property_.items() if key not in {"type", "items", "anyOf"}}
+                    part["properties"][name] = {**kept, "anyOf": kinds}
+                    break

@@ -1,0 +1,131 @@
+"""What is wrong with a study, said so that the reader can mend it: where, what, the nearest valid name, the fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class StudyError(ValueError):
+    """A study that cannot run. The message lists every problem found, each with its place and the fix."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n".join([f"{count} in the study:", *(str(problem) for problem in problems)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to mend. `where`: file and line or row; `key`: the key or column; `fix`: what to write instead."""
+
+    where: str
+    key: str
+    reason: str
+    fix: str
+
+    def __str__(self) -> str:
+        place = ": ".join(part for part in (self.where, self.key) if part)
+        return f"  {place}: {self.reason}\n    → {self.fix}"
+
+
+def nearest(name: str, known: Iterable[str], *, what: str = "known") -> str:
+    """A fix for an unknown name: the nearest valid one where one is near, and the list of all."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    listed = f"{what}: {', '.join(names)}" if names else f"{what}: none"
+    return f"did you mean {close[0]!r}? {listed}" if close else listed
+
+
+class Positions:
+    """Line numbers of keys in the YAML (or JSON) files that a config was read from; a later file wins, as in merging."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = list(files)
+        self._roots: list[tuple[Path, yaml.Node]] = []
+        for file in self.files:
+            root = yaml.compose(file.read_text(encoding="utf-8")) if file.is_file() else None
+            if root is not None:
+                self._roots.append((file, root))
+
+    def __call__(self, path: Sequence[str | int]) -> str:
+        """`file:line` of the deepest part of `path` that some file holds; `the command line` for a key in no file."""
+        best: tuple[int, str] | None = None
+        for file, root in self._roots:
+            depth, node = _descend(root, path)
+            if node is not None and (best is None or depth >= best[0]):
+                best = depth, f"{_shown(file)}:{node.start_mark.line + 1}"
+        if best is not None:
+            return best[1]
+        return ", ".join(map(_shown, self.files))
+
+
+def _descend(node: yaml.Node, path: Sequence[str | int]) -> tuple[int, yaml.Node | None]:
+    """How many steps of `path` exist below `node`, and the key (or item) node of the last one."""
+    found: yaml.Node | None = None
+    for depth, step in enumerate(path):
+        below: yaml.Node | None = None
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == str(step):
+                    found, below = key, value
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            found = below = node.value[step]
+        if below is None:
+            return depth, found
+        node = below
+    return len(path), found
+
+
+def _shown(file: Path) -> str:
+    """The path as the user is likely to have typed it: relative to the working directory where it lies below."""
+    try:
+        return str(file.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(file)
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """`methods[1].k` of ("methods", 1, "k")."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    return text
+
+
+def reason_of(issue: Any) -> str:
+    """What pydantic found wrong, in this project's words."""
+    if issue["type"] == "string_pattern_mismatch":
+        return "not a name that can be a folder (letters, digits, dot, underscore, dash)"
+    text = str(issue["msg"]).removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]
+
+
+@dataclass
+class Problems:
+    """Gathers problems, so that one run names them all."""
+
+    positions: Positions
+    found: list[Problem] = field(default_factory=list)
+
+    def key(self, path: Sequence[str | int], reason: str, fix: str) -> None:
+        """A problem with a key of the config."""
+        self.found.append(Problem(self.positions(path), dotted(path), reason, fix))
+
+    def row(self, file: Path, line: int | None, column: str, reason: str, fix: str) -> None:
+        """A problem with a row of a table."""
+        self.found.append(Problem(f"{_shown(file)}:{line}" if line else _shown(file), column, reason, fix))
+
+    def unknown(self, path: Sequence[str | int], what: str, name: Any, known: Iterable[str], hint: str = "") -> None:
+        """A name that is not among the known ones."""
+        self.key(path, f"unknown {what} {name!r}", "; ".join(filter(None, (nearest(name, known), hint))))
+
+    def stop(self) -> None:
+        """Raise StudyError if anything was found."""
+        if self.found:
+            raise StudyError(list(dict.fromkeys(self.found)))

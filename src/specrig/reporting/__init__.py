@@ -1,0 +1,1 @@
+"""Tables, figures and the report, drawn from records and the files around them. No torch."""

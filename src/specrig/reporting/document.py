@@ -1,0 +1,267 @@
+"""`reports/<study>/report.html`: one file that needs no network and no neighbour. Every number in it comes from the study's records."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from specrig.analysis.acceptance import positions
+from specrig.analysis.cells import IDENTITY
+from specrig.measurement.records import write_atomically
+from specrig.reporting import environment as surroundings
+from specrig.reporting import grid
+from specrig.reporting.figures import FIGURES, base_setting, training_curves, write_figures
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.narrative import conclusion, repetition_warnings
+from specrig.reporting.samples import Sample, sample
+from specrig.reporting.study_data import StudyData, read_study
+from specrig.reporting.style import GRID, INK, PAPER, method_name, method_order, task_name
+from specrig.reporting.summary import MEAN, acceptance_summary, audit_failures, best_rows, speedup_summary
+from specrig.reporting.tables import acceptance_grid, cells_grid, speedup_grid
+
+SMALL_MODEL = 100_000_000
+"""Parameters below which the report says what a target this small cannot show."""
+
+
+def write_report(study_dir: Path, out: Path) -> Path:
+    """Write the report of `results/<study>` to the file `out`, whole or not at all; returns `out`.
+
+    Takes figures from `figures/` (drawn anew where missing); tables are computed from the records, so the report agrees with
+    them even if `tables/` is older. Raises RecordError for an unreadable record.
+    """
+    study = read_study(study_dir)
+    template = Environment(
+        loader=PackageLoader("specrig.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("report.html.j2")
+    write_atomically(out, template.render(_context(study)))
+    return out
+
+
+def _context(study: StudyData) -> dict[str, Any]:
+    audit = study.audit()
+    cells = study.table.assign(failed=audit_failures(study.table, audit))
+    best = best_rows(cells)
+    speedups = speedup_summary(cells, study.records, study.tasks, audit)
+    first = next((job.environment for job in study.jobs if job.environment), {})
+    acceptance = acceptance_summary(cells, study.tasks, audit)
+    return {
+        "study": study,
+        "version": version("specrig"),
+        "conclusions": conclusion(speedups, best, study.tasks),
+        "machine": surroundings.machine(first),
+        "commit": surroundings.commit(first),
+        "captured": sorted({str(job.environment["captured"]) for job in study.jobs if job.environment.get("captured")}),
+        "environment": surroundings.environment_rows(study.jobs),
+        "differing": surroundings.differing(study.jobs),
+        "models": _models(study),
+        "figures": _figures(study),
+        "captions": FIGURES,
+        "speedup": speedup_grid(speedups, study.tasks, study.name),
+        "acceptance": acceptance_grid(acceptance, study.tasks, study.name),
+        "positions": _positions_grid(study, best),
+        "efficiency": _efficiency_grid(cells),
+        "low_efficiency": bool(cells["efficiency"].median() < 0.85),
+        "cells": cells_grid(cells, study),
+        "downloads": {
+            name: _downloads(name, frame, shown)
+            for name, frame, shown in (
+                ("speedup", speedups, speedup_grid(speedups, study.tasks, study.name)),
+                ("acceptance", acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
+                ("cells", cells, cells_grid(cells, study)),
+            )
+        },
+        "config_link": _data_link("application/json", json.dumps(study.config, indent=1)),
+        "samples": _samples(study, speedups),
+        "repetition": _repetition_grid(cells, study.tasks),
+        "repetition_warnings": repetition_warnings(cells),
+        "audit": _audit_grids(study),
+        "failed": [
+            (f"{job.engine}/{job.pair}/{job.method}", slug, why) for job in study.jobs for slug, why in job.failed.items()
+        ],
+        "skipped": _skipped(study),
+        "prompts_per_cell": sorted({int(count) for count in cells["prompts"]}),
+        "repeats": sorted({int(count) for count in cells["repeats"]}),
+        "training": not training_curves(study.folder / "models").empty,
+        "small_model": SMALL_MODEL,
+        "task_name": task_name,
+    }
+
+
+def _figures(study: StudyData) -> dict[str, list[tuple[str, Markup]]]:
+    """Name -> (setting, drawing) ready to inline, first setting first; the setting is named where there are several."""
+    folder = study.folder / "figures"
+    with tempfile.TemporaryDirectory() as scratch:
+        if not all((folder / f"{name}.svg").is_file() for name in FIGURES):
+            write_figures(study.folder, Path(scratch))
+            folder = Path(scratch)
+        found = {}
+        for name in FIGURES:
+            others = sorted(folder.glob(f"{name}-*.svg"))
+            first = f"{study.jobs[0].engine}-{study.jobs[0].pair}" if others else ""
+            settings = [(first, folder / f"{name}.svg"), *((path.stem.removeprefix(f"{name}-"), path) for path in others)]
+            found[name] = [(setting, inline_svg(path)) for setting, path in settings]
+        return found
+
+
+def inline_svg(path: Path) -> Markup:
+    """An SVG file as an element of the page: ids made unique by its name, ink and paper taken from the page's own colours."""
+    text = path.read_text(encoding="utf-8")
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', r'\1 style="max-width:\2pt" role="img"', text, count=1)
+    stem = re.sub(r"\W", "_", path.stem)
+    text = re.sub(r'\bid="', f'id="{stem}-', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\1{stem}-", text)
+    for colour, name in ((INK, "currentColor"), (PAPER, "var(--paper)"), (GRID, "var(--line)")):
+        text = text.replace(colour, name)
+    return Markup(text)  # drawn by this program from numbers and configured names, which matplotlib escapes
+
+
+def _positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
+    """Per-position acceptance at each method's best k, tasks pooled, one row a method of the base setting."""
+    best = base_setting(best) if not best.empty else best
+    wanted = set(best[IDENTITY].itertuples(index=False, name=None))
+    pooled: dict[tuple[str, ...], list[Any]] = {}
+    for members in study.cells.values():
+        cell = members[0].cell
+        if tuple(getattr(cell, name) for name in IDENTITY) in wanted and cell.k:
+            label = method_name(cell.method, variant=cell.variant, lossless=members[0].lossless)
+            pooled.setdefault((cell.engine, cell.pair, cell.method, label, str(cell.k)), []).extend(members)
+    frames = {key: positions(records) for key, records in pooled.items()}
+    deepest = max((len(frame) for frame in frames.values()), default=0)
+    order = method_order(key[2] for key in frames)
+    several = {index: len({key[index] for key in frames}) > 1 for index in (0, 1)}
+    rows = []
+    for key in sorted(frames, key=lambda key: (key[0], key[1], order.index(key[2]))):
+        labels = [Entry(key[index]) for index in (0, 1) if several[index]] + [Entry(key[3]), Entry(key[4])]
+        shares = cast("list[dict[str, float]]", frames[key].to_dict("records"))
+        values = [Entry(grid.percent(row["conditional"]), f"({grid.percent(row['unconditional'])})") for row in shares]
+        rows.append([*labels, *values, *[Entry("")] * (deepest - len(values))])
+    head = [name for index, name in enumerate(("engine", "pair")) if several[index]] + ["method", "k"]
+    return Grid(
+        header=[*head, *(f"position {number}" for number in range(1, deepest + 1))],
+        rows=rows,
+        labels=len(head),
+        caption=(
+            "Acceptance by draft position, tasks pooled: given that all positions before were accepted and, in brackets, of all rounds."
+        ),
+    )
+
+
+def _efficiency_grid(cells: pd.DataFrame) -> Grid:
+    """Per engine, pair and method: efficiency over its cells, and where its decode time went."""
+    frame = cells.dropna(subset=["efficiency"])
+    keys = [key for key in ("engine", "pair") if len(frame[key].unique()) > 1] + ["method"]
+    order = method_order(frame["method"])
+    rows = []
+    groups = cast("list[tuple[tuple[str, ...], pd.DataFrame]]", list(frame.groupby(keys, sort=False)))
+    for labels, members in sorted(groups, key=lambda item: (*item[0][:-1], order.index(item[0][-1]))):
+        low, middle, high = members["efficiency"].quantile([0, 0.5, 1])
+        method = method_name(labels[-1], lossless=bool(members["lossless"].all()))
+        rows.append(
+            [
+                *(Entry(str(label)) for label in (*labels[:-1], method)),
+                Entry(str(len(members))),
+                Entry(grid.number(middle), grid.interval(low, high)),
+                Entry(grid.number(members["draft_cost"].median(), 3)),
+                Entry(grid.number(members["verify_cost"].median())),
+                *(Entry(grid.percent(members[share].median())) for share in ("target_share", "draft_share", "loop_share")),
+            ]
+        )
+    header = [*keys, "cells", "efficiency", "draft cost c", "verification cost v"]
+    return Grid(
+        header=[*header, "in target passes", "in draft passes", "elsewhere"],
+        rows=rows,
+        labels=len(keys),
+        caption="Efficiency (median and range over cells), median costs in units of a one-token target pass, and where decode time goes.",
+    )
+
+
+def _repetition_grid(cells: pd.DataFrame, tasks: list[str]) -> Grid:
+    """Share of repeated 4-grams by pair and task of the plain outputs; at temperature 0 a lossless method's are the same."""
+    rows = []
+    for (pair, temperature), members in cells.groupby(["pair", "temperature"], sort=False):
+        shares = members.groupby("task")["baseline_repeated_4grams"].mean()
+        rows.append(
+            [Entry(str(pair)), Entry(f"{temperature:g}"), *(Entry(grid.percent(shares.get(task, np.nan))) for task in tasks)]
+        )
+    return Grid(
+        header=["pair", "temperature", *map(task_name, tasks)],
+        rows=rows,
+        labels=2,
+        caption="Share of 4-grams that occurred before in the same output, autoregressive decoding.",
+    )
+
+
+def _samples(study: StudyData, summary: pd.DataFrame) -> list[tuple[str, str, Sample]]:
+    """(task, method and k, sample): per task the first prompt of the fastest fair method that uses a draft."""
+    fair = summary[summary["lossless"].astype(bool) & (summary["k"] > 0)].dropna(subset=[MEAN])
+    fair = base_setting(fair) if not fair.empty else fair
+    if fair.empty:
+        return []
+    top = fair.sort_values(MEAN).iloc[-1]
+    keys = [key for key in IDENTITY if key != "task"]
+    found: dict[str, tuple[str, str, Sample]] = {}
+    for members in study.cells.values():
+        cell = members[0].cell
+        if all(getattr(cell, key) == top[key] for key in keys) and cell.task not in found:
+            label = f"{method_name(cell.method, variant=cell.variant)}, k = {cell.k}, {cell.pair} ({cell.engine})"
+            found[cell.task] = (cell.task, label, sample(members[0], study.folder, study.config))
+    return [found[task] for task in study.tasks if task in found]
+
+
+def _models(study: StudyData) -> list[dict[str, Any]]:
+    """Model folders of the study: pair, name, parameters where they can be read."""
+    rows = []
+    for folder in sorted((study.folder / "models").glob("*/*/")):
+        rows.append({"pair": folder.parent.name, "name": folder.name, "parameters": surroundings.parameters(folder)})
+    return sorted(rows, key=lambda row: (row["pair"], row["name"] != "target", row["name"]))
+
+
+def _audit_grids(study: StudyData) -> list[Grid]:
+    """Each `audit/*.csv` as it stands."""
+    grids = []
+    for path in sorted((study.folder / "audit").glob("*.csv")):
+        frame = pd.read_csv(path, dtype=str).fillna("")
+        rows = [[Entry(value) for value in row] for row in frame.itertuples(index=False, name=None)]
+        grids.append(Grid(header=list(frame.columns), rows=rows, labels=len(frame.columns), caption=task_name(path.stem)))
+    return grids
+
+
+def _skipped(study: StudyData) -> list[tuple[str, str, str]]:
+    """Cells nobody ran and why: from the jobs' indexes, and those that no engine can run."""
+    rows = [(f"{job.engine}/{job.pair}/{job.method}", slug, why) for job in study.jobs for slug, why in job.skipped.items()]
+    from specrig.study import StudyError, load_study
+
+    try:
+        refusals = load_study(study.folder / "study.json").refusals()
+    except StudyError:
+        return rows  # a study of another version: its records still make a report
+    return rows + [("/".join(refusal.cell.job), refusal.cell.slug, refusal.reason) for refusal in refusals]
+
+
+def _downloads(name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
+    """(file name, data link) of a table as CSV, LaTeX and Markdown: carried in the page itself."""
+    return [
+        (f"{name}.csv", _data_link("text/csv", frame.to_csv(index=False))),
+        (f"{name}.tex", _data_link("application/x-tex", grid.latex(shown))),
+        (f"{name}.md", _data_link("text/markdown", grid.markdown(shown))),
+    ]
+
+
+def _data_link(kind: str, text: str) -> str:
+    return f"data:{kind};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"

@@ -1,0 +1,85 @@
+"""What a study ran on, told from its jobs' environment.json and its models' files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from specrig.reporting.study_data import Job
+
+MOVING = ("captured", "load_1min", "mhz")
+"""Keys that differ between any two jobs and say so only in the full list."""
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """A nested mapping as (dotted key, text): whatever keys it has."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from flatten(inner, f"{prefix}.{number}")
+    elif value is not None:
+        yield prefix, str(value)
+
+
+def environment_rows(jobs: list[Job]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+    """Key -> its different values with the jobs that had each (no jobs where all agree); keys in order of appearance."""
+    found: dict[str, dict[str, list[str]]] = {}
+    measured = [job for job in jobs if job.environment]
+    for job in measured:
+        for key, text in flatten(job.environment):
+            found.setdefault(key, {}).setdefault(text, []).append(f"{job.engine}/{job.pair}/{job.method}")
+    return [
+        (key, [(text, [] if len(users) == len(measured) else users) for text, users in values.items()])
+        for key, values in found.items()
+    ]
+
+
+def differing(jobs: list[Job]) -> list[str]:
+    """Keys whose value is not the same in all jobs: their cells did not run under one roof."""
+    rows = environment_rows(jobs)
+    return [
+        key for key, values in rows if len(values) > 1 and key.rsplit(".", 1)[-1] not in MOVING and not key.startswith("models.")
+    ]
+
+
+def machine(environment: dict[str, Any]) -> str:
+    """One line: processor or GPU, cores, threads, torch. Empty parts are left out."""
+    cpu, torch = environment.get("cpu") or {}, environment.get("torch") or {}
+    gpus = [str(gpu.get("name", gpu)) if isinstance(gpu, dict) else str(gpu) for gpu in environment.get("gpus") or []]
+    model = cpu.get("model") if isinstance(cpu, dict) else cpu
+    cores = cpu.get("logical_cores") or cpu.get("cores") if isinstance(cpu, dict) else None
+    threads = torch.get("threads") if isinstance(torch, dict) else None
+    version = (environment.get("packages") or {}).get("torch")
+    parts = [
+        ", ".join(gpus) if gpus else model,
+        f"{cores} logical cores" if cores else None,
+        f"{threads} threads" if threads else None,
+        f"torch {version}" if version else None,
+    ]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def commit(environment: dict[str, Any]) -> str:
+    """The code's git commit, marked where the tree differed from it; empty when unknown."""
+    git = environment.get("git") or {}
+    if not isinstance(git, dict) or not git.get("commit"):
+        return ""
+    return f"{str(git['commit'])[:12]}{' with uncommitted changes' if git.get('dirty') else ''}"
+
+
+def parameters(model: Path) -> int | None:
+    """Parameters of a model folder, from the headers of its safetensors files; None if it has none that can be read."""
+    total = 0
+    for path in sorted(model.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            total += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+    return total or None

@@ -1,0 +1,136 @@
+"""`results/<study>/figures`: SVG for paper and report, PNG for slides. Each figure is a function of frames, drawn by `plots`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
+from specrig.analysis.acceptance import emitted_lengths
+from specrig.analysis.cells import IDENTITY
+from specrig.measurement.records import write_atomically
+from specrig.reporting import plots
+from specrig.reporting.study_data import StudyData, read_study
+from specrig.reporting.style import rc
+from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
+
+FIGURES = {
+    "k_sweep": "Acceptance rate and decoding speed against k, the number of tokens drafted a round.",
+    "heatmap": "Speedup over autoregressive decoding by method and task, at each method's best k.",
+    "speedup_bars": "Speedup over autoregressive decoding with 95 % intervals, at each method's best k.",
+    "predicted": "Measured speedup against the speedup predicted from acceptance and the cost of bare passes.",
+    "emitted_lengths": "How many tokens a target pass emits, at each method's best k.",
+    "training": "Training and held-out loss against wall time, of every model the study trained.",
+}
+"""Name -> caption. `write_figures` leaves `<name>.svg` and `<name>.png` of each, whatever the study holds."""
+
+FILES = [f"{name}.{ending}" for name in FIGURES for ending in ("svg", "png")]
+
+
+def write_figures(study_dir: Path, out: Path) -> list[Path]:
+    """Draw the figures of `results/<study>` into `out`; returns the paths of `FILES` and of what more there is.
+
+    Reads `tables/cells.csv` (computed anew where it is missing), the records and the training curves. A figure shows one
+    engine and one pair, lowest temperature and smallest batch; `<name>.svg` shows the first setting of the study, the
+    others are drawn beside it as `<name>-<engine>-<pair>.svg`. A figure without data says so instead of being absent.
+    """
+    study = read_study(study_dir)
+    cells = _cells(study)
+    settings = [frame for _, frame in cells.groupby(["engine", "pair"], sort=False)] or [cells]
+    written: list[Path] = []
+    with plt.rc_context(rc()):
+        for number, frame in enumerate(settings):
+            setting = base_setting(frame)
+            suffix = "" if number == 0 else "-{engine}-{pair}".format(**setting.iloc[0])
+            for name, draw in _drawings(study, setting).items():
+                written += _save(draw, name, FIGURES[name], out, suffix)
+        curves = training_curves(study.folder / "models")
+        written += _save(lambda: plots.training_loss(curves), "training", FIGURES["training"], out, "")
+    for stray in {path for name in FIGURES for path in out.glob(f"{name}-*.*")} - set(written):
+        stray.unlink()  # of a pair or an engine that left the study
+    return written
+
+
+def base_setting(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells at their lowest temperature and smallest batch: what a figure of one setting shows."""
+    coldest = cells[cells["temperature"] == cells["temperature"].min()]
+    return coldest[coldest["batch_size"] == coldest["batch_size"].min()]
+
+
+def training_curves(models: Path) -> pd.DataFrame:
+    """`models/<pair>/<model>/training.jsonl`, long: pair, model, seconds, kind ("training" or a held-out task's name), loss.
+
+    A line that does not parse is passed over: a curve with a hole is better than no report.
+    """
+    rows: list[dict[str, Any]] = []
+    for path in sorted(models.glob("*/*/training.jsonl")):
+        pair, model = path.parts[-3], path.parts[-2]
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            losses = {"training": entry.get("loss"), **(entry.get("heldout") or {})}
+            rows += [
+                {"pair": pair, "model": model, "seconds": entry.get("seconds"), "kind": kind, "loss": loss}
+                for kind, loss in losses.items()
+                if isinstance(loss, int | float)
+            ]
+    return pd.DataFrame(rows, columns=["pair", "model", "seconds", "kind", "loss"])
+
+
+def _cells(study: StudyData) -> pd.DataFrame:
+    path = study.folder / "tables" / "cells.csv"
+    if path.is_file():
+        return pd.read_csv(path, keep_default_na=True).fillna({"variant": ""})
+    return study.table.assign(failed=audit_failures(study.table, study.audit()))
+
+
+def _drawings(study: StudyData, cells: pd.DataFrame) -> dict[str, Callable[[], Figure]]:
+    tasks = [task for task in study.tasks if task in set(cells["task"])]
+    summary = speedup_summary(cells, study.records, tasks)
+    return {
+        "k_sweep": lambda: plots.k_sweep(cells, tasks),
+        "heatmap": lambda: plots.heat_map(summary, tasks),
+        "speedup_bars": lambda: plots.speedup_bars(summary, tasks),
+        "predicted": lambda: plots.predicted(best_rows(cells), tasks),
+        "emitted_lengths": lambda: plots.emitted_lengths(_lengths(study, best_rows(cells)), tasks),
+    }
+
+
+def _lengths(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
+    """Long: method, variant, k, lossless, task, emitted, share of the rounds that were not cut."""
+    wanted = set(cells[IDENTITY].itertuples(index=False, name=None))
+    rows: list[dict[str, Any]] = []
+    columns = ["method", "variant", "k", "lossless", "task", "emitted", "share"]
+    for members in study.cells.values():
+        cell = members[0].cell
+        if tuple(getattr(cell, name) for name in IDENTITY) not in wanted:
+            continue
+        counts = pd.Series(emitted_lengths(members), dtype="int64").value_counts(normalize=True)
+        setting = [cell.method, cell.variant, cell.k, members[0].lossless, cell.task]
+        rows += [dict(zip(columns, [*setting, emitted, share], strict=True)) for emitted, share in counts.items()]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _save(draw: Callable[[], Figure], name: str, caption: str, out: Path, suffix: str) -> Iterable[Path]:
+    figure = draw()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        svg, png = out / f"{name}{suffix}.svg", out / f"{name}{suffix}.png"
+        # No date inside: the same records give the same bytes.
+        figure.savefig(svg, transparent=True, metadata={"Date": None, "Title": caption, "Creator": "SpecRig"})
+        figure.savefig(png, facecolor="white", metadata={"Title": caption})
+        write_atomically(svg, svg.read_text(encoding="utf-8"))
+    finally:
+        plt.close(figure)
+    return [svg, png]

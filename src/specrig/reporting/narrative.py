@@ -1,0 +1,88 @@
+"""Sentences computed from the tables. No number is written here: change the data and the words follow."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.repetition import LOOPING
+from specrig.reporting.grid import interval, number, percent
+from specrig.reporting.style import task_name
+from specrig.reporting.summary import MEAN
+
+
+def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
+    """One paragraph a setting (engine, pair) at its lowest temperature and smallest batch: the fastest method that may claim it.
+
+    summary: `summary.speedup_summary`; best: the cells behind it. Lossy methods and those that failed the audit are never
+    named the fastest.
+    """
+    paragraphs = []
+    for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
+        rows = rows[rows["temperature"] == rows["temperature"].min()]
+        rows = rows[rows["batch_size"] == rows["batch_size"].min()]
+        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool)]
+        fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[MEAN])
+        if fair.empty:
+            paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}.")
+            continue
+        top = cast("dict[str, Any]", fair.sort_values(MEAN).iloc[-1].to_dict())
+        paragraphs.append(" ".join(_sentences(top, rows, best, tasks, f"{pair} ({engine})")))
+    return paragraphs
+
+
+def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str], where: str) -> list[str]:
+    mean, low, high = top[MEAN], top[f"{MEAN}_low"], top[f"{MEAN}_high"]
+    name = top["method"] + (f" ({top['variant']})" if top["variant"] else "")
+    spread = f"{interval(low, high)} at 95 %" if np.isfinite(low) else "too few prompts for an interval"
+    measured = [task for task in tasks if np.isfinite(top[task])]
+    count = f"{len(measured)} task{'s' if len(measured) != 1 else ''}"
+    temperature = f"temperature {top['temperature']:g}"
+    sentences = [
+        f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(mean)} times the speed of autoregressive "
+        f"decoding, geometric mean over {count} at {temperature} ({spread})."
+    ]
+    if np.isfinite(low):
+        if high < 1:
+            sentences.append("That is slower than not speculating.")
+        elif low <= 1:
+            sentences.append("The interval holds 1: these prompts do not tell it apart from no gain.")
+    ordered = sorted(measured, key=lambda task: top[task])
+    if len(ordered) > 1:
+        most, least = ordered[-1], ordered[0]
+        sentences.append(
+            f"It gains most on {task_name(most)} ({number(top[most])}), least on {task_name(least)} ({number(top[least])})."
+        )
+    same = np.logical_and.reduce(
+        [best[key] == top[key] for key in ("engine", "pair", "method", "variant", "temperature", "batch_size", "k")]
+    )
+    cells = best[same]
+    length, rate = cells["acceptance_length"].mean(), cells["acceptance_rate"].mean()
+    if np.isfinite(length) and np.isfinite(rate):
+        sentences.append(
+            f"A target pass emits {number(length)} tokens on average; {percent(rate)} of the drafted tokens are accepted."
+        )
+    kept = cells["efficiency"].median()
+    if np.isfinite(kept):
+        sentences.append(
+            f"The measured speed is {percent(kept)} of what its acceptance and bare pass costs predict (median over tasks)."
+        )
+    slower = rows[(rows[MEAN] < 1) & (rows["method"] != "autoregressive")]["method"]
+    if len(slower):
+        sentences.append(f"Slower than not speculating: {', '.join(slower)}.")
+    return sentences
+
+
+def repetition_warnings(cells: pd.DataFrame) -> list[str]:
+    """A line for every task whose plain outputs repeat themselves more than `LOOPING`: they flatter methods that copy."""
+    if cells.empty:
+        return []
+    shares = cells.groupby(["pair", "task"], sort=False)["baseline_repeated_4grams"].mean()
+    return [
+        f"{percent(share)} of the 4-grams in the outputs for {task_name(task)} ({pair}) repeat earlier ones: the target loops, "
+        "which flatters ngram and every method that copies. Read that column with care."
+        for (pair, task), share in cast("list[tuple[tuple[str, str], float]]", list(shares.items()))
+        if share > LOOPING
+    ]

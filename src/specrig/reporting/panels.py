@@ -1,0 +1,90 @@
+"""Parts that several drawings share: panels, lines, bands and legends."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from specrig.reporting.style import LOSSY_NOTE, method_colour, method_marker, method_name, method_order
+
+
+def empty(reason: str) -> Figure:
+    """A figure that says why there is nothing to see."""
+    figure, ax = plt.subplots(figsize=(6, 1.6))
+    ax.axis("off")
+    ax.text(0.5, 0.5, reason, ha="center", va="center", style="italic")
+    return figure
+
+
+def make_panels(rows: int, columns: int, *, width: float, height: float, **share: Any) -> tuple[Figure, list[list[Axes]]]:
+    """A grid of axes with shared scales, rows × columns, each `width` × `height` inches."""
+    size = (max(width * columns, 4.2), height * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **share)
+    return figure, cast("list[list[Axes]]", axes.tolist())
+
+
+def method_lines(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
+    """(label, line style, its cells) of each method and variant, in the fixed order of methods."""
+    found = []
+    for method in method_order(cells["method"]):
+        frames = cells[cells["method"] == method].groupby("variant", sort=True)
+        for number, (variant, frame) in enumerate(frames):
+            lossless = bool(frame["lossless"].all())
+            style = {
+                "color": method_colour(method),
+                "marker": method_marker(method),
+                "linestyle": ("-", (0, (5, 2)), (0, (1, 1)), "-.")[number % 4],
+                "markerfacecolor": method_colour(method) if lossless else "none",
+            }
+            found.append((method_name(method, variant=str(variant), lossless=lossless), style, frame))
+    return found
+
+
+def method_handles(cells: pd.DataFrame, *, lines: bool = True) -> list[Line2D]:
+    """Legend entries of the methods in `cells`; without `lines` plain squares of their colour."""
+    handles = [Line2D([], [], label=label, linewidth=1.8, markersize=7, **style) for label, style, _ in method_lines(cells)]
+    if not lines:
+        for handle in handles:
+            handle.set(marker="s", linestyle="none")
+    return handles
+
+
+def draw_band(ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], label: str) -> None:
+    """A measure against k with its `_low` to `_high` band; a single k gets a bar, since its band would have no width."""
+    line = line.dropna(subset=[column])
+    ax.plot(line["k"], line[column], linewidth=1.8, markersize=6, label=label, **style)
+    low, high = line[f"{column}_low"].astype(float), line[f"{column}_high"].astype(float)
+    if len(line) > 1:
+        ax.fill_between(line["k"], low, high, color=style["color"], alpha=0.16, linewidth=0)
+    elif len(line) == 1:  # a band of one point would not be seen
+        ax.vlines(line["k"], low, high, color=style["color"], linewidth=1.4)
+
+
+def legend_below(figure: Figure, handles: list[Any], labels: list[str] | None = None, *, note: str = "") -> None:
+    """One legend under the whole figure, `note` above it."""
+    named = {"handles": handles} if labels is None else {"handles": handles, "labels": labels}
+    columns = max(2, min(len(handles), int(figure.get_figwidth() / 1.75)))
+    legend = figure.legend(**named, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, title=note or None)
+    legend.get_title().set_fontsize(9)
+
+
+def note_below(figure: Figure, note: str) -> None:
+    """A line of small print under the figure."""
+    if note:
+        figure.text(0.5, -0.02, note, ha="center", va="top", fontsize=9)
+
+
+def lossy_note(frame: pd.DataFrame) -> str:
+    """What the dagger means, if any row of `frame` wears one."""
+    return "" if frame["lossless"].astype(bool).all() else LOSSY_NOTE
+
+
+def row_label(row: dict[str, Any]) -> str:
+    """A summary row's method with its k."""
+    name = method_name(row["method"], variant=row["variant"], lossless=row["lossless"])
+    return f"{name}, k={row['k']}" if row["k"] else name

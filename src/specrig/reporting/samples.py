@@ -1,0 +1,111 @@
+"""Outputs for people: which tokens the draft gave and the target took, and which are the target's own."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from specrig.measurement.records import Record, Run
+
+Source = Literal["draft", "target"]
+
+
+class Decoder(Protocol):
+    """What `spans` needs of a tokenizer."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of text that one token completed, and who gave that token; `round` counts from 1, 0 is prefill's token."""
+
+    text: str
+    source: Source
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One record to be shown. `spans` is None without a tokenizer or without rounds: then only `text` is known."""
+
+    record: Record
+    prompt: str | None
+    spans: list[Span] | None
+    text: str
+
+
+def sources(run: Run) -> list[tuple[Source, int]]:
+    """Who gave each token of `run.tokens`, and in which round: prefill's token, then per round accepted drafts, then the target's.
+
+    Example: accepted [2, 0], emitted [3, 1] gives target | draft draft target | target. Raises ValueError if the rounds do not
+    add up to the tokens.
+    """
+    result: list[tuple[Source, int]] = [("target", 0)]
+    for number, (accepted, emitted) in enumerate(zip(run.rounds.accepted, run.rounds.emitted, strict=True), 1):
+        taken = min(accepted, emitted)
+        result += [("draft", number) for _ in range(taken)]
+        result += [("target", number) for _ in range(emitted - taken)]
+    if len(result) != len(run.tokens):
+        raise ValueError(f"rounds account for {len(result)} tokens of {len(run.tokens)}")
+    return result
+
+
+def spans(run: Run, tokenizer: Decoder) -> list[Span]:
+    """The output cut at token boundaries, joined neighbours of one round and source.
+
+    A character whose bytes are spread over tokens (byte-level BPE) goes to the token that completes it: text is decoded
+    from growing prefixes, and a prefix that ends in U+FFFD waits for its next token. Nothing is lost or doubled: the spans'
+    texts join to the decoded whole.
+    """
+    found: list[Span] = []
+    shown = ""
+    for count, (source, number) in enumerate(sources(run), 1):
+        text = tokenizer.decode(run.tokens[:count], skip_special_tokens=False)
+        last = count == len(run.tokens)
+        if not last and (text.endswith("\ufffd") or not text.startswith(shown)):
+            continue
+        new, shown = text[len(shown) :], text
+        if found and (found[-1].source, found[-1].round) == (source, number):
+            new = found.pop().text + new
+        if new:
+            found.append(Span(new, source, number))
+    return found
+
+
+def sample(record: Record, study_dir: Path, config: dict[str, Any]) -> Sample:
+    """A record with its prompt and, where the target's tokenizer is on disk, its spans."""
+    prompt = _prompts(study_dir / "prompts" / f"{record.cell.task}.jsonl").get(record.prompt_id)
+    tokenizer = _tokenizer(record.cell.pair, study_dir, config)
+    found = None
+    if tokenizer is not None:
+        with suppress(ValueError):  # an engine that reports no rounds: the text alone
+            found = spans(record.run, tokenizer)
+    return Sample(record, prompt, found, record.text)
+
+
+def _tokenizer(pair: str, study_dir: Path, config: dict[str, Any]) -> Decoder | None:
+    local = config.get("rows", {}).get("pairs", {}).get(pair, {}).get("target")
+    folders = [study_dir / "models" / pair / "target", *([Path(local)] if local else [])]
+    path = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
+    return _load(path) if path else None
+
+
+@lru_cache(maxsize=4)
+def _load(path: Path) -> Decoder:
+    from tokenizers import Tokenizer
+
+    tokenizer: Decoder = Tokenizer.from_file(str(path))
+    return tokenizer
+
+
+def _prompts(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {str(row["id"]): str(row["prompt"]) for row in rows if "id" in row and "prompt" in row}

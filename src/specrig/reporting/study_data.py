@@ -1,0 +1,131 @@
+"""Everything a study left on disk, read once: configuration, records, environments, what failed and what was skipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specrig.analysis.cells import cells_table
+from specrig.measurement.records import Record, RecordError, read_records
+
+
+@dataclass(slots=True)
+class Job:
+    """One folder `records/<engine>/<pair>/<method>`: its record files by cell slug, and what came of the other cells."""
+
+    engine: str
+    pair: str
+    method: str
+    files: dict[str, Path]
+    failed: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class StudyData:
+    """A study's folder and what is in it."""
+
+    folder: Path
+    config: dict[str, Any]
+    jobs: list[Job]
+
+    @cached_property
+    def cells(self) -> dict[str, list[Record]]:
+        """`Cell.name` -> its records, jobs in path order, cells in the order their index names them."""
+        cells: dict[str, list[Record]] = {}
+        for _, _, records in self.files():
+            if records:
+                cells[records[0].cell.name] = records
+        return cells
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """All records of the study."""
+        return [record for members in self.cells.values() for record in members]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """`analysis.cells.cells_table` of all records."""
+        return cells_table(self.records)
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """Tasks that were measured, in the configuration's order, then the others by first appearance."""
+        measured = list(dict.fromkeys(record.cell.task for record in self.records))
+        wanted = [name for name in names(self.config.get("tasks")) or [] if name in measured]
+        return wanted + [task for task in measured if task not in wanted]
+
+    def files(self) -> Iterator[tuple[Job, Path, list[Record]]]:
+        """Each record file with its job and its records."""
+        for job in self.jobs:
+            for path in job.files.values():
+                yield job, path, list(read_records(path))
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return str(self.config.get("study", self.folder.name))
+
+    def audit(self) -> pd.DataFrame | None:
+        """The audit's verdicts (`audit/*.csv`, stacked), or None while there is no audit."""
+        frames = [pd.read_csv(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
+        frames = [frame for frame in frames if not frame.empty]
+        return pd.concat(frames, ignore_index=True) if frames else None
+
+
+def read_study(folder: Path) -> StudyData:
+    """Read `results/<study>`. Raises RecordError with the cause when there is no study, or a record file is gone or cut.
+
+    Jobs that left the configuration are passed over: their folders may still lie there.
+    """
+    config_path = folder / "study.json"
+    if not config_path.is_file():
+        raise RecordError(f"{config_path} does not exist: is {folder} a study's results folder?")
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    wanted = [names(config.get(key)) for key in ("engines", "pairs", "methods")]
+    jobs = []
+    for job_folder in sorted({path.parent for path in (folder / "records").glob("*/*/*/*.json*")}):
+        parts = job_folder.parts[-3:]
+        if all(allowed is None or part in allowed for part, allowed in zip(parts, wanted, strict=True)):
+            jobs.append(_job(job_folder, *parts))
+    return StudyData(folder, config, jobs)
+
+
+def names(value: Any) -> list[str] | None:
+    """The names in a configuration's list (plain strings, or mappings with a `name`) or mapping; None if it holds none."""
+    if isinstance(value, dict):
+        return [str(key) for key in value]
+    if not isinstance(value, list):
+        return None
+    found = [item.get("name", item.get("method")) if isinstance(item, dict) else item for item in value]
+    strings = [name for name in found if isinstance(name, str)]
+    return strings if strings and len(strings) == len(found) else None
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, hex."""
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def _job(folder: Path, engine: str, pair: str, method: str) -> Job:
+    index_path, environment_path = folder / "index.json", folder / "environment.json"
+    environment = json.loads(environment_path.read_text()) if environment_path.is_file() else {}
+    if not index_path.is_file():
+        # A job cut before its end has no index yet; the cells it finished are whole files.
+        files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
+        return Job(engine, pair, method, files, environment=environment)
+    index = json.loads(index_path.read_text(encoding="utf-8"))
+    files = {slug: folder / Path(entry["records"]).name for slug, entry in index.get("cells", {}).items()}
+    for path in files.values():
+        if not path.is_file():
+            raise RecordError(f"{index_path} names {path.name}, which is not there: measure the job again")
+    failed, skipped = index.get("failed", {}), index.get("skipped", {})
+    return Job(engine, pair, method, files, failed, skipped, environment)

@@ -1,0 +1,101 @@
+"""How things look, in one place: a method keeps its colour and marker in every figure, and its name in every table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+INK = "#22303c"
+"""Text and axes of figures; the report swaps it for the page's own colour, so figures follow light and dark."""
+PAPER = "#fefefe"
+"""Gaps between coloured areas; swapped likewise."""
+GRID = "#b8c2cc"
+
+METHODS = [
+    *["autoregressive", "naive_batching", "draft_model", "adaptive_k", "ngram", "lookahead", "medusa", "medusa2"],
+    *["eagle", "eagle2", "tree", "medusa_draft", "remote_draft", "eagle3", "suffix", "block", "token_recycling"],
+]
+"""Order of methods in tables and legends; a method not named here comes after them, by name."""
+
+# Wong, Nature Methods 8, 441 (2011): told apart by all common kinds of colour blindness, mid-toned enough for light and dark pages.
+PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d", "#6b8e23"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">"]
+TASK_PALETTE = [
+    "#4477aa",
+    "#ee6677",
+    "#228833",
+    "#ccbb44",
+    "#66ccee",
+    "#aa3377",
+]  # Tol's "bright", so no task wears a method's colour
+BASELINES = {"autoregressive": "#7f8c99", "naive_batching": "#a3adb8"}
+
+DAGGER = "†"
+LOSSY_NOTE = "† lossy: its acceptance rule does not keep the target's distribution."
+FAILED_NOTE = "Struck through: the audit found output that differs from the target's own."
+
+
+def method_order(methods: Iterable[str]) -> list[str]:
+    """The different methods, in the order of `METHODS`."""
+    known = {name: number for number, name in enumerate(METHODS)}
+    return sorted(set(methods), key=lambda name: (known.get(name, len(METHODS)), name))
+
+
+def method_colour(method: str) -> str:
+    """A method's colour in every figure of every study."""
+    return BASELINES.get(method) or PALETTE[_number(method) % len(PALETTE)]
+
+
+def method_marker(method: str) -> str:
+    """A method's marker: with more methods than colours, colour and marker together tell them apart."""
+    number = _number(method)
+    return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]
+
+
+def method_name(method: str, *, variant: str = "", lossless: bool = True) -> str:
+    """As it stands in tables: the configuration's own name, its variant, a dagger if it is lossy."""
+    return f"{method}{f' ({variant})' if variant else ''}{'' if lossless else ' ' + DAGGER}"
+
+
+def task_name(task: str) -> str:
+    """As it stands in figures and tables."""
+    return task.replace("_", " ")
+
+
+def task_style(task: str, tasks: list[str]) -> dict[str, Any]:
+    """Colour and marker of a task among a study's tasks."""
+    number = tasks.index(task)
+    return {"color": TASK_PALETTE[number % len(TASK_PALETTE)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def rc() -> Any:
+    """Matplotlib settings: legible at column width, deterministic SVG, text as outlines (needs no font on the reader's side)."""
+    return {
+        "svg.hashsalt": "specrig",
+        "svg.fonttype": "path",
+        "figure.dpi": 100,
+        "savefig.dpi": 160,
+        "savefig.bbox": "tight",
+        "font.size": 11,
+        "legend.title_fontsize": 10,
+        "axes.titlesize": 12,
+        "axes.labelsize": 11,
+        "legend.fontsize": 10,
+        "xtick.labelsize": 10,
+        "ytick.labelsize": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.color": GRID,
+        "grid.linewidth": 0.6,
+        "grid.alpha": 0.6,
+        "axes.axisbelow": True,
+        "legend.frameon": False,
+        **{f"{name}color": INK for name in ("text.", "axes.edge", "axes.label", "xtick.", "ytick.")},
+    }
+
+
+def _number(method: str) -> int:
+    named = [name for name in METHODS if name not in BASELINES]
+    # A method from elsewhere: its name decides, so that it keeps its colour whatever else is in the study.
+    return named.index(method) if method in named else len(named) + sum(method.encode())

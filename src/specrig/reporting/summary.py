@@ -1,0 +1,144 @@
+"""Cells brought down to method × task: the best k of each method, speedups with intervals, the audit's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from specrig.analysis.cells import IDENTITY, by_cell
+from specrig.analysis.speedup import group_times, log_speedups
+from specrig.analysis.statistics import stratified_mean_interval
+from specrig.measurement.records import Record
+
+LEVELS = ["engine", "pair", "temperature", "batch_size", "method", "variant"]
+"""What a row of the method × task tables is, besides its k."""
+
+MEASURES = ["acceptance_length", "acceptance_length_low", "acceptance_length_high", "acceptance_rate", "alpha"]
+MEAN = "geometric_mean"
+
+Key = tuple[Hashable, ...]
+
+
+def cell_logs(records: list[Record]) -> dict[Key, NDArray[np.float64]]:
+    """Cell identity (values of `IDENTITY`) -> log speedups of its groups."""
+    result = {}
+    for members in by_cell(records).values():
+        cell = members[0].cell
+        logs = log_speedups(group_times(members)).to_numpy(dtype=float)
+        result[tuple(getattr(cell, name) for name in IDENTITY)] = logs
+    return result
+
+
+def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of each method's best k, all columns kept.
+
+    Best: of the ks that ran the most tasks, the one with the largest geometric mean speedup over tasks at the lowest temperature
+    (0 where it ran), per engine, pair, batch size, method and variant. Other temperatures show that same k; where it did
+    not run there, their own best. The choice and its speedup come from the same prompts, so the best of many ks is a little
+    flattered: the tables' captions say so.
+    """
+    frame = cells.dropna(subset=["speedup"])
+    if frame.empty:
+        return frame
+    frame = frame.assign(variant=frame["variant"].fillna(""), _log=np.log(frame["speedup"].astype(float)))
+    ranked = frame.groupby([*LEVELS, "k"], as_index=False)["_log"].agg(["count", "mean"])
+    ranked = ranked.sort_values([*LEVELS, "count", "mean", "k"], ascending=[True] * len(LEVELS) + [False, False, True])
+    own = ranked.drop_duplicates(LEVELS)[[*LEVELS, "k"]]
+    others = [level for level in LEVELS if level != "temperature"]
+    coldest = own.sort_values("temperature").drop_duplicates(others)[[*others, "k"]].rename(columns={"k": "_cold"})
+    chosen = own.merge(coldest, on=others)
+    ran = set(map(tuple, ranked[[*LEVELS, "k"]].itertuples(index=False)))
+    chosen["k"] = [
+        row["_cold"] if (*[row[level] for level in LEVELS], row["_cold"]) in ran else row["k"]
+        for row in cast("list[dict[str, Any]]", chosen.to_dict("records"))
+    ]
+    return frame.drop(columns="_log").merge(chosen[[*LEVELS, "k"]], on=[*LEVELS, "k"]).reset_index(drop=True)
+
+
+def speedup_summary(
+    cells: pd.DataFrame, records: list[Record], tasks: list[str], audit: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Speedup by method × task at each method's best k.
+
+    Columns: `LEVELS`, k, lossless, failed (see `audit_failures`); for each task `<task>`, `<task>_low`, `<task>_high`;
+    geometric_mean over the tasks with its 95 % interval (groups redrawn within each task), and `tasks`, how many entered it.
+    """
+    logs = cell_logs(records)
+    best = best_rows(cells)
+    rows = []
+    for key, members in best.groupby([*LEVELS, "k"], sort=False):
+        cell_rows = {str(row["task"]): row for row in cast("list[dict[str, Any]]", members.to_dict("records"))}
+        row = _head(key, members, audit)
+        for task in tasks:
+            found = cell_rows.get(task)
+            for name, column in ((task, "speedup"), (f"{task}_low", "speedup_low"), (f"{task}_high", "speedup_high")):
+                row[name] = found[column] if found else np.nan
+        strata = [logs[tuple(found[name] for name in IDENTITY)] for found in cell_rows.values()]
+        low, high = np.exp(stratified_mean_interval(strata))
+        row[MEAN] = float(np.exp(np.mean([stratum.mean() for stratum in strata])))
+        row |= {f"{MEAN}_low": low, f"{MEAN}_high": high, "tasks": len(strata)}
+        rows.append(row)
+    columns = [*LEVELS, "k", "lossless", "failed"]
+    columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")] + ["tasks"]
+    return _sorted(pd.DataFrame(rows, columns=columns))
+
+
+def acceptance_summary(cells: pd.DataFrame, tasks: list[str], audit: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Acceptance by method × task, the rows of `speedup_summary`.
+
+    Columns: `LEVELS`, k, lossless, failed; for each task `<task>_<measure>` of `MEASURES`; `mean_<measure>`: mean over tasks, each
+    task counting alike (of the measures, not of their intervals).
+    """
+    rows = []
+    for key, members in best_rows(cells).groupby([*LEVELS, "k"], sort=False):
+        cell_rows = {str(row["task"]): row for row in cast("list[dict[str, Any]]", members.to_dict("records"))}
+        row = _head(key, members, audit)
+        for task in tasks:
+            for measure in MEASURES:
+                row[f"{task}_{measure}"] = cell_rows[task][measure] if task in cell_rows else np.nan
+        for measure in ("acceptance_length", "acceptance_rate", "alpha"):
+            row[f"mean_{measure}"] = members[measure].mean()
+        rows.append(row)
+    columns = [*LEVELS, "k", "lossless", "failed"]
+    columns += [f"{task}_{measure}" for task in tasks for measure in MEASURES]
+    columns += [f"mean_{measure}" for measure in ("acceptance_length", "acceptance_rate", "alpha")]
+    return _sorted(pd.DataFrame(rows, columns=columns))
+
+
+def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series:
+    """Which rows of `cells` the audit failed: the one place where its verdict enters the tables.
+
+    audit: a boolean column `passed` and any of `IDENTITY`; a failed row condemns every cell that agrees on the columns
+    it has (an empty entry agrees with all). None, the default everywhere, condemns nothing.
+    """
+    failed = pd.Series(False, index=cells.index)
+    if audit is None or "passed" not in audit:
+        return failed
+    keys = [name for name in IDENTITY if name in audit and name in cells]
+    for verdict in audit[~audit["passed"].astype(bool)].to_dict("records"):
+        match = pd.Series(True, index=cells.index)
+        for name in keys:
+            if pd.notna(verdict[name]) and verdict[name] != "":
+                match &= cells[name] == verdict[name]
+        failed |= match
+    return failed
+
+
+def _head(key: Key, members: pd.DataFrame, audit: pd.DataFrame | None) -> dict[str, Any]:
+    head: dict[str, Any] = dict(zip([*LEVELS, "k"], key, strict=True))
+    head["lossless"] = bool(members["lossless"].all())
+    head["failed"] = bool(audit_failures(members, audit).any())
+    return head
+
+
+def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
+    from specrig.reporting.style import method_order
+
+    order = [level for level in LEVELS if level not in ("method", "variant")]
+    rank = frame["method"].map({name: number for number, name in enumerate(method_order(frame["method"]))})
+    frame = frame.assign(_rank=rank).sort_values([*order, "_rank", "variant"], kind="stable")
+    return frame.drop(columns="_rank").reset_index(drop=True)

@@ -1,0 +1,175 @@
+"""`results/<study>/tables`: cells.csv, and speedup and acceptance as method × task in CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from specrig.measurement.records import write_atomically
+from specrig.reporting import grid
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.study_data import StudyData, read_study
+from specrig.reporting.style import FAILED_NOTE, LOSSY_NOTE, method_name, task_name
+from specrig.reporting.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
+
+FILES = [f"{stem}.{ending}" for stem in ("cells", "speedup", "acceptance") for ending in ("csv", "md", "tex")]
+"""What `write_tables` leaves, whatever the study holds."""
+
+BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts."
+
+
+def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) -> list[Path]:
+    """Compute the tables of `results/<study>` from its records and write `FILES` into `out`; returns their paths.
+
+    CSV files hold full precision, Markdown and LaTeX what people read. audit: see `summary.audit_failures`; None takes the
+    study's own `audit/*.csv` where there is one. Raises RecordError for an unreadable record.
+    """
+    study = read_study(study_dir)
+    audit = study.audit() if audit is None else audit
+    cells = study.table.assign(failed=audit_failures(study.table, audit))
+    speedups = speedup_summary(cells, study.records, study.tasks, audit)
+    acceptance = acceptance_summary(cells, study.tasks, audit)
+    grids = {
+        "cells": (cells, cells_grid(cells, study)),
+        "speedup": (speedups, speedup_grid(speedups, study.tasks, study.name)),
+        "acceptance": (acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
+    }
+    for stem, (frame, shown) in grids.items():
+        write_atomically(out / f"{stem}.csv", frame.to_csv(index=False))
+        write_atomically(out / f"{stem}.md", grid.markdown(shown))
+        write_atomically(out / f"{stem}.tex", grid.latex(shown))
+    return [out / name for name in FILES]
+
+
+def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
+    """`summary.speedup_summary` for people; the best lossless value of a column, per setting, is bold."""
+    levels = varying_levels(summary)
+    settings = [level for level in levels if level not in ("method", "variant")]
+    columns = [*tasks, MEAN]
+    best = {column: _best(summary, column, settings) for column in columns}
+    rows = []
+    for index, row in enumerate(_dicts(summary)):
+        entries = _row_labels(row, levels)
+        for column in columns:
+            note = grid.interval(row[f"{column}_low"], row[f"{column}_high"])
+            bold, struck = bool(best[column].iloc[index]), row["failed"]
+            entries.append(Entry(grid.number(row[column]), note, bold, struck and bool(np.isfinite(row[column]))))
+        rows.append(entries)
+    header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "geometric mean"]
+    return Grid(
+        header=header,
+        rows=rows,
+        labels=len(levels) + 1,
+        caption=(
+            "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over prompts, "
+            f"95 % bootstrap interval over prompts){_setting(summary)}. {BEST_K}"
+        ),
+        label=f"tab:{study}-speedup",
+        notes=_notes(summary),
+    )
+
+
+def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
+    """`summary.acceptance_summary` for people: acceptance length, with the acceptance rate behind it."""
+    levels = varying_levels(summary)
+    rows = []
+    for row in _dicts(summary):
+        entries = _row_labels(row, levels)
+        for name in (*tasks, "mean"):
+            rate = grid.percent(row[f"{name}_acceptance_rate"])
+            length = grid.number(row[f"{name}_acceptance_length"])
+            entries.append(Entry(length, f"({rate})" if rate != "–" else ""))
+        rows.append(entries)
+    header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "mean"]
+    return Grid(
+        header=header,
+        rows=rows,
+        labels=len(levels) + 1,
+        caption=(
+            "Acceptance length τ (tokens per target pass, the target's own token included) and, in brackets, acceptance rate "
+            f"(accepted / drafted tokens){_setting(summary)}. Mean over tasks, each counting alike. {BEST_K}"
+        ),
+        label=f"tab:{study}-acceptance",
+        notes=_notes(summary, struck=False),
+    )
+
+
+def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
+    """The cells with the columns that people look for first."""
+    levels = [*varying_levels(cells), "task"]
+    header = ["k", "prompts", "tokens/s", "baseline tokens/s", "speedup", "τ", "acceptance rate", "predicted", "efficiency"]
+    rows = []
+    for row in _dicts(cells):
+        note = grid.interval(row["speedup_low"], row["speedup_high"])
+        rows.append(
+            [
+                *_row_labels(row, levels),
+                Entry(str(row["prompts"])),
+                Entry(grid.number(row["tokens_per_s"], 1)),
+                Entry(grid.number(row["baseline_tokens_per_s"], 1)),
+                Entry(grid.number(row["speedup"]), note, struck=row["failed"]),
+                Entry(grid.number(row["acceptance_length"])),
+                Entry(grid.percent(row["acceptance_rate"])),
+                Entry(grid.number(row["predicted_speedup"])),
+                Entry(grid.number(row["efficiency"])),
+            ]
+        )
+    return Grid(
+        header=[*(level.replace("_", " ") for level in levels), *header],
+        rows=rows,
+        labels=len(levels) + 1,
+        caption=f"Every measured cell of the study {study.name}{_setting(cells)}.",
+        label=f"tab:{study.name}-cells",
+        notes=_notes(cells),
+    )
+
+
+def varying_levels(frame: pd.DataFrame) -> list[str]:
+    """The levels that a reader must see: method always, the others where they take more than one value."""
+    shown = [level for level in LEVELS if level == "method" or len(frame[level].unique()) > 1]
+    return [level for level in shown if level != "variant"]  # the variant stands behind the method's name
+
+
+def _row_labels(row: dict[str, Any], levels: list[str]) -> list[Entry]:
+    labels = []
+    for level in levels:
+        value = row[level]
+        if level == "method":
+            variant = row["variant"] if isinstance(row["variant"], str) else ""
+            value = method_name(row["method"], variant=variant, lossless=row["lossless"])
+        elif level == "temperature":
+            value = f"{value:g}"
+        elif level == "task":
+            value = task_name(value)
+        labels.append(Entry(str(value)))
+    return [*labels, Entry(str(row["k"]) if row["k"] else "–")]
+
+
+def _best(summary: pd.DataFrame, column: str, settings: list[str]) -> pd.Series:
+    # A lossy or condemned method never wins a column: its speed is not comparable.
+    fair = summary[column].where(summary["lossless"].astype(bool) & ~summary["failed"].astype(bool))
+    top = fair.groupby([summary[level] for level in settings]).transform("max") if settings else fair.max()
+    return (fair == top) & fair.notna()
+
+
+def _setting(frame: pd.DataFrame) -> str:
+    """What all rows share, for the caption."""
+    fixed = []
+    for level in ("engine", "pair", "temperature", "batch_size"):
+        if len(frame[level].unique()) == 1:
+            value = frame[level].iloc[0]
+            shown = f"{value:g}" if level == "temperature" else value
+            fixed.append(f"{level.replace('_', ' ')} {shown}")
+    return f"; {', '.join(fixed)}" if fixed else ""
+
+
+def _notes(frame: pd.DataFrame, *, struck: bool = True) -> list[str]:
+    notes = [] if frame["lossless"].astype(bool).all() else [LOSSY_NOTE]
+    return [*notes, FAILED_NOTE] if struck and frame["failed"].astype(bool).any() else notes
+
+
+def _dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))

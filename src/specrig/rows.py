@@ -1,0 +1,110 @@
+"""`pairs.tsv` and `tasks.tsv`: one row a pair of models, one row a task. No torch here."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from specrig.problems import Problems, nearest
+
+TRAINED = "trained"
+"""In `pairs.tsv`: the DAG trains this model. In results it lies in models/<pair>/{target,draft}."""
+CORPUS = "corpus"
+"""In `tasks.tsv`: the prompts are held-out text of the embedded corpus."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""A name that also serves as a folder: letters, digits, dot, underscore, dash."""
+_none_if_empty = BeforeValidator(lambda value: value or None)
+MaybeText = Annotated[str | None, _none_if_empty]
+
+
+class Pair(BaseModel):
+    """A row of `pairs.tsv`: a target and the draft that speculates for it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pair: Name
+    target: str = Field(min_length=1)
+    """`trained`, a model folder or a hub id."""
+    draft: MaybeText = None
+    """`trained`, a model folder, a hub id, or empty: methods that need a draft cannot run on the pair."""
+    target_revision: MaybeText = None
+    draft_revision: MaybeText = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    notes: str = ""
+
+
+class Task(BaseModel):
+    """A row of `tasks.tsv`: where a task's prompts come from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: Name
+    source: str = Field(min_length=1)
+    """`corpus`, or the path of a .jsonl file."""
+    id_field: str = "id"
+    prompt_field: str = "prompt"
+    reference_field: str = "reference"
+    where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$")] = ""
+    """`field=value`: only the lines whose field has this value; empty: all."""
+    notes: str = ""
+
+
+Row = TypeVar("Row", Pair, Task)
+
+
+def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]:
+    """Rows of a table by name (its first column). Bad rows are added to `problems` and left out."""
+    name_column = next(iter(kind.model_fields))
+    if not file.is_file():
+        problems.row(file, None, "", "no such table", f"create it, or name another one in tables.{name_column}s")
+        return {}
+    with file.open(encoding="utf-8", newline="") as handle:
+        lines = list(csv.reader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
+    header = lines[0] if lines else []
+    required = [name for name, info in kind.model_fields.items() if info.is_required()]
+    absent = [name for name in required if name not in header]
+    for column in absent:
+        problems.row(
+            file, 1, column, "the column is missing", f"add it; the columns are {', '.join(kind.model_fields)}, tab-separated"
+        )
+    for column in header:
+        if column not in kind.model_fields:
+            problems.row(file, 1, column, "unknown column", nearest(column, kind.model_fields))
+    if absent:
+        return {}
+    rows: dict[str, Row] = {}
+    first: dict[str, int] = {}
+    for number, cells in enumerate(lines[1:], 2):
+        if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
+            continue
+        if len(cells) > len(header):
+            problems.row(file, number, "", f"{len(cells)} fields, the header has {len(header)}", "remove the extra tabs")
+            continue
+        # An empty field means the column's default.
+        given: dict[str, Any] = {key: value.strip() for key, value in zip(header, cells, strict=False) if value.strip()}
+        try:
+            row = kind.model_validate({key: value for key, value in given.items() if key in kind.model_fields})
+        except ValidationError as error:
+            for issue in error.errors():
+                problems.row(file, number, str(issue["loc"][0]), issue["msg"], f"you gave {issue['input']!r}")
+            continue
+        name = str(getattr(row, name_column))
+        if name in rows:
+            problems.row(
+                file, number, name_column, f"duplicate row {name!r}", f"line {first[name]} has it already: rename or remove one"
+            )
+            continue
+        rows[name], first[name] = row, number
+    return rows
+
+
+def looks_like_path(model: str) -> bool:
+    """Whether `model` is meant as a folder here rather than as a hub id (`owner/name`)."""
+    path = Path(model)
+    return (
+        model.startswith((".", "~")) or path.is_absolute() or path.is_dir() or len(path.parts) > 2 or Path(path.parts[0]).is_dir()
+    )

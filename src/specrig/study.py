@@ -1,0 +1,289 @@
+"""A study: what to run, typed. Read from YAML, checked before anything starts, expanded into cells. No torch here.
+
+`load_study` reads a config (`configs/*.yaml`) with its tables, or a resolved `results/<study>/study.json`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from specrig.cell import Cell
+from specrig.decoding.drafters import registry as methods
+from specrig.engines import registry as engines
+from specrig.engines.base import PairFiles
+from specrig.problems import StudyError
+from specrig.rows import CORPUS, TRAINED, Name, Pair, Task
+from specrig.tasks.prompts import Prompt, read_prompts
+from specrig.training.recipe import Recipe
+
+__all__ = ["MethodEntry", "Refusal", "Study", "StudyError", "load_study"]
+
+K_RANGE = range(1, 17)
+
+# `k: 4` and `k: [4]` mean the same, so that `--config k=4`-like overrides stay short.
+_listed = BeforeValidator(lambda value: value if isinstance(value, list | tuple) or value is None else [value])
+Names = Annotated[list[str], _listed]
+Temperatures = Annotated[list[Annotated[float, Field(ge=0, le=10)]], _listed]
+BatchSizes = Annotated[list[Annotated[int, Field(ge=1)]], _listed]
+
+
+class Part(BaseModel):
+    """A part of a study: unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Refusal(NamedTuple):
+    """A cell that its engine cannot run, and why."""
+
+    cell: Cell
+    reason: str
+
+
+class MethodEntry(Part):
+    """One entry of `methods:`: a method with its k's and its own options; a list of values of an option is a sweep."""
+
+    method: str
+    k: Annotated[list[int], _listed] = Field(default_factory=lambda: [4])
+    """Draft tokens a round, 1 to 16; methods that use no k ignore it."""
+    temperatures: Temperatures | None = None
+    """Instead of the study's, for this entry; likewise the next three."""
+    tasks: Names | None = None
+    pairs: Names | None = None
+    batch_sizes: BatchSizes | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The method's options (`specrig methods` lists them); they may also stand beside `k`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_options(cls, value: Any) -> Any:
+        """Keys that are not the entry's own are options of the method; `planning` checks their names."""
+        if isinstance(value, str):
+            return {"method": value}
+        if not isinstance(value, dict):
+            return value
+        own = {key: item for key, item in value.items() if key in cls.model_fields}
+        rest = {key: item for key, item in value.items() if key not in cls.model_fields}
+        return {**own, "options": {**(own.get("options") or {}), **rest}} if rest else own
+
+    @property
+    def ks(self) -> list[int]:
+        """The k's of its cells: [0] for a method that uses none."""
+        return self.k if methods()[self.method].uses_k else [0]
+
+    def variants(self) -> list[tuple[str, dict[str, Any]]]:
+        """(label, all options) of every combination. The label names options that are swept or differ from the default.
+
+        So a label does not change when a value is added to a sweep, and measured cells keep their names.
+        """
+        kind = methods()[self.method].Options
+        swept = {name: value for name, value in self.options.items() if is_sweep(kind, name, value)}
+        result = []
+        for values in product(*swept.values()):
+            given = {**self.options, **dict(zip(swept, values, strict=True))}
+            options = kind.model_validate(given)
+            defaults = {name: info.get_default(call_default_factory=True) for name, info in kind.model_fields.items()}
+            named = [name for name in given if name in swept or getattr(options, name) != defaults[name]]
+            label = "-".join(_label(name, getattr(options, name)) for name in sorted(named))
+            result.append((label, options.model_dump(mode="json")))
+        return result
+
+
+def is_sweep(kind: type[BaseModel], name: str, value: Any) -> bool:
+    """Whether `value` lists several values of the option (a list may also be ONE value of an option that is a list)."""
+    if not isinstance(value, list) or name not in kind.model_fields:
+        return False
+    try:
+        TypeAdapter[Any](kind.model_fields[name].annotation or Any).validate_python(value)
+    except ValidationError:
+        return True
+    return False
+
+
+def _label(name: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = "_".join(map(str, value))
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return name + re.sub(r"[^A-Za-z0-9.]+", "_", text)
+
+
+class Tables(Part):
+    """Files with one row a pair and one row a task."""
+
+    pairs: Path = Path("configs/pairs.tsv")
+    tasks: Path = Path("configs/tasks.tsv")
+
+
+class Rows(Part):
+    """The rows of the tables that a study uses; `load_study` fills them in, so that a resolved study stands alone."""
+
+    pairs: dict[str, Pair] = Field(default_factory=dict)
+    tasks: dict[str, Task] = Field(default_factory=dict)
+
+
+class Study(Part):
+    """A resolved study. Every combination of engine, pair, method, k, options, task, temperature and batch size is a cell."""
+
+    study: Name
+    """Its name: results go to results/<study>, the report to reports/<study>."""
+    seed: int = 0
+    engines: Names = Field(default_factory=lambda: ["native"])
+    pairs: Names = Field(default_factory=list)
+    """Rows of pairs.tsv."""
+    tasks: Names = Field(default_factory=list)
+    """Rows of tasks.tsv."""
+    methods: list[MethodEntry] = Field(default_factory=list)
+    temperatures: Temperatures = Field(default_factory=lambda: [0.0])
+    batch_sizes: BatchSizes = Field(default_factory=lambda: [1])
+    prompts: int = 8
+    """Prompts a task."""
+    max_new_tokens: int = Field(128, ge=2)
+    warmup: int = Field(1, ge=0)
+    """Rounds of warm-up, not recorded, before each block of cells."""
+    repeats: int = Field(1, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is a GPU."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; null: all."""
+    training: Recipe = Field(default_factory=lambda: Recipe.model_validate({}))
+    """How `trained` pairs are made."""
+    tables: Tables = Tables()
+    results: Path = Path("results")
+    reports: Path = Path("reports")
+    rows: Rows = Rows()
+
+    @property
+    def root(self) -> Path:
+        """Folder of everything the study makes, but for the report."""
+        return self.results / self.study
+
+    @property
+    def report(self) -> Path:
+        """The report's file."""
+        return self.reports / self.study / "report.html"
+
+    def cells(self) -> list[Cell]:
+        """The cells that will be measured, in the config's order."""
+        refused = {refusal.cell for refusal in self.refusals()}
+        return [cell for cell in self._grid if cell not in refused]
+
+    def refusals(self) -> list[Refusal]:
+        """The cells that their engine cannot run, each with the reason."""
+        return self._refusals
+
+    def jobs(self) -> dict[tuple[str, str, str], list[Cell]]:
+        """(engine, pair, method) -> its cells, which one process measures."""
+        found: dict[tuple[str, str, str], list[Cell]] = {}
+        for cell in self.cells():
+            found.setdefault(cell.job, []).append(cell)
+        return found
+
+    @cached_property
+    def _grid(self) -> list[Cell]:
+        return [cell for _, cell in self.expand()]
+
+    @cached_property
+    def _refusals(self) -> list[Refusal]:
+        # A missing library refuses every cell of its engine; asked once, since looking for it may import.
+        missing = {name: engines()[name].missing() for name in self.engines}
+        reasons = ((cell, missing[cell.engine] or engines()[cell.engine].refuses(cell)) for cell in self._grid)
+        return [Refusal(cell, reason) for cell, reason in reasons if reason is not None]
+
+    def expand(self) -> Iterable[tuple[int, Cell]]:
+        """(index of the entry in `methods`, cell) over the whole grid."""
+        for engine, pair, (index, entry) in product(self.engines, self.pairs, enumerate(self.methods)):
+            if pair not in (entry.pairs or self.pairs):
+                continue
+            for (variant, options), k, task, temperature, batch_size in product(
+                entry.variants(),
+                entry.ks,
+                entry.tasks or self.tasks,
+                entry.temperatures or self.temperatures,
+                entry.batch_sizes or self.batch_sizes,
+            ):
+                yield (
+                    index,
+                    Cell(
+                        engine=engine,
+                        pair=pair,
+                        method=entry.method,
+                        k=k,
+                        task=task,
+                        temperature=temperature,
+                        batch_size=batch_size,
+                        variant=variant,
+                        options=options,
+                    ),
+                )
+
+    def trained(self) -> list[tuple[str, Literal["target", "draft"]]]:
+        """(pair, model) that the DAG trains."""
+        rows = [self.rows.pairs[pair] for pair in self.pairs]
+        found: list[tuple[str, Literal["target", "draft"]]] = [(row.pair, "target") for row in rows if row.target == TRAINED]
+        return found + [(row.pair, "draft") for row in rows if row.draft == TRAINED]
+
+    def model(self, pair: str, model: Literal["target", "draft"], root: Path) -> str | None:
+        """Folder or hub id of a pair's target or draft; None for a draft it does not have."""
+        source: str | None = getattr(self.rows.pairs[pair], model)
+        return str(root / "models" / pair / model) if source == TRAINED else source
+
+    def pair_files(self, pair: str, root: Path) -> PairFiles:
+        """Where the parts of a pair lie; `root` is the study's results folder."""
+        row = self.rows.pairs[pair]
+        target = self.model(pair, "target", root)
+        assert target is not None  # the column is required
+        return PairFiles(
+            name=pair,
+            target=target,
+            draft=self.model(pair, "draft", root),
+            target_revision=row.target_revision,
+            draft_revision=row.draft_revision,
+            dtype=row.dtype,
+        )
+
+    def prompt_file(self, task: str, root: Path) -> Path:
+        """The file with a task's prompts."""
+        source = self.rows.tasks[task].source
+        return root / "prompts" / f"{task}.jsonl" if source == CORPUS else Path(source).expanduser()
+
+    def prompts_of(self, task: str, root: Path) -> list[Prompt]:
+        """The first `prompts` prompts of a task. Raises PromptError for a file that holds none or breaks its format."""
+        row = self.rows.tasks[task]
+        field, _, value = row.where.partition("=")
+        found = read_prompts(
+            self.prompt_file(task, root),
+            prompt_field=row.prompt_field,
+            reference_field=row.reference_field,
+            id_field=row.id_field,
+            where={field: value} if field else None,
+        )
+        return found[: self.prompts]
+
+    def uses_gpu(self) -> bool:
+        """Whether jobs will want a GPU, as far as this machine can tell without torch (it may not be the one they run on)."""
+        return self.device == "cuda" or (self.device == "auto" and Path("/proc/driver/nvidia/version").exists())
+
+    def resolved_device(self) -> str:
+        """`cuda` or `cpu`, as the machine it is asked on has it. Imports torch."""
+        if self.device != "auto":
+            return self.device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Study:
+    """Read and check a study: a config file, a resolved study.json, or a config already read from `files`.
+
+    Raises StudyError, whose message lists every problem with its place and the fix.
+    """
+    from specrig.planning import resolve  # it builds Studies, so it imports this module
+
+    return resolve(config, files)

@@ -1,0 +1,294 @@
+"""MLflow: one writer, after measuring. An experiment a study, a parent run an engine × pair, a child run a cell.
+
+Runs cannot choose their id and names are not unique, so a run is known by its tags `cell` and `record_sha`: a finished run with
+the same ones is left alone, any other run of that cell is replaced. Tracking may fail; measurements do not depend on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from specrig.analysis.acceptance import acceptance_length, acceptance_rate
+from specrig.analysis.cells import IDENTITY, cells_table
+from specrig.analysis.speedup import group_times, log_speedups
+from specrig.cell import digest
+from specrig.measurement.records import Record, write_atomically
+from specrig.reporting.environment import flatten
+from specrig.reporting.figures import training_curves
+from specrig.reporting.study_data import Job, StudyData, file_sha256, read_study
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+MARKER = "tracking-failed.txt"
+"""Left in the study's folder when tracking failed: why, and how to do it again."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One run as it should stand in MLflow. `series`: metric -> its values, one a step (prompt, or training step)."""
+
+    key: str
+    name: str
+    sha: str
+    tags: dict[str, str] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    series: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    artifacts: list[Path] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """What a call did: runs entered new, runs replaced because their record changed, runs left as they were."""
+
+    added: int = 0
+    replaced: int = 0
+    kept: int = 0
+    error: str = ""
+
+
+def track(study_dir: Path) -> Tracked:
+    """Bring MLflow up to date with `results/<study>`. Never raises for MLflow's sake: a measurement is worth more than its log.
+
+    Writes to `MLFLOW_TRACKING_URI` if set, else to `mlflow.db` and `mlartifacts/` in the study's folder. On failure prints
+    a warning, leaves `MARKER` and returns with `error` set; the next call that succeeds takes the marker away.
+    """
+    study_dir = study_dir.resolve()
+    marker = study_dir / MARKER
+    try:
+        done = _track(read_study(study_dir))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        message = (
+            f"MLflow tracking failed ({reason}).\nMeasurements, tables and report are complete without it. "
+            f"To enter the runs later: specrig track --study {study_dir / 'study.json'}"
+        )
+        print(f"warning: {message}", file=sys.stderr)
+        if study_dir.is_dir():
+            write_atomically(marker, message + "\n")
+        return Tracked(error=reason)
+    marker.unlink(missing_ok=True)
+    print(f"MLflow: {done.added} runs added, {done.replaced} replaced, {done.kept} as they were")
+    return done
+
+
+def tracking_uri(study_dir: Path) -> str:
+    """`MLFLOW_TRACKING_URI`, or the study's own SQLite store."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{study_dir.resolve() / 'mlflow.db'}"
+
+
+def _track(study: StudyData) -> Tracked:
+    client = _client(study.folder)
+    experiment = _experiment(client, study)
+    runs = _runs(client, experiment)
+    counts = {"added": 0, "replaced": 0, "kept": 0}
+    for (engine, pair), jobs in _by_pair(study.jobs).items():
+        children = [entry for job in jobs for entry in _cell_entries(study, job)]
+        if engine == next(job.engine for job in study.jobs if job.pair == pair):
+            children += _training_entries(study, pair)  # a model is trained once, whatever engines run it
+        parent = _parent_entry(study, engine, pair, jobs, children)
+        parent_id, changed = _ensure_parent(client, experiment, runs.get(parent.key, []), parent)
+        for child in children:
+            counts[_ensure_child(client, experiment, runs.get(child.key, []), child, parent_id)] += 1
+        counts["added" if not runs.get(parent.key) else "kept"] += 1
+        if changed:  # last, so that a parent says FINISHED with this sha only when its children are in
+            _fill(client, parent_id, parent)
+    return Tracked(added=counts["added"], replaced=counts["replaced"], kept=counts["kept"])
+
+
+def _client(study_dir: Path) -> MlflowClient:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    # A dead server must cost seconds, not MLflow's default minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    for name in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=tracking_uri(study_dir))
+
+
+def _experiment(client: MlflowClient, study: StudyData) -> str:
+    found = client.get_experiment_by_name(study.name)
+    if found is None:
+        own_store = not os.environ.get("MLFLOW_TRACKING_URI")
+        location = (study.folder / "mlartifacts").as_uri() if own_store else None
+        # The kind makes MLflow's pages open on runs and metrics, not on traces.
+        kind = {"mlflow.experimentKind": "custom_model_development"}
+        return str(client.create_experiment(study.name, artifact_location=location, tags=kind))
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return str(found.experiment_id)
+
+
+def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
+    """Runs by their `cell` tag, in one search instead of one a cell."""
+    found: dict[str, list[Run]] = {}
+    token = None
+    while True:
+        page = client.search_runs([experiment], max_results=1000, page_token=token)
+        for run in page:
+            found.setdefault(run.data.tags.get("cell", ""), []).append(run)
+        token = page.token
+        if not token:
+            return found
+
+
+def _ensure_parent(client: MlflowClient, experiment: str, found: list[Run], entry: Entry) -> tuple[str, bool]:
+    """A parent is kept and brought up to date, since its children point at it. Returns (run id, whether it needs filling)."""
+    if found:
+        run = found[0]
+        return run.info.run_id, not _is_current(run, entry)
+    run = client.create_run(experiment, run_name=entry.name, tags={"cell": entry.key})
+    return run.info.run_id, True
+
+
+def _ensure_child(client: MlflowClient, experiment: str, found: list[Run], entry: Entry, parent: str) -> str:
+    """Enter a cell's run unless it is there; returns what was done: added, replaced or kept."""
+    current = [run for run in found if _is_current(run, entry) and run.data.tags.get("mlflow.parentRunId") == parent]
+    for run in found:
+        if run not in current[:1]:
+            # Of a record that has changed, or of a tracker that was cut: out of sight, in MLflow's bin.
+            client.set_tag(run.info.run_id, "superseded", "true")
+            client.delete_run(run.info.run_id)
+    if current:
+        return "kept"
+    tags = {"cell": entry.key, "mlflow.parentRunId": parent}
+    run = client.create_run(experiment, run_name=entry.name, tags=tags)
+    _fill(client, run.info.run_id, entry)
+    return "replaced" if found else "added"
+
+
+def _is_current(run: Run, entry: Entry) -> bool:
+    return run.info.status == "FINISHED" and run.data.tags.get("record_sha") == entry.sha
+
+
+def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
+    """Log everything of an entry in batches, artifacts next, the sha and FINISHED last: a cut run never looks whole."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    now = int(time.time() * 1000)
+    metrics = [Metric(name, value, now, 0) for name, value in entry.metrics.items() if math.isfinite(value)]
+    metrics += [Metric(name, y, now, x) for name, line in entry.series.items() for x, y in line if math.isfinite(y)]
+    params = [Param(name, str(value)[:6000]) for name, value in entry.params.items()]
+    tags = [RunTag(name, value[:5000]) for name, value in entry.tags.items()]
+    for part in _chunks(metrics, 1000):
+        client.log_batch(run, metrics=part)
+    for part in _chunks(params, 100):
+        client.log_batch(run, params=part)
+    for part in _chunks(tags, 100):
+        client.log_batch(run, tags=part)
+    for path in entry.artifacts:
+        folder = path.parent.name if path.parent.name in ("tables", "figures") else None
+        client.log_artifact(run, str(path), artifact_path=folder)
+    client.set_tag(run, "record_sha", entry.sha)
+    client.set_terminated(run, status="FINISHED")
+
+
+def _by_pair(jobs: Iterable[Job]) -> dict[tuple[str, str], list[Job]]:
+    found: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        found.setdefault((job.engine, job.pair), []).append(job)
+    return found
+
+
+def _surroundings(environment: dict[str, Any]) -> dict[str, str]:
+    tags = {f"env.{key}": text for key, text in flatten(environment)}
+    commit = (environment.get("git") or {}).get("commit")
+    tags |= {"mlflow.source.name": "specrig", "mlflow.source.type": "LOCAL"}
+    return tags | ({"mlflow.source.git.commit": str(commit)} if commit else {})
+
+
+def _cell_entries(study: StudyData, job: Job) -> Iterator[Entry]:
+    for path in job.files.values():
+        # `study.cells` has parsed every file already: found by its name, not read again.
+        records = study.cells.get(f"{job.engine}/{job.pair}/{job.method}/{path.stem}")
+        if records:
+            yield _cell_entry(study, job, path, records)
+
+
+def _cell_entry(study: StudyData, job: Job, path: Path, records: list[Record]) -> Entry:
+    cell = records[0].cell
+    row = cast("dict[str, Any]", cells_table(records).iloc[0].to_dict())
+    settings: dict[str, Any] = {key: study.config[key] for key in ("seed", "max_new_tokens") if key in study.config}
+    logs = log_speedups(group_times(records))
+    return Entry(
+        key=cell.name,
+        name=f"{cell.method} {cell.slug}",
+        sha=file_sha256(path),
+        tags={
+            "kind": "cell",
+            "lossless": str(row["lossless"]).lower(),
+            **{name: str(getattr(cell, name)) for name in IDENTITY},
+            **_surroundings(job.environment),
+        },
+        params={
+            **{name: getattr(cell, name) for name in IDENTITY},
+            **{f"option.{name}": value for name, value in cell.options.items()},
+            **settings,
+            "digest": records[0].digest,
+        },
+        metrics={
+            name: float(value)
+            for name, value in row.items()
+            if name not in IDENTITY and isinstance(value, int | float) and not isinstance(value, bool)
+        },
+        series={
+            "prompt/speedup": [(step, math.exp(value)) for step, value in zip(logs.index.tolist(), logs, strict=True)],
+            "prompt/acceptance_rate": [(step, acceptance_rate([record])) for step, record in enumerate(records)],
+            "prompt/acceptance_length": [(step, acceptance_length([record])) for step, record in enumerate(records)],
+            "prompt/tokens": [(step, float(len(record.run.tokens))) for step, record in enumerate(records)],
+            "prompt/ttft_ms": [(step, 1000 * record.run.ttft_s) for step, record in enumerate(records)],
+        },
+        artifacts=[path],
+    )
+
+
+def _training_entries(study: StudyData, pair: str) -> Iterator[Entry]:
+    for path in sorted((study.folder / "models" / pair).glob("*/training.jsonl")):
+        model = path.parent.name
+        curves = training_curves(study.folder / "models")
+        curves = curves[(curves["pair"] == pair) & (curves["model"] == model)]
+        series = {
+            ("loss" if kind == "training" else f"heldout/{kind}"): [
+                (round(x), float(y)) for x, y in zip(line["seconds"], line["loss"], strict=True)
+            ]
+            for kind, line in curves.groupby("kind", sort=False)
+        }
+        yield Entry(
+            key=f"training/{pair}/{model}",
+            name=f"training {model}",
+            sha=file_sha256(path),
+            tags={"kind": "training", "pair": pair, "model": model, "step": "wall time in seconds"},
+            params={"pair": pair, "model": model},
+            series=series,
+            artifacts=[path],
+        )
+
+
+def _parent_entry(study: StudyData, engine: str, pair: str, jobs: list[Job], children: list[Entry]) -> Entry:
+    environment = next((job.environment for job in jobs if job.environment), {})
+    artifacts = [path for name in ("tables", "figures") for path in sorted((study.folder / name).glob("*.*"))]
+    config = study.folder / "study.json"
+    return Entry(
+        key=f"{engine}/{pair}",
+        name=f"{engine} {pair}",
+        sha=digest([*(child.sha for child in children), *(file_sha256(path) for path in (config, *artifacts))]),
+        tags={"kind": "parent", "engine": engine, "pair": pair, "study": study.name, **_surroundings(environment)},
+        artifacts=[config, *artifacts],
+    )
+
+
+def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,1 @@
+"""Training of the embedded pair: corpus, tokenizer, target, draft. `recipe` and `corpus` import without torch."""

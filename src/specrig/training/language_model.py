@@ -1,0 +1,48 @@
+"""Training of the embedded target: its tokenizer and a small Llama on the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from specrig.training import corpus, llama
+from specrig.training.llama import Llama
+from specrig.training.recipe import Recipe
+from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokenizer
+from specrig.training.trainer import Curve, PackedText, autocast, device, evaluate, model_folder, read_heldout, tokenize, train
+
+
+def train_target(recipe: Recipe, corpus_dir: Path, out: Path, progress: bool) -> None:
+    """Train the tokenizer and the target on `corpus_dir` and write the model folder `out` (Hugging Face format, fp32).
+
+    Also writes `out/training.jsonl`, the loss curve. Raises CorpusError for a missing corpus, TrainingError for a corpus
+    shorter than a sequence and for a loss that is not finite.
+    """
+    rows = corpus.read(corpus_dir / "train.jsonl")
+    tokenizer = train_tokenizer((row["text"] for row in rows), recipe.vocabulary)
+    eos = end_of_text(tokenizer)
+    settings, where = recipe.target_training, device()
+    batches = iter(PackedText(tokenize(rows, tokenizer, eos), settings, recipe.seed))
+    heldout = read_heldout(corpus_dir, tokenizer, eos)
+    layers = settings.growth[0].layers if settings.growth else recipe.target.layers
+    model = Llama(recipe.target, tokenizer.get_vocab_size(), layers).initialise(recipe.seed).to(where)
+    with model_folder(out) as folder, Curve(folder / "training.jsonl", "target", settings.steps, progress) as curve:
+        train(model, settings, batches, next_token_loss(model), lambda: evaluate(model, heldout), curve)
+        llama.save(model, folder, eos)
+        save_tokenizer(tokenizer, folder, recipe.target.context)
+
+
+def next_token_loss(model: Llama) -> Callable[[Tensor], Tensor]:
+    """Cross-entropy of `[B, T + 1]` packed tokens, nats a token."""
+    where = model.embedding.device
+
+    def loss(batch: Tensor) -> Tensor:
+        batch = batch.to(where, non_blocking=True)
+        with autocast(where):
+            logits = model.logits(model(batch[:, :-1]))
+        return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+    return loss

@@ -1,0 +1,202 @@
+"""A lean Llama for training: the same function as `transformers.LlamaForCausalLM`, with fewer and larger operations.
+
+Query, key and value are one matrix, gate and up are one matrix, and the output head is the embedding. Saved in Hugging Face
+format under Hugging Face's names; a test holds the two forwards equal. Shapes: B sequences, T tokens, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from specrig.training.recipe import Shape
+
+EPSILON = 1e-5
+ROPE_BASE = 10_000.0
+
+
+class Layer(nn.Module):
+    """One decoder layer: attention and SwiGLU, each behind an RMS norm and added to the residual stream."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        D, intermediate = shape.hidden, shape.intermediate
+        self.heads, self.head_size = shape.heads, D // shape.heads
+        self.attention_norm = nn.Parameter(torch.ones(D))
+        self.qkv = nn.Parameter(torch.empty(3 * D, D))
+        self.out = nn.Parameter(torch.empty(D, D))
+        self.mlp_norm = nn.Parameter(torch.ones(D))
+        self.gate_up = nn.Parameter(torch.empty(2 * intermediate, D))
+        self.down = nn.Parameter(torch.empty(D, intermediate))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`[B, T, D]` -> `[B, T, D]`; `cos` and `sin` are `[T, head size]`."""
+        B, T, D = x.shape
+        normed = F.rms_norm(x, (D,), self.attention_norm, EPSILON)
+        q, k, v = F.linear(normed, self.qkv).view(B, T, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + F.linear(mixed.transpose(1, 2).reshape(B, T, D), self.out)
+        gate, up = F.linear(F.rms_norm(x, (D,), self.mlp_norm, EPSILON), self.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, self.down)
+
+
+class Llama(nn.Module):
+    """The model. `forward` gives the state after the final norm; `logits` applies the tied head."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: Shape, vocabulary: int, layers: int | None = None) -> None:
+        super().__init__()
+        self.shape, self.vocabulary = shape, vocabulary
+        self.embedding = nn.Parameter(torch.empty(vocabulary, shape.hidden))
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(layers or shape.layers))
+        self.norm = nn.Parameter(torch.ones(shape.hidden))
+        head = shape.hidden // shape.heads
+        frequency = ROPE_BASE ** (-torch.arange(0, head, 2).float() / head)
+        angle = torch.outer(torch.arange(shape.context).float(), frequency).repeat(1, 2)
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def initialise(self, seed: int) -> Llama:
+        """Draw the weights: normal with deviation 0.02 for the embedding, 1/sqrt(width) for matrices, outputs at zero."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 1:
+                continue
+            last = name.rsplit(".", 1)[-1]
+            deviation = 0.02 if last == "embedding" else 0.0 if last in ("out", "down") else parameter.shape[1] ** -0.5
+            with torch.no_grad():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)
+        return self
+
+    @torch.no_grad()
+    def grow(self, layers: int) -> None:
+        """Deepen to `layers` without changing the function: each new layer copies the one below, its outputs zero.
+
+        Stacking as in "Stacking Your Transformers" (arXiv:2405.15319), made function-preserving by the zero outputs.
+        """
+        old, grown, last = list(self.layers), [], -1
+        for index in range(layers):
+            source = index * len(old) // layers
+            layer = old[source] if source != last else copy.deepcopy(old[source])
+            if source == last:
+                assert isinstance(layer, Layer)
+                layer.out.zero_()
+                layer.down.zero_()
+            grown.append(layer)
+            last = source
+        self.layers = nn.ModuleList(grown)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`[B, T]` int64 -> `[B, T, D]`, the state after the final norm."""
+        x = F.embedding(tokens, self.embedding)
+        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return F.rms_norm(x, (self.shape.hidden,), self.norm, EPSILON)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[..., D]` -> `[..., V]`."""
+        return F.linear(hidden, self.embedding)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding in Llama's half-split layout (Su et al. 2021; arXiv:2104.09864, section 3.4)."""
+    first, second = x.chunk(2, -1)
+    return x * cos.to(x.dtype) + torch.cat((-second, first), -1) * sin.to(x.dtype)
+
+
+def save(model: Llama, folder: Path, eos: int) -> None:
+    """Write config.json, generation_config.json and model.safetensors (fp32) for `AutoModelForCausalLM`."""
+    shape = model.shape
+    tensors: dict[str, Tensor] = {"model.embed_tokens.weight": model.embedding, "model.norm.weight": model.norm}
+    for index, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
+        prefix = f"model.layers.{index}."
+        q, k, v = layer.qkv.chunk(3)
+        gate, up = layer.gate_up.chunk(2)
+        tensors |= {
+            f"{prefix}input_layernorm.weight": layer.attention_norm,
+            f"{prefix}self_attn.q_proj.weight": q,
+            f"{prefix}self_attn.k_proj.weight": k,
+            f"{prefix}self_attn.v_proj.weight": v,
+            f"{prefix}self_attn.o_proj.weight": layer.out,
+            f"{prefix}post_attention_layernorm.weight": layer.mlp_norm,
+            f"{prefix}mlp.gate_proj.weight": gate,
+            f"{prefix}mlp.up_proj.weight": up,
+            f"{prefix}mlp.down_proj.weight": layer.down,
+        }
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": eos,
+        "eos_token_id": eos,
+        "pad_token_id": eos,
+        "head_dim": shape.hidden // shape.heads,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": shape.intermediate,
+        "max_position_embeddings": shape.context,
+        "mlp_bias": False,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.heads,
+        "rms_norm_eps": EPSILON,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_BASE},
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+        "use_cache": True,
+        "vocab_size": model.vocabulary,
+    }
+    generation = {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": eos, "do_sample": False}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    save_file(
+        {name: tensor.detach().float().cpu().contiguous().clone() for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+def load(folder: Path) -> Llama:
+    """Read a folder that `save` wrote."""
+    config = json.loads((folder / "config.json").read_text())
+    shape = Shape(
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        intermediate=config["intermediate_size"],
+        context=config["max_position_embeddings"],
+    )
+    model = Llama(shape, config["vocab_size"])
+    tensors = load_file(folder / "model.safetensors")
+    state = {"embedding": tensors["model.embed_tokens.weight"], "norm": tensors["model.norm.weight"]}
+    for index in range(shape.layers):
+        get = {name: tensors[f"model.layers.{index}.{name}.weight"] for name in _LAYER_TENSORS}
+        state |= {
+            f"layers.{index}.attention_norm": get["input_layernorm"],
+            f"layers.{index}.qkv": torch.cat([get[f"self_attn.{part}_proj"] for part in "qkv"]),
+            f"layers.{index}.out": get["self_attn.o_proj"],
+            f"layers.{index}.mlp_norm": get["post_attention_layernorm"],
+            f"layers.{index}.gate_up": torch.cat([get["mlp.gate_proj"], get["mlp.up_proj"]]),
+            f"layers.{index}.down": get["mlp.down_proj"],
+        }
+    model.load_state_dict(state)
+    return model
+
+
+_LAYER_TENSORS = (
+    "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip

@@ -1,0 +1,99 @@
+"""The optimiser: Muon for matrices, AdamW for the rest, and the schedule of the learning rate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from specrig.training.recipe import Optimisation
+
+_ITERATIONS = 5
+_SPLITS = {"qkv": 3, "gate_up": 2}
+"""Fused matrices hold that many matrices of the model; each is orthogonalised by itself."""
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Bring the singular values of a batch of matrices near 1 by the quintic Newton-Schulz iteration.
+
+    `[N, rows, columns]` -> the same shape, bfloat16. Coefficients: Keller Jordan, Muon (2024), kellerjordan.github.io/posts/muon.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    X = (matrices.mT if tall else matrices).bfloat16()
+    X = X / (X.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).bfloat16()
+    for _ in range(_ITERATIONS):
+        A = X @ X.mT
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)
+        X = torch.baddbmm(X, B, X, beta=a)
+    return X.mT if tall else X
+
+
+class Optimizer:
+    """Muon and AdamW side by side behind one `step`. Deterministic; the state lives on the parameters' device."""
+
+    def __init__(self, model: nn.Module, settings: Optimisation) -> None:
+        self.settings = settings
+        self.step_number = 0
+        self.parameters: list[nn.Parameter] = []
+        self.matrices: dict[tuple[int, int], list[tuple[nn.Parameter, Tensor, int]]] = {}
+        self.adam: torch.optim.AdamW | None = None
+        self.adopt(model)
+
+    def adopt(self, model: nn.Module) -> None:
+        """Take in the parameters that are new; those known keep their state."""
+        known = {id(parameter) for parameter in self.parameters}
+        new = [(name, parameter) for name, parameter in model.named_parameters() if id(parameter) not in known]
+        adam: list[nn.Parameter] = []
+        for name, parameter in new:
+            self.parameters.append(parameter)
+            last = name.rsplit(".", 1)[-1]
+            if self.settings.optimizer == "muon" and parameter.ndim == 2 and last != "embedding":
+                splits = _SPLITS.get(last, 1)
+                key = (parameter.shape[0] // splits, parameter.shape[1])
+                self.matrices.setdefault(key, []).append((parameter, torch.zeros_like(parameter), splits))
+            else:
+                adam.append(parameter)
+        if self.adam is None:
+            self.adam = torch.optim.AdamW(
+                adam,
+                lr=self.settings.lr,
+                betas=(0.9, 0.95),
+                eps=1e-10,
+                weight_decay=self.settings.weight_decay,
+                fused=True,
+            )
+        elif adam:
+            self.adam.add_param_group({"params": adam})
+
+    def rate(self) -> float:
+        """Share of the peak learning rate at this step: warm-up, stable, linear decay to zero."""
+        steps = self.settings.steps
+        warm = max(1.0, self.settings.warmup * steps)
+        rest = (steps - self.step_number) / max(1.0, self.settings.decay * steps)
+        return min(1.0, (self.step_number + 1) / warm, rest)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Apply the gradients and clear them."""
+        nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        rate = self.rate()
+        assert self.adam is not None
+        for group in self.adam.param_groups:
+            group["lr"] = self.settings.lr * rate
+        self.adam.step()
+        for (rows, columns), members in self.matrices.items():
+            pieces = []
+            for parameter, momentum, splits in members:
+                assert parameter.grad is not None
+                momentum.lerp_(parameter.grad, 0.05)
+                pieces.append(torch.lerp(parameter.grad, momentum, 0.95).view(splits, rows, columns))
+            update = orthogonalise(torch.cat(pieces)).float()
+            scale = self.settings.matrix_lr * rate * max(1.0, rows / columns) ** 0.5
+            start = 0
+            for parameter, _, splits in members:
+                parameter.mul_(1 - self.settings.matrix_lr * rate * self.settings.weight_decay)
+                parameter.view(splits, rows, columns).add_(update[start : start + splits], alpha=-scale)
+                start += splits
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.step_number += 1

@@ -1,0 +1,154 @@
+"""The recipe: the `training:` block of a study's config. Its defaults train the quick embedded pair. No torch here.
+
+Budgets are counted in optimiser steps, never in seconds, so a recipe gives the same models again on the same machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Part(BaseModel):
+    """A block of the recipe: frozen, and unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CorpusSizes(Part):
+    """Characters of training text per task (upper bounds: code and summarization end with the installed sources)."""
+
+    code: int = Field(default=900_000, ge=2_000)
+    summarization: int = Field(default=900_000, ge=2_000)
+    translation: int = Field(default=600_000, ge=2_000)
+    creative_writing: int = Field(default=800_000, ge=2_000)
+
+
+class Corpus(Part):
+    """What text to gather."""
+
+    characters: CorpusSizes = CorpusSizes()
+    heldout_share: float = Field(default=0.1, gt=0, lt=0.5)
+    """Share of files (code, summarization) and of entity combinations (translation, creative writing) never trained on."""
+    heldout_texts: int = Field(default=32, ge=1)
+    """Held-out texts a task for the losses."""
+    prompts: int = Field(default=64, ge=1)
+    """Held-out prompts a task for decoding."""
+
+
+class Shape(Part):
+    """A Llama-architecture model (no biases, tied embeddings, as many key/value heads as heads)."""
+
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=8)
+    heads: int = Field(ge=1)
+    intermediate: int = Field(ge=8)
+    context: int = Field(default=512, ge=16)
+    """Longest sequence the model accepts, in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide_hidden(self) -> Shape:
+        if self.hidden % self.heads or (self.hidden // self.heads) % 2:
+            raise ValueError(f"hidden {self.hidden} must be heads {self.heads} times an even head size")
+        return self
+
+    def parameters(self, vocabulary: int) -> int:
+        """Number of parameters, the tied embedding counted once."""
+        layer = 4 * self.hidden**2 + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        return vocabulary * self.hidden + self.layers * layer + self.hidden
+
+
+class Growth(Part):
+    """A stage of a model that starts shallow and grows: so many layers until that share of the steps."""
+
+    until: float = Field(gt=0, lt=1)
+    layers: int = Field(ge=1)
+
+
+class Optimisation(Part):
+    """How long and how to train one model."""
+
+    steps: int = Field(ge=1)
+    batch: int = Field(default=8, ge=1)
+    """Sequences a step."""
+    sequence: int = Field(default=256, ge=8)
+    """Tokens a sequence."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """`muon`: Muon for the matrices inside the layers, AdamW for embedding and norms. `adamw`: AdamW for all."""
+    matrix_lr: float = Field(default=0.02, gt=0)
+    """Peak learning rate of Muon; unused with `adamw`."""
+    lr: float = Field(default=3e-3, gt=0)
+    """Peak learning rate of AdamW."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup: float = Field(default=0.02, ge=0, le=1)
+    """Share of the steps over which the rate rises."""
+    decay: float = Field(default=0.6, ge=0, le=1)
+    """Share of the steps, at the end, over which it falls linearly to zero (warm-up, stable, decay)."""
+    clip: float = Field(default=1.0, gt=0)
+    """Bound of the gradient's norm."""
+    growth: tuple[Growth, ...] = ()
+    """Stages before the full depth, in order; early steps of a shallow model cost little and teach as much."""
+    evaluations: int = Field(default=4, ge=1)
+    """Held-out evaluations, evenly spread, the last at the end."""
+
+
+class Distillation(Part):
+    """How the draft learns from the target."""
+
+    kl_weight: float = Field(default=0.9, ge=0, le=1)
+    """Loss = kl_weight x KL(target, draft) + (1 - kl_weight) x cross-entropy."""
+    generated_sequences: int = Field(default=256, ge=0)
+    """Continuations of training prompts that the target samples and the draft learns from; 0: corpus only."""
+    generated_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of the steps, at the end, that learn from those continuations; the steps before learn from the corpus."""
+    temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
+    """Sampling temperatures of the continuations, in turn."""
+
+
+class Recipe(Part):
+    """Everything that decides the embedded models of a study."""
+
+    seed: int = 0
+    corpus: Corpus = Corpus()
+    vocabulary: int = Field(default=4096, ge=300)
+    target: Shape = Shape(layers=6, hidden=384, heads=6, intermediate=1024)
+    draft: Shape = Shape(layers=2, hidden=128, heads=2, intermediate=352)
+    target_training: Optimisation = Optimisation(steps=320)
+    draft_training: Optimisation = Optimisation(steps=400)
+    distillation: Distillation = Distillation()
+
+    @model_validator(mode="after")
+    def _sequences_fit(self) -> Recipe:
+        for name, shape, training in (
+            ("target", self.target, self.target_training),
+            ("draft", self.draft, self.draft_training),
+        ):
+            if training.sequence > shape.context:
+                raise ValueError(f"{name}_training.sequence {training.sequence} is longer than {name}.context {shape.context}")
+            stages = training.growth
+            for one, two in itertools.pairwise(stages):
+                if two.until <= one.until or two.layers <= one.layers:
+                    raise ValueError(f"{name}_training.growth: `until` and `layers` must rise from stage to stage")
+            if stages and stages[-1].layers >= shape.layers:
+                raise ValueError(f"{name}_training.growth must stay below {name}.layers ({shape.layers})")
+        if self.draft.context < self.target.context:
+            raise ValueError("draft.context must not be shorter than target.context")
+        return self
+
+
+TINY: dict[str, Any] = {
+    "corpus": {
+        "characters": {"code": 60_000, "summarization": 60_000, "translation": 60_000, "creative_writing": 60_000},
+        "heldout_texts": 8,
+        "prompts": 8,
+    },
+    "vocabulary": 1024,
+    "target": {"layers": 2, "hidden": 96, "heads": 2, "intermediate": 256},
+    "draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 96},
+    "target_training": {"steps": 30, "batch": 4, "evaluations": 2},
+    "draft_training": {"steps": 30, "batch": 4, "evaluations": 2},
+    "distillation": {"generated_sequences": 16},
+}
+"""A pair for tests, trained in seconds: `Recipe.model_validate(TINY)`. It shows that the rules work, not how models behave."""

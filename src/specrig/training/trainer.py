@@ -1,0 +1,248 @@
+"""The training loop that every embedded model shares: packed batches, optimiser, schedule, evaluation, curve, safe folder.
+
+Trained models are a function of the recipe, the corpus and the machine: budgets are steps, and every draw is seeded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from specrig.training import corpus
+from specrig.training.example import TASKS, CorpusError
+from specrig.training.llama import Llama
+from specrig.training.optimizer import Optimizer
+from specrig.training.recipe import Optimisation
+
+_LOG_EVERY_S = 10.0
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot start or has diverged; the message says why and what to change."""
+
+
+def device() -> torch.device:
+    """CUDA when there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def autocast(where: torch.device) -> torch.autocast:
+    """bfloat16 for matrix products; weights, optimiser and losses stay float32."""
+    return torch.autocast(where.type, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Heldout:
+    """Held-out texts of one task: token ids (end-of-text included) and their size in UTF-8 bytes."""
+
+    tokens: list[list[int]]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Held-out loss of every task: nats a token, and bits a byte (which different tokenizers share)."""
+
+    nats: dict[str, float]
+    bits_per_byte: dict[str, float]
+
+
+class PackedText:
+    """Texts joined by end-of-text into one stream, cut into sequences; a new order of the texts each epoch."""
+
+    def __init__(self, texts: Sequence[list[int]], settings: Optimisation, seed: int) -> None:
+        length = sum(map(len, texts))
+        if length <= settings.sequence:
+            raise TrainingError(
+                f"the corpus has {length} tokens, less than one sequence of {settings.sequence}; "
+                "raise corpus.characters or shorten the sequence"
+            )
+        self.texts, self.settings, self.seed = texts, settings, seed
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yield `[batch, sequence + 1]` int64 without end: inputs are `[:, :-1]`, labels `[:, 1:]`."""
+        generator = torch.Generator().manual_seed(self.seed)
+        width, rows = self.settings.sequence + 1, []
+        while True:
+            order = torch.randperm(len(self.texts), generator=generator).tolist()
+            stream = torch.tensor([token for index in order for token in self.texts[index]])
+            for row in stream[: len(stream) // width * width].view(-1, width):
+                rows.append(row)
+                if len(rows) == self.settings.batch:
+                    yield torch.stack(rows)
+                    rows = []
+
+
+def tokenize(rows: Sequence[dict[str, str]], tokenizer: Tokenizer, eos: int) -> list[list[int]]:
+    """Token ids of every row: prompt, completion, end-of-text.
+
+    Prompt and completion are encoded apart, as they are when a model is asked: no token straddles their boundary.
+    """
+    prompts = tokenizer.encode_batch([row["prompt"] for row in rows])
+    completions = tokenizer.encode_batch([row["completion"] for row in rows])
+    return [[*prompt.ids, *completion.ids, eos] for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def read_heldout(corpus_dir: Path, tokenizer: Tokenizer, eos: int) -> dict[str, Heldout]:
+    """Held-out texts of every task, in the order of the tasks."""
+    rows = corpus.read(corpus_dir / "heldout.jsonl")
+    heldout = {}
+    for task in TASKS:
+        mine = [row for row in rows if row["task"] == task]
+        if not mine:
+            raise CorpusError(f"{corpus_dir / 'heldout.jsonl'}: no text of task {task!r}; build the corpus again")
+        heldout[task] = Heldout(tokenize(mine, tokenizer, eos), sum(len(row["text"].encode()) for row in mine))
+    return heldout
+
+
+@torch.no_grad()
+def evaluate(model: Llama, heldout: dict[str, Heldout]) -> Losses:
+    """Held-out loss of every task: the mean over its tokens, each text by itself from its second token on."""
+    nats, bits = {}, {}
+    where = model.embedding.device
+    for task, texts in heldout.items():
+        total, count = 0.0, 0
+        longest_first = sorted(texts.tokens, key=len, reverse=True)
+        for start in range(0, len(longest_first), 16):
+            rows = [tokens[: model.shape.context + 1] for tokens in longest_first[start : start + 16]]
+            batch = torch.zeros(len(rows), len(rows[0]), dtype=torch.int64)
+            labels = torch.full_like(batch, -100)
+            for index, tokens in enumerate(rows):
+                batch[index, : len(tokens)] = torch.tensor(tokens)
+                labels[index, : len(tokens)] = batch[index, : len(tokens)]
+            batch, labels = batch.to(where), labels.to(where)
+            with autocast(where):
+                logits = model.logits(model(batch[:, :-1]))
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum")
+            total, count = total + loss.item(), count + sum(len(tokens) - 1 for tokens in rows)
+        nats[task] = total / count
+        bits[task] = total / math.log(2) / texts.bytes
+    return Losses(nats, bits)
+
+
+class Curve:
+    """Writes `training.jsonl`, one JSON object a line, flushed as it goes, and tells a person how training goes.
+
+    With `progress` on a terminal a bar; otherwise a line every ten seconds.
+    """
+
+    def __init__(self, path: Path, label: str, steps: int, progress: bool) -> None:
+        self.label, self.steps = label, steps
+        self.file = path.open("w", encoding="utf-8")
+        self.start = time.perf_counter()
+        self.spoke = self.start
+        console = Console(stderr=True)
+        self.bar: Progress | None = None
+        if progress and console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(), console=console, transient=True,
+            )  # fmt: skip
+            self.task = self.bar.add_task(label, total=steps, note="")
+            self.bar.start()
+
+    def __enter__(self) -> Curve:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bar:
+            self.bar.stop()
+        self.file.close()
+
+    def write(self, step: int, **values: Any) -> None:
+        """Append a line: the step, the seconds since the start, `values`."""
+        seconds = round(time.perf_counter() - self.start, 3)
+        self.file.write(json.dumps({"step": step, "seconds": seconds, **values}) + "\n")
+        self.file.flush()
+
+    def show(self, step: int, loss: float) -> None:
+        """Report progress to a person."""
+        if self.bar:
+            self.bar.update(self.task, completed=step, note=f"loss {loss:.3f}")
+        elif (now := time.perf_counter()) - self.spoke > _LOG_EVERY_S:
+            self.spoke = now
+            self.say(f"step {step}/{self.steps}, loss {loss:.3f}, {now - self.start:.0f} s")
+
+    def say(self, text: str) -> None:
+        """One line on standard error."""
+        print(f"{self.label}: {text}", file=sys.stderr, flush=True)
+
+
+def train(
+    model: Llama,
+    settings: Optimisation,
+    batches: Iterator[Any],
+    loss_of: Callable[[Any], Tensor],
+    losses: Callable[[], Losses],
+    curve: Curve,
+) -> Losses:
+    """Take `settings.steps` steps and return the last held-out losses.
+
+    `loss_of(batch)` is the mean loss in nats a token; `losses()` evaluates. Raises TrainingError when the loss is not finite.
+    """
+    optimizer = Optimizer(model, settings)
+    due = {round(settings.steps * (i + 1) / settings.evaluations) for i in range(settings.evaluations)}
+    growth = {round(settings.steps * stage.until) for stage in settings.growth}
+    depths = [*(stage.layers for stage in settings.growth[1:]), model.shape.layers]
+    tokens = settings.batch * settings.sequence
+    result: Losses | None = None
+    for step in range(1, settings.steps + 1):
+        if step - 1 in growth:
+            model.grow(depths.pop(0))
+            optimizer.adopt(model)
+        loss = loss_of(next(batches))
+        loss.backward()
+        rate = optimizer.rate()
+        optimizer.step()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(f"{curve.label}: the loss is {value} at step {step}; lower lr and matrix_lr")
+        curve.write(step, tokens=step * tokens, loss=round(value, 5), lr=settings.lr * rate)
+        curve.show(step, value)
+        if step in due:
+            model.eval()
+            result = losses()
+            model.train()
+            curve.write(step, heldout=_rounded(result.nats), bits_per_byte=_rounded(result.bits_per_byte))
+    assert result is not None  # the last step is always due
+    summary = ", ".join(f"{t} {result.nats[t]:.3f} ({result.bits_per_byte[t]:.3f} b/B)" for t in result.nats)
+    curve.say(f"held-out loss after {settings.steps} steps, {time.perf_counter() - curve.start:.0f} s: {summary}")
+    return result
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 5) for name, value in values.items()}
+
+
+@contextmanager
+def model_folder(out: Path) -> Iterator[Path]:
+    """A hidden sibling of `out` to write a model into; renamed to `out` at the end, removed on an error.
+
+    A killed training leaves at most the hidden folder, never a model folder that looks finished; the next one clears it.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.parent / f".{out.name}.unfinished"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        shutil.rmtree(out, ignore_errors=True)
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

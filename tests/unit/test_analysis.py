@@ -1,0 +1,237 @@
+"""Metrics against numbers worked out by hand, and the cost model against a simulated accept/reject process."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import cell_records, simulate
+
+from specrig.analysis import acceptance, cost_model, repetition, speedup, statistics
+from specrig.analysis.cells import COLUMNS, cells_table
+from specrig.cell import Cell
+from specrig.measurement.records import Record, Rounds, Run
+
+CELL = Cell(engine="native", pair="p", method="draft_model", k=3, task="code", temperature=0.0)
+
+
+def run(tokens: int, decode_s: float, rounds: Rounds | None = None, **more: object) -> Run:
+    values = {"ttft_s": 0.1, "prefill_s": 0.1, "overlap": 0.0, "reached": 0, **more}
+    return Run(tokens=list(range(tokens)), stop="length", rounds=rounds or Rounds(), decode_s=decode_s, **values)
+
+
+def record(method: Run, baseline: Run, group: int = 0, repeat: int = 0, cell: Cell = CELL, row: int = 0) -> Record:
+    return Record(
+        cell=cell, digest="d", prompt_id=f"{group}.{row}", group=group, repeat=repeat, seed=0, prompt_tokens=5,
+        text="", baseline_text="", run=method, baseline=baseline,
+    )  # fmt: skip
+
+
+# Three rounds of k = 3: all accepted and a bonus; one accepted and a correction; cut by the limit after one token.
+ROUNDS = Rounds(drafted=[3, 3, 3], depth=[3, 3, 3], accepted=[3, 1, 1], emitted=[4, 2, 1], cut=True)
+WHOLE = run(8, 0.7, ROUNDS, overlap=4.5, reached=6)
+PLAIN = run(8, 1.4, target_passes={1: (7, 1.4)})
+
+
+def test_acceptance_by_hand() -> None:
+    records = [record(WHOLE, PLAIN)]
+    assert acceptance.acceptance_rate(records) == pytest.approx(5 / 9)
+    assert acceptance.acceptance_length(records) == pytest.approx((4 + 2) / 2)  # the cut round is left out
+    assert acceptance.cut_rounds(records) == 1
+    assert acceptance.emitted_lengths(records) == [4, 2]
+    assert acceptance.alpha(records) == pytest.approx(0.75)
+    frame = acceptance.positions(records).set_index("position")
+    assert list(frame["conditional"]) == pytest.approx([1.0, 0.5, 1.0])
+    assert list(frame["unconditional"]) == pytest.approx([1.0, 0.5, 0.5])
+
+
+def test_acceptance_counts_rounds_without_a_draft() -> None:
+    """The n-gram pitfall: 4.0 if the rounds without a match were forgotten."""
+    rounds = Rounds(drafted=[3, 0, 0, 3], depth=[3, 0, 0, 3], accepted=[3, 0, 0, 3], emitted=[4, 1, 1, 4])
+    records = [record(run(11, 1.0, rounds), PLAIN)]
+    assert acceptance.acceptance_length(records) == pytest.approx(2.5)
+    assert acceptance.acceptance_rate(records) == 1.0
+    assert acceptance.positions(records)["unconditional"].tolist() == pytest.approx([0.5] * 3)
+    assert acceptance.positions(records)["conditional"].tolist() == pytest.approx([1.0] * 3)
+
+
+def test_nothing_drafted_is_undefined_not_zero() -> None:
+    rounds = Rounds(drafted=[0, 0], depth=[0, 0], accepted=[0, 0], emitted=[1, 1])
+    records = [record(run(3, 1.0, rounds), PLAIN, group=group) for group in range(3)]
+    assert math.isnan(acceptance.acceptance_rate(records))
+    assert math.isnan(acceptance.alpha(records))
+    assert acceptance.acceptance_length(records) == 1.0
+    assert all(map(math.isnan, acceptance.acceptance_rate_interval(records)))
+    assert acceptance.positions(records).empty
+
+
+def test_tree_nodes_inflate_the_rate_but_not_the_depth_rate() -> None:
+    rounds = Rounds(drafted=[10], depth=[4], accepted=[2], emitted=[3])
+    records = [record(run(4, 1.0, rounds), PLAIN)]
+    assert acceptance.acceptance_rate(records) == pytest.approx(0.2)
+    assert acceptance.depth_acceptance_rate(records) == pytest.approx(0.5)
+
+
+def test_speedup_leaves_out_the_first_token_and_pairs_by_prompt() -> None:
+    fast = record(run(5, 1.0), run(5, 2.0), group=0)  # 2.0x
+    slow = record(run(9, 8.0), run(5, 2.0), group=1)  # 1.0 s a token against 0.5: 0.5x
+    times = speedup.group_times([fast, slow])
+    assert speedup.speedup(times) == pytest.approx(1.0)
+    low, high = speedup.speedup_interval(times)
+    assert (low, high) == pytest.approx((0.5, 2.0))
+    assert speedup.tokens_per_s(times) == pytest.approx((4 + 8) / 9)
+    assert speedup.tokens_per_s(times, "baseline_") == pytest.approx(8 / 4)
+    assert speedup.ms_per_token(times) == pytest.approx(9000 / 12)
+
+
+def test_end_to_end_counts_prefill_and_every_token() -> None:
+    times = speedup.group_times([record(run(10, 0.8, prefill_s=0.2), run(5, 1.0, prefill_s=0.5))])
+    assert speedup.speedup(times, "end_to_end") == pytest.approx((1.5 / 5) / (1.0 / 10))
+
+
+def test_repeats_are_one_unit() -> None:
+    """Mean of logs within a prompt: a prompt measured thrice weighs no more than one measured once."""
+    often = [record(run(5, 1.0), run(5, 4.0), group=0, repeat=repeat) for repeat in range(3)]
+    once = record(run(5, 1.0), run(5, 1.0), group=1)
+    times = speedup.group_times([*often, once])
+    assert speedup.speedup(times) == pytest.approx(2.0)
+    assert len(speedup.log_speedups(times)) == 2
+
+
+def test_batch_times_count_once_for_all_rows() -> None:
+    batch = [record(run(5, 2.0), run(5, 4.0), group=0, row=row) for row in range(2)]
+    times = speedup.group_times(batch)
+    assert len(times) == 1
+    assert speedup.tokens_per_s(times) == pytest.approx(8 / 2)
+    assert speedup.ms_per_token(times) == pytest.approx(500)
+    assert speedup.speedup(times) == pytest.approx(2.0)
+
+
+def test_a_prompt_that_decodes_nothing_has_no_ratio() -> None:
+    times = speedup.group_times([record(run(1, 0.0), run(1, 0.0), group=0), record(run(5, 1.0), run(5, 3.0), group=1)])
+    assert speedup.speedup(times) == pytest.approx(3.0)
+    assert all(map(math.isnan, speedup.speedup_interval(times)))  # one prompt is no spread
+    assert math.isnan(speedup.speedup(times.iloc[:1]))
+
+
+def test_worked_check_of_the_reported_row() -> None:
+    """facts/methods.md: α 0.72, k 5, c 1.24/8.03 predict about 1.73 (175 -> 290 tokens/s is 1.66)."""
+    assert cost_model.expected_tokens(0.72, 5) == pytest.approx(3.07, abs=0.005)
+    assert cost_model.walltime_improvement(0.72, 5, 1.24 / 8.03) == pytest.approx(1.73, abs=0.01)
+
+
+def test_costs_and_prediction_by_hand() -> None:
+    rounds = Rounds(drafted=[3, 3], depth=[3, 3], accepted=[3, 0], emitted=[4, 1])
+    method = run(6, 1.0, rounds, target_passes={4: (2, 0.5)}, draft_passes={1: (6, 0.12)})
+    records = [record(method, run(6, 1.0, target_passes={1: (5, 1.0)}))]
+    costs = cost_model.pass_costs(records)
+    assert costs.target_pass_s == pytest.approx(0.2)
+    assert costs.draft_cost == pytest.approx(0.02 / 0.2)
+    assert costs.draft_cost_per_round == pytest.approx(0.3)
+    assert costs.verify_cost == pytest.approx(0.25 / 0.2)
+    predicted = cost_model.predicted_speedup(acceptance.acceptance_length(records), costs)
+    assert predicted == pytest.approx(2.5 / (3 * 0.1 + 1.25))
+    assert cost_model.efficiency(1.0, predicted) == pytest.approx(1.55 / 2.5)
+
+
+def test_batch_passes_count_once() -> None:
+    rounds = [
+        Rounds(drafted=[3, 3], depth=[3, 3], accepted=[0, 0], emitted=[1, 1]),
+        Rounds(drafted=[3], depth=[3], accepted=[0], emitted=[1]),
+    ]
+    passes = {"target_passes": {4: (2, 0.4)}, "draft_passes": {1: (6, 0.12)}}
+    records = [
+        record(run(3, 1.0, one, **passes), run(3, 1.0, target_passes={1: (2, 0.4)}), row=row) for row, one in enumerate(rounds)
+    ]
+    costs = cost_model.pass_costs(records)
+    assert costs.draft_cost == pytest.approx(0.02 / 0.2)
+    assert costs.verify_cost == pytest.approx(1.0)
+
+
+def test_engines_that_time_no_passes_have_no_prediction() -> None:
+    row = cells_table([record(run(5, 1.0), run(5, 2.0))]).iloc[0]
+    assert row["speedup"] == pytest.approx(2.0)
+    assert np.isnan([row["predicted_speedup"], row["efficiency"], row["verify_cost"], row["loop_share"]]).all()
+
+
+@given(st.floats(0, 1), st.integers(0, 16))
+def test_expected_tokens_is_the_closed_form(alpha: float, k: int) -> None:
+    value = cost_model.expected_tokens(alpha, k)
+    assert 1 <= value <= k + 1
+    if alpha < 0.999:
+        assert value == pytest.approx((1 - alpha ** (k + 1)) / (1 - alpha), rel=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0.05, 0.95), st.integers(1, 8), st.integers(0, 10_000))
+def test_simulated_process_agrees_with_leviathan(alpha: float, k: int, seed: int) -> None:
+    """τ of a simulated accept/reject process is eq. (1), its rate E[accepted]/k, its per-position acceptance α and α^i."""
+    simulated = simulate(alpha, k, 12_000, np.random.default_rng(seed))
+    records = [record(simulated, PLAIN)]
+    rounds = len(simulated.rounds.emitted)
+    expected = cost_model.expected_tokens(alpha, k)
+    noise = 5 * (k + 1) / 2 / math.sqrt(rounds)  # five standard errors of a mean that lies in 1 … k + 1
+    assert abs(acceptance.acceptance_length(records) - expected) < noise
+    assert abs(acceptance.acceptance_rate(records) - (expected - 1) / k) < noise
+    frame = acceptance.positions(records)
+    assert abs(frame["conditional"].iloc[0] - alpha) < 5 * 0.5 / math.sqrt(rounds)
+    assert frame["unconditional"].to_numpy() == pytest.approx(
+        alpha ** frame["position"].to_numpy(), abs=5 * 0.5 / math.sqrt(rounds)
+    )
+    assert acceptance.alpha(records) == pytest.approx(alpha)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.2, 5.0), min_size=2, max_size=12))
+def test_interval_holds_the_mean_and_is_seeded(ratios: list[float]) -> None:
+    logs = np.log(ratios)
+    low, high = statistics.mean_interval(logs)
+    assert low <= logs.mean() + 1e-9 and logs.mean() - 1e-9 <= high
+    assert min(logs) - 1e-9 <= low and high <= max(logs) + 1e-9
+    assert statistics.mean_interval(logs) == (low, high)
+
+
+def test_interval_covers_about_as_often_as_it_says() -> None:
+    random = np.random.default_rng(0)
+    intervals = [statistics.mean_interval(random.normal(0.5, 0.2, 25), resamples=400) for _ in range(300)]
+    covered = np.mean([low <= 0.5 <= high for low, high in intervals])
+    assert 0.88 < covered < 0.98
+
+
+def test_strata_are_redrawn_within_themselves() -> None:
+    """Two tasks, each without spread: the mean over tasks has none either, however far apart they lie."""
+    low, high = statistics.stratified_mean_interval([[0.0, 0.0, 0.0], [1.0, 1.0]])
+    assert (low, high) == (0.5, 0.5)
+
+
+def test_repeated_ngrams() -> None:
+    assert repetition.repeated_ngrams([[1, 2, 3, 4, 5, 6]]) == 0
+    assert repetition.repeated_ngrams([[1, 2, 1, 2, 1, 2, 1, 2]]) == pytest.approx(3 / 5)
+    assert repetition.repeated_ngrams([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0  # within an output, not between outputs
+    assert math.isnan(repetition.repeated_ngrams([[1, 2, 3]]))
+    assert repetition.distinct_ngrams([[1, 1, 1], [1, 1, 2]]) == pytest.approx(2 / 4)
+
+
+def test_cells_table_columns_and_values() -> None:
+    first = CELL.model_copy(update={"task": "code", "k": 4})
+    other = first.model_copy(update={"k": 0, "method": "autoregressive"})
+    frame = cells_table([*cell_records(first, alpha=0.7, repeats=2), *cell_records(other, alpha=0.0)])
+    assert list(frame.columns[: len(COLUMNS)]) == COLUMNS
+    drafted, plain = (row for _, row in frame.iterrows())
+    assert (drafted["prompts"], drafted["repeats"], drafted["tokens"]) == (6, 2, 6 * 2 * 64)
+    assert drafted["speedup_low"] < drafted["speedup"] < drafted["speedup_high"]
+    assert drafted["draft_cost"] == pytest.approx(5e-4 / 6e-3, rel=0.05)
+    assert 0.9 < drafted["efficiency"] < 1.1
+    assert drafted["cut_rounds"] <= 12
+    assert drafted[["target_share", "draft_share", "loop_share"]].sum() == pytest.approx(1)
+    assert plain["acceptance_length"] == 1 and plain["efficiency"] == pytest.approx(1, abs=0.03)
+    assert pd.isna(plain["acceptance_rate"]) and pd.isna(plain["draft_cost"])
+
+
+def test_empty_study_has_an_empty_table() -> None:
+    assert cells_table([]).empty
+    assert list(cells_table([]).columns[: len(COLUMNS)]) == COLUMNS

@@ -1,0 +1,91 @@
+"""The command line: verbs, exit codes, and errors without tracebacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specrig import cli, study
+from specrig.decoding.drafters import registry
+from specrig.measurement.records import RecordError
+
+
+def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plan", "configs/test.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "study test" in shown
+    assert "6 cells in 2 jobs" in shown
+
+
+def test_methods_lists_the_registry(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.run(["methods"]) == 0
+    shown = capsys.readouterr().out
+    for name in (*registry(), "native"):
+        assert name in shown
+
+
+def test_where_says_where_the_report_is(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["where", "configs/test.yaml"]) == 0
+    assert capsys.readouterr().out.split() == ["Report:", "reports/test/report.html", "Results:", "results/test"]
+
+
+def test_a_bad_study_exits_2_with_the_fix(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("configs/test.yaml")
+    path.write_text(path.read_text().replace("draft_model", "draft_modle"))
+    assert cli.run(["plan", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean 'draft_model'?" in error
+    assert "Traceback" not in error
+    assert len(error.splitlines()) < 10
+
+
+def test_an_unknown_verb_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["mesure"]) == 2
+    assert "mesure" in capsys.readouterr().err
+
+
+def test_training_what_the_study_does_not_train(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["train", "--study", "configs/test.yaml", "--pair", "other", "--model", "draft"]) == 2
+    assert "it trains: embedded target, embedded draft" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "expected"),
+    [
+        (KeyboardInterrupt(), 130, "Finished cells are kept"),
+        (RecordError("records/a.jsonl:3: not a record"), 2, "a.jsonl:3"),
+        (PermissionError(13, "Permission denied", "results/x"), 2, "results/x: Permission denied"),
+        (OSError(28, "No space left on device"), 2, "No space left"),
+        (RuntimeError("surprise"), 1, "SPECRIG_DEBUG=1"),
+    ],
+)
+def test_errors_are_short(
+    error: BaseException,
+    code: int,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.delenv("SPECRIG_DEBUG", raising=False)
+    monkeypatch.setattr(study, "load_study", fail)
+    assert cli.run(["plan", "x.yaml"]) == code
+    shown = capsys.readouterr().err
+    assert expected in shown
+    assert "Traceback" not in shown
+
+
+def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECRIG_DEBUG", "1")
+    monkeypatch.setattr(study, "load_study", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.run(["plan", "x.yaml"])
+
+
+def test_schema_writes_where_asked(tmp_path: Path) -> None:
+    assert cli.run(["schema", "--folder", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"study.schema.json", "pairs.schema.json", "tasks.schema.json"}

@@ -1,0 +1,155 @@
+"""The embedded corpus: nothing held out is trained on, the split is stable, the text is what it says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specrig.tasks import read_prompts
+from specrig.training import corpus
+from specrig.training.example import TASKS, CorpusError, Example
+from specrig.training.recipe import TINY, Recipe
+
+Rows = list[dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("study")
+    corpus.build(Recipe.model_validate(TINY), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def train(built: Path) -> Rows:
+    return corpus.read(built / "corpus" / "train.jsonl")
+
+
+def test_every_task_has_training_text_heldout_text_and_prompts(built: Path, train: Rows) -> None:
+    heldout = corpus.read(built / "corpus" / "heldout.jsonl")
+    wanted = Recipe.model_validate(TINY).corpus
+    for task in TASKS:
+        size = sum(len(row["text"]) for row in train if row["task"] == task)
+        assert size >= getattr(wanted.characters, task)
+        assert any(row["task"] == task for row in heldout)
+        prompts = read_prompts(built / "prompts" / f"{task}.jsonl")
+        assert len(prompts) == wanted.prompts
+        assert all(prompt.reference.strip() for prompt in prompts)
+    assert all(row["text"] == row["prompt"] + row["completion"] for row in train + heldout)
+
+
+def test_no_heldout_prompt_occurs_in_the_training_text(built: Path, train: Rows) -> None:
+    text = "\0".join(row["text"] for row in train)
+    heldout = [row["prompt"] for row in corpus.read(built / "corpus" / "heldout.jsonl")]
+    prompts = [prompt.text for task in TASKS for prompt in read_prompts(built / "prompts" / f"{task}.jsonl")]
+    assert train[0]["prompt"] in text  # the check below can fail
+    assert [prompt for prompt in heldout + prompts if prompt.strip() in text] == []
+
+
+def test_heldout_texts_come_from_files_and_entities_of_their_own(built: Path, train: Rows) -> None:
+    trained = {(row["task"], row["source"]) for row in train}
+    heldout = corpus.read(built / "corpus" / "heldout.jsonl")
+    assert {(row["task"], row["source"]) for row in heldout}.isdisjoint(trained)
+    # Translation holds out phrases one by one: none of a held-out list's is trained on in another list.
+    phrases = {phrase for task, source in trained if task == "translation" for phrase in source.split(" + ")}
+    mine = [row["source"].split(" + ") for row in heldout if row["task"] == "translation"]
+    assert mine and all(phrases.isdisjoint(row) for row in mine)
+
+
+def test_prompts_and_losses_use_different_heldout_texts(built: Path) -> None:
+    heldout = {row["prompt"] for row in corpus.read(built / "corpus" / "heldout.jsonl")}
+    assert all(prompt.text not in heldout for task in TASKS for prompt in read_prompts(built / "prompts" / f"{task}.jsonl"))
+
+
+def test_the_same_seed_gives_the_same_files_under_another_hash_seed(built: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, json; from pathlib import Path; from specrig.training import corpus\n"
+        "from specrig.training.recipe import TINY, Recipe\n"
+        "corpus.build(Recipe.model_validate(TINY), Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, "PYTHONHASHSEED": "4242"})
+    for file in ("corpus/train.jsonl", "corpus/heldout.jsonl", *(f"prompts/{task}.jsonl" for task in TASKS)):
+        one, two = (hashlib.sha256((root / file).read_bytes()).hexdigest() for root in (built, tmp_path))
+        assert one == two, file
+
+
+def test_another_seed_holds_out_something_else(train: Rows) -> None:
+    other, _ = corpus.gather("creative_writing", Recipe.model_validate({**TINY, "seed": 1}))
+    mine = {row["source"] for row in train if row["task"] == "creative_writing"}
+    assert {example.source for example in other} != mine
+
+
+def test_a_copied_function_is_not_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examples(seed: int, share: float) -> list[Example]:
+        trained = [Example("code", f"def f{i}():\n", "    body\n" * 300, "a.py", False) for i in range(40)]
+        held = [Example("code", f"def g{i}():\n", f"    other{i}\n", "b.py", True) for i in range(20)]
+        copies = [Example("code", f"def f{i}():\n", f"    fresh{i}\n", "b.py", True) for i in range(10)]
+        same_body = [Example("code", f"def h{i}():\n", "    body\n", "b.py", True) for i in range(5)]
+        return trained[:3] + copies + same_body + held + trained[3:]
+
+    monkeypatch.setitem(corpus.SOURCES, "code", examples)
+    _, heldout = corpus.gather("code", Recipe.model_validate(TINY))
+    assert {example.prompt[4] for example in heldout} == {"g"}
+
+
+def test_too_few_heldout_examples_are_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        corpus.SOURCES, "code", lambda seed, share: iter([Example("code", "def f():\n", "    pass\n", "a", False)])
+    )
+    with pytest.raises(CorpusError, match=r"task 'code': only 0 held-out .* lower corpus\.prompts"):
+        corpus.gather("code", Recipe.model_validate(TINY))
+
+
+def test_a_failed_build_leaves_the_old_corpus(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (built / "corpus" / "train.jsonl").read_bytes()
+    monkeypatch.setattr(corpus, "_write", lambda path, rows: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        corpus.build(Recipe.model_validate(TINY), built)
+    assert (built / "corpus" / "train.jsonl").read_bytes() == before
+    assert sorted(path.name for path in built.iterdir()) == ["corpus", "prompts"]
+
+
+def test_missing_and_empty_corpus_files_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="specrig corpus"):
+        corpus.read(tmp_path / "train.jsonl")
+    (tmp_path / "train.jsonl").write_text("")
+    with pytest.raises(CorpusError, match="is empty"):
+        corpus.read(tmp_path / "train.jsonl")
+
+
+def test_stories_vary(train: Rows) -> None:
+    stories = [row["completion"].split() for row in train if row["task"] == "creative_writing"]
+    eights = [tuple(words[i : i + 8]) for words in stories for i in range(len(words) - 7)]
+    assert len(set(eights)) / len(eights) > 0.7
+    assert all("{" not in row["text"] for row in train if row["task"] == "creative_writing")
+
+
+def test_translations_pair_line_by_line_in_all_languages(train: Rows) -> None:
+    rows = [row for row in train if row["task"] == "translation"]
+    languages = {row["prompt"].splitlines()[0].removeprefix("Translate from English to ") for row in rows}
+    assert languages == {"German.", "Czech.", "Turkish.", "Chinese."}
+    for row in rows:
+        english = row["prompt"].split("\n\n")[1].splitlines()
+        assert len(english) == len(row["completion"].splitlines())
+
+
+def test_code_completes_its_prompt_to_valid_python(train: Rows) -> None:
+    code = [row for row in train if row["task"] == "code"]
+    failed = 0
+    for row in code:
+        try:
+            compile(row["text"], "text", "exec", dont_inherit=True)
+        except SyntaxError:
+            failed += 1
+    assert failed <= len(code) * 0.05  # a few bodies hold text that dedenting breaks
+
+
+def test_rows_are_json_lines_that_keep_the_boundary(built: Path) -> None:
+    line = (built / "corpus" / "train.jsonl").read_text(encoding="utf-8").split("\n")[0]
+    assert set(json.loads(line)) == {"task", "text", "prompt", "completion", "source"}

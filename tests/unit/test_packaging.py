@@ -1,0 +1,69 @@
+"""pyproject.toml states ranges, the locks pin, environment.yml points at the lock: held together here."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+
+@pytest.fixture(scope="module")
+def project(repository: Path) -> dict:
+    return tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+
+
+def pins(file: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in file.read_text().splitlines():
+        if not line or line.startswith(("#", "-r ")):
+            continue
+        name, version = re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s+]+)", line).groups()
+        assert canonicalize_name(name) not in found, f"{name} is pinned twice"
+        found[canonicalize_name(name)] = version
+    return found
+
+
+@pytest.mark.parametrize("dev", [False, True])
+def test_every_dependency_is_pinned_within_its_range(repository: Path, project: dict, dev: bool) -> None:
+    lock = pins(repository / "requirements.lock")
+    requirements = project["optional-dependencies"]["dev"] if dev else project["dependencies"]
+    if dev:
+        extra = pins(repository / "requirements-dev.lock")
+        assert not lock.keys() & extra.keys()
+        lock |= extra
+    for requirement in map(Requirement, requirements):
+        version = lock[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(Version(version)), f"{requirement} is pinned to {version}"
+
+
+def test_the_lock_serves_cpu_and_cuda_builds_of_torch(repository: Path) -> None:
+    lock = pins(repository / "requirements.lock")
+    assert "+" not in lock["torch"]
+    assert not [name for name in lock if name.startswith(("nvidia-", "cuda-", "triton")) and name != "nvidia-ml-py"]
+    assert not lock.keys() & {"torchvision", "torchaudio"}
+
+
+def test_the_conda_environment_names_no_version_of_its_own(repository: Path, project: dict) -> None:
+    environment = yaml.safe_load((repository / "environment.yml").read_text())
+    python, pip, nested = environment["dependencies"]
+    assert python == f"python {project['requires-python']}"
+    assert pip == "pip"
+    assert nested == {"pip": ["-r requirements.lock", "--no-deps -e ."]}
+
+
+def test_no_file_names_a_registry(repository: Path) -> None:
+    for name in ("Makefile", "environment.yml", "requirements.lock", "requirements-dev.lock", "pyproject.toml", ".ci/run"):
+        text = (repository / name).read_text()
+        assert not re.search(r"index-url|https?://|find-links", text), name
+
+
+def test_make_help_lists_the_targets_of_the_readme(repository: Path) -> None:
+    makefile, readme = (repository / "Makefile").read_text(), (repository / "README.md").read_text()
+    targets = set(re.findall(r"^([a-z]+):.*##", makefile, flags=re.M))
+    assert set(re.findall(r"`make ([a-z]+)", readme)) <= targets

@@ -1,0 +1,230 @@
+"""Studies: what they expand into, and how each mistake is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import Field
+
+from specrig.decoding import drafters
+from specrig.decoding.drafters.autoregressive import Autoregressive
+from specrig.decoding.types import MethodOptions
+from specrig.engines.native import Native
+from specrig.listing import SCHEMAS, schema_text
+from specrig.study import StudyError, load_study
+
+BASE: dict[str, Any] = {
+    "study": "trial",
+    "pairs": ["embedded"],
+    "tasks": ["code", "translation"],
+    "methods": [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": 3}],
+}
+
+
+def written(**changes: Any) -> Path:
+    """A config file in the working directory: BASE with changes; None removes a key."""
+    config = {key: value for key, value in {**BASE, **changes}.items() if value is not None}
+    path = Path("configs/trial.yaml")
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return path
+
+
+def problem_of(**changes: Any) -> str:
+    with pytest.raises(StudyError) as caught:
+        load_study(written(**changes))
+    return str(caught.value)
+
+
+def test_cells_are_every_combination(workplace: Path) -> None:
+    study = load_study(written(temperatures=[0, 1]))
+    names = [cell.name for cell in study.cells()]
+    assert len(names) == len(set(names)) == 2 * 2 * 2 + 1 * 2 * 2
+    assert "native/embedded/draft_model/code-k4-t1-b1" in names
+    assert list(study.jobs()) == [("native", "embedded", "draft_model"), ("native", "embedded", "ngram")]
+    assert study.refusals() == []
+
+
+def test_an_entry_overrides_temperatures_and_tasks(workplace: Path) -> None:
+    entries = [{"method": "ngram", "k": 2, "temperatures": 1, "tasks": "code"}]
+    assert [cell.slug for cell in load_study(written(methods=entries)).cells()] == ["code-k2-t1-b1"]
+
+
+def test_a_list_of_an_option_is_a_sweep_with_labels(workplace: Path) -> None:
+    cells = load_study(written(tasks=["code"], methods=[{"method": "ngram", "k": 2, "n": [2, 3]}])).cells()
+    assert [(cell.variant, cell.options["n"]) for cell in cells] == [("n2", 2), ("n3", 3)]
+    assert all(cell.options["min_n"] == 1 for cell in cells), "defaults are part of a cell"
+    longer = load_study(written(tasks=["code"], methods=[{"method": "ngram", "k": 2, "n": [2, 3, 4]}])).cells()
+    assert longer[:2] == cells, "a longer sweep keeps the cells it had"
+
+
+def test_an_option_that_is_a_list_is_swept_by_a_list_of_lists(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Branching(Autoregressive):
+        name = "branching"
+        uses_k = True
+
+        class Options(MethodOptions):
+            branches: list[int] = Field(default_factory=lambda: [2, 1])
+
+    registry = {**drafters.registry(), "branching": Branching}
+    monkeypatch.setattr("specrig.study.methods", lambda: registry)
+    monkeypatch.setattr("specrig.checks.methods", lambda: registry)
+    monkeypatch.setattr("specrig.engines.native.registry", lambda: registry)
+    one = load_study(written(tasks=["code"], methods=[{"method": "branching", "branches": [4, 2]}])).cells()
+    assert [cell.options["branches"] for cell in one] == [[4, 2]]
+    two = load_study(written(tasks=["code"], methods=[{"method": "branching", "branches": [[4, 2], [3]]}])).cells()
+    assert [cell.variant for cell in two] == ["branches4_2", "branches3"]
+
+
+def test_a_method_without_k_has_one_cell_a_task(workplace: Path) -> None:
+    assert {cell.k for cell in load_study(written(methods=["autoregressive"])).cells()} == {0}
+
+
+def test_a_resolved_study_stands_alone(workplace: Path) -> None:
+    study = load_study(written())
+    Path("study.json").write_text(study.model_dump_json())
+    Path("configs/pairs.tsv").unlink()
+    again = load_study(Path("study.json"))
+    assert again == study
+    assert again.cells() == study.cells()
+    assert again.pair_files("embedded", again.root).target == "results/trial/models/embedded/target"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"study": None}, ["the study has no name", "add `study: <name>`"]),
+        ({"study": "a/b"}, ["trial.yaml:1", "not a name that can be a folder"]),
+        ({"promts": 3}, ["unknown key 'promts'", "did you mean 'prompts'?"]),
+        ({"training": {"target": {"layers": 2, "hiden": 4}}}, ["training.target.hiden", "did you mean 'hidden'?"]),
+        ({"pairs": ["embeded"]}, ["unknown pair 'embeded'", "did you mean 'embedded'?", "add a row"]),
+        ({"tasks": ["cod"]}, ["unknown task 'cod'", "did you mean 'code'?"]),
+        ({"engines": ["nativ"]}, ["unknown engine 'nativ'", "did you mean 'native'?"]),
+        ({"methods": [{"method": "draft_modle"}]}, ["methods[0].method", "did you mean 'draft_model'?"]),
+        ({"methods": [{"method": "ngram", "k": 0}]}, ["k = 0 is outside 1 to 16"]),
+        ({"methods": [{"method": "ngram", "k": [4, 17]}]}, ["k = 17 is outside 1 to 16"]),
+        ({"methods": [{"method": "ngram", "k": "four"}]}, ["methods[0].k", "you gave 'four'"]),
+        ({"methods": [{"method": "ngram", "min_m": 2}]}, ["unknown option 'min_m'", "did you mean 'min_n'?"]),
+        ({"methods": [{"method": "ngram", "temperatues": [1]}]}, ["did you mean 'temperatures'?"]),
+        ({"methods": [{"method": "ngram", "n": [2, 99]}]}, ["methods[0].n", "you gave 99"]),
+        ({"methods": [{"method": "ngram", "n": 2, "min_n": 3}]}, ["min_n 3 is above n 2"]),
+        ({"methods": [{"method": "ngram"}, {"method": "ngram"}]}, ["is there already, from methods[0]"]),
+        ({"methods": [{"method": "ngram", "k": [4, 4]}]}, ["4 stands there 2 times"]),
+        ({"methods": [{"method": "ngram", "tasks": "summarization"}]}, ["not one of the study's"]),
+        ({"methods": []}, ["names no method"]),
+        ({"tasks": ["code", "code"]}, ["'code' stands there 2 times"]),
+        ({"temperatures": []}, ["temperatures", "an empty list leaves no cells"]),
+        ({"temperatures": [-1]}, ["temperatures[0]", "greater than or equal to 0"]),
+        ({"prompts": 0}, ["leave every task without a prompt", "give 1 or more"]),
+        ({"prompts": 10_000}, ["the corpus holds back", "raise training.corpus.prompts"]),
+        ({"device": "gpu"}, ["device", "'auto', 'cpu' or 'cuda'"]),
+        ({"results": "configs/pairs.tsv"}, ["pairs.tsv is a file, no folder"]),
+        ({"tables": {"pairs": "configs/nowhere.tsv"}}, ["nowhere.tsv", "no such table"]),
+    ],
+)
+def test_mistakes_are_named_with_their_place_and_the_fix(workplace: Path, changes: dict[str, Any], expected: list[str]) -> None:
+    message = problem_of(**changes)
+    for text in expected:
+        assert text in message
+    assert "→" in message
+
+
+def test_all_problems_are_listed_at_once_with_lines(workplace: Path) -> None:
+    message = problem_of(promts=3, tasks=["cod"], methods=[{"method": "ngram", "k": 0}, {"method": "lokahead"}])
+    assert message.startswith("4 problems in the study:")
+    assert "configs/trial.yaml:5: tasks[0]" in message
+    assert "configs/trial.yaml:8: methods[0].k" in message
+
+
+def test_a_missing_config_names_those_that_exist(workplace: Path) -> None:
+    with pytest.raises(StudyError, match=r"did you mean 'configs/quick\.yaml'"):
+        load_study(Path("configs/quik.yaml"))
+
+
+def test_bad_yaml_is_named_by_line(workplace: Path) -> None:
+    path = Path("configs/bad.yaml")
+    path.write_text("study: a\npairs: [embedded\ntasks: b\n")
+    with pytest.raises(StudyError, match=r"bad\.yaml:3.*not valid YAML"):
+        load_study(path)
+
+
+PAIRS = "pair\ttarget\tdraft\tdtype\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (PAIRS + "embedded\ttrained\ttrained\t\nembedded\ta\tb\t\n", ["pairs.tsv:3", "duplicate row 'embedded'", "line 2"]),
+        ("pair\tdraft\nembedded\ttrained\n", ["pairs.tsv:1: target: the column is missing", "tab-separated"]),
+        ("pair\ttarget\tdarft\nembedded\ttrained\t\n", ["pairs.tsv:1: darft: unknown column", "did you mean 'draft'?"]),
+        (PAIRS + "embedded\ttrained\ttrained\tfp8\n", ["pairs.tsv:2: dtype", "'float32', 'bfloat16' or 'float16'"]),
+        (PAIRS + "embedded\t./models/none\t\t\n", ["no model folder ./models/none", "hub id"]),
+        (PAIRS + "embedded\tconfigs\t\t\n", ["configs holds no config.json"]),
+        (PAIRS + "embedded\ttrained\t\t\n", ["draft_model needs a draft", "fill the draft column"]),
+        (PAIRS + "embedded\town/model\ttrained\t\n", ["only a pair whose target is `trained`"]),
+        (PAIRS + "embedded\ttrained\ttrained\t\tmore\t\n", ["pairs.tsv:2", "the header has 4"]),
+    ],
+)
+def test_bad_pairs_are_named_by_row(workplace: Path, table: str, expected: list[str]) -> None:
+    Path("configs/pairs.tsv").write_text(table)
+    message = problem_of()
+    for text in expected:
+        assert text in message
+
+
+def test_tasks_read_any_jsonl(workplace: Path) -> None:
+    rows = [
+        {"question_id": 1, "category": "translation", "turns": ["Say it in German."]},
+        {"question_id": 2, "category": "math", "turns": ["1 + 1"]},
+    ]
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    header = "task\tsource\tid_field\tprompt_field\treference_field\twhere\n"
+    Path("configs/tasks.tsv").write_text(header + "mine\tmine.jsonl\tquestion_id\tturns.0\t\tcategory=translation\n")
+    study = load_study(written(tasks=["mine"]))
+    assert [prompt.text for prompt in study.prompts_of("mine", study.root)] == ["Say it in German."]
+
+    Path("configs/tasks.tsv").write_text(header + "mine\tmine.jsonl\tquestion_id\tturns.0\t\tcategory=coding\n")
+    assert "none of its 2 rows has" in problem_of(tasks=["mine"])
+    Path("configs/tasks.tsv").write_text(header + "mine\tgone.jsonl\t\t\t\t\n")
+    assert "no such file of prompts" in problem_of(tasks=["mine"])
+    Path("empty.jsonl").touch()
+    Path("configs/tasks.tsv").write_text(header + "mine\tempty.jsonl\t\t\t\t\n")
+    assert "holds no prompts" in problem_of(tasks=["mine"])
+    Path("configs/tasks.tsv").write_text(header + "poetry\tcorpus\t\t\t\t\n")
+    assert "the corpus has no such task" in problem_of(tasks=["poetry"])
+
+
+def test_refused_cells_are_listed_and_not_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Native, "refuses", classmethod(lambda _, cell: "no k = 4 here" if cell.k == 4 else None))
+    study = load_study(written())
+    assert {refusal.cell.k for refusal in study.refusals()} == {4}
+    assert {cell.k for cell in study.cells()} == {2, 3}
+    monkeypatch.setattr(Native, "missing", classmethod(lambda _: "pip install something"))
+    assert "no engine can run any cell: pip install something (6 cells)" in problem_of()
+
+
+def test_every_config_of_the_repository_is_sound(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+    for path in sorted(Path("configs").glob("*.yaml")):
+        study = load_study(path)
+        assert study.study == path.stem
+        assert study.cells()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schemas_have_not_drifted(repository: Path, name: str) -> None:
+    """Repair: `python -m specrig schema`."""
+    assert (repository / f"workflow/schemas/{name}.schema.json").read_text() == schema_text(name)
+
+
+def test_configs_fit_the_schema(repository: Path) -> None:
+    import jsonschema
+
+    schema = json.loads(schema_text("study"))
+    for path in (repository / "configs").glob("*.yaml"):
+        jsonschema.validate(yaml.safe_load(path.read_text()), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**BASE, "promts": 3}, schema)

@@ -1,0 +1,266 @@
+"""Training: the lean Llama is Hugging Face's Llama, the optimiser optimises, a pair trains, a killed one leaves no folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.nn import functional as F  # noqa: N812
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specrig.training import corpus, llama
+from specrig.training.distil import distillation_loss, train_draft
+from specrig.training.generate import continuations
+from specrig.training.language_model import next_token_loss, train_target
+from specrig.training.llama import Llama
+from specrig.training.optimizer import Optimizer, orthogonalise
+from specrig.training.recipe import TINY, Optimisation, Recipe, Shape
+from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
+from specrig.training.trainer import (
+    Curve,
+    Heldout,
+    Losses,
+    PackedText,
+    TrainingError,
+    evaluate,
+    model_folder,
+    train,
+)
+
+SHAPE = Shape(layers=2, hidden=32, heads=2, intermediate=48, context=64)
+TINY_RECIPE = Recipe.model_validate(TINY)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny pair, really trained: corpus/, models/target, models/draft."""
+    out = tmp_path_factory.mktemp("pair")
+    corpus.build(TINY_RECIPE, out)
+    train_target(TINY_RECIPE, out / "corpus", out / "models" / "target", progress=False)
+    train_draft(TINY_RECIPE, out / "corpus", out / "models" / "target", out / "models" / "draft", progress=False)
+    return out
+
+
+def random_model(seed: int = 0, shape: Shape = SHAPE, vocabulary: int = 97) -> Llama:
+    """A model with every weight away from its initial zero or one."""
+    model = Llama(shape, vocabulary).initialise(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed + 1)))
+    return model
+
+
+def test_the_lean_forward_is_hugging_faces(tmp_path: Path) -> None:
+    model = random_model()
+    llama.save(model, tmp_path, eos=0)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        ours, expected = model.logits(model(tokens)), theirs(tokens).logits
+    assert expected.std() > 0.1
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    again = llama.load(tmp_path)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, again.get_parameter(name)), name
+    assert sum(p.numel() for p in theirs.parameters()) == SHAPE.parameters(97) == sum(p.numel() for p in model.parameters())
+
+
+def test_generation_with_a_cache_follows_the_forward() -> None:
+    model = random_model()
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
+    out = continuations(model, prompts, 30, (0.0,), seed=0)
+    for row, prompt in zip(out.tolist(), prompts, strict=True):
+        assert row[: len(prompt)] == prompt
+    with torch.no_grad():
+        best = model.logits(model(out[:, :-1])).argmax(-1)
+    for row, prompt in enumerate(prompts):
+        assert torch.equal(best[row, len(prompt) - 1 :], out[row, len(prompt) :])
+
+
+def test_sampling_follows_the_distribution() -> None:
+    model = random_model()
+    out = continuations(model, [[5, 6]] * 4000, 3, (1.0,), seed=1)
+    with torch.no_grad():
+        expected = model.logits(model(torch.tensor([[5, 6]])))[0, -1].softmax(-1)
+    counts = torch.bincount(out[:, 2], minlength=97) / 4000
+    assert (counts - expected).abs().sum() / 2 < 0.12
+    assert not torch.equal(out, continuations(model, [[5, 6]] * 4000, 3, (1.0,), seed=2))
+
+
+def test_orthogonalise_brings_singular_values_near_one() -> None:
+    matrices = torch.randn(3, 40, 64, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalise(matrices).float())
+    assert torch.linalg.svdvals(matrices / matrices.norm(dim=(1, 2), keepdim=True)).min() < 0.1
+    assert values.min() > 0.5 and values.max() < 1.4
+    torch.testing.assert_close(orthogonalise(matrices.mT).mT.float(), orthogonalise(matrices).float(), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_the_optimiser_learns_and_its_rate_warms_up_and_falls_to_zero(optimizer: str) -> None:
+    settings = Optimisation.model_validate(
+        {"steps": 40, "batch": 4, "sequence": 16, "optimizer": optimizer, "lr": 0.01, "warmup": 0.1, "decay": 0.5}
+    )
+    model = Llama(SHAPE, 97).initialise(0)
+    state, loss_of, rates, losses = Optimizer(model, settings), next_token_loss(model), [], []
+    batch = torch.arange(17).repeat(4, 1) + torch.arange(4)[:, None] * 20
+    for _ in range(40):
+        loss = loss_of(batch)
+        loss.backward()
+        rates.append(state.rate())
+        state.step()
+        losses.append(loss.item())
+    assert losses[0] > 4 and losses[-1] < 0.5
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[19] == 1.0 and rates[-1] == pytest.approx(0.05)
+
+
+def test_packing_keeps_every_token_in_order_and_reshuffles() -> None:
+    texts = [[i] * 7 + [0] for i in range(1, 41)]
+    settings = Optimisation(steps=1, batch=2, sequence=15)
+    batches = list(islice(PackedText(texts, settings, seed=3), 20))
+    first = torch.cat(batches[:10]).flatten()
+    assert all(batch.shape == (2, 16) for batch in batches)
+    assert sorted(first.tolist()) == sorted(token for text in texts for token in text)
+    assert torch.equal(first[7::8], torch.zeros(40, dtype=torch.int64))
+    assert not torch.equal(first, torch.cat(batches[10:]).flatten())
+    again = next(iter(PackedText(texts, settings, seed=3)))
+    assert torch.equal(again, batches[0]) and not torch.equal(again, next(iter(PackedText(texts, settings, seed=4))))
+    with pytest.raises(TrainingError, match="less than one sequence"):
+        PackedText([[1, 2]], settings, seed=0)
+
+
+def test_heldout_loss_is_the_mean_over_real_tokens() -> None:
+    model = random_model()
+    texts = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10]]
+    found = evaluate(model, {"code": Heldout(texts, bytes=20)})
+    with torch.no_grad():
+        total = sum(
+            F.cross_entropy(model.logits(model(torch.tensor([t[:-1]])))[0], torch.tensor(t[1:]), reduction="sum").item()
+            for t in texts
+        )
+    assert found.nats["code"] == pytest.approx(total / 8, rel=0.02)  # bf16
+    assert found.bits_per_byte["code"] == pytest.approx(found.nats["code"] * 8 / 0.693147 / 20, rel=1e-4)
+
+
+def test_distillation_loss_is_zero_only_for_the_teacher_itself() -> None:
+    teacher, student = random_model(0), random_model(7)
+    batch = torch.randint(0, 97, (2, 17), generator=torch.Generator().manual_seed(0))
+    same, other = distillation_loss(teacher, teacher, 1.0)(batch), distillation_loss(student, teacher, 1.0)(batch)
+    assert abs(same.item()) < 1e-5 and other.item() > 0.01
+    plain = distillation_loss(student, teacher, 0.0)(batch)
+    torch.testing.assert_close(plain, next_token_loss(student)(batch), atol=1e-4, rtol=1e-4)
+
+
+def test_a_loss_that_is_not_finite_stops_training(tmp_path: Path) -> None:
+    model = random_model()
+
+    def batches() -> Iterator[int]:
+        yield from range(10)
+
+    with Curve(tmp_path / "training.jsonl", "target", 5, False) as curve, pytest.raises(TrainingError, match="at step 1; lower"):
+        train(
+            model,
+            Optimisation(steps=5),
+            batches(),
+            lambda batch: model.embedding.sum() * float("nan"),
+            lambda: Losses({}, {}),
+            curve,
+        )
+
+
+def test_an_interrupted_training_leaves_no_folder_and_the_old_model(tmp_path: Path) -> None:
+    out = tmp_path / "models" / "target"
+    with pytest.raises(KeyboardInterrupt), model_folder(out) as folder:
+        (folder / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+    assert list(out.parent.iterdir()) == []
+    with model_folder(out) as folder:
+        (folder / "config.json").write_text("old")
+    with pytest.raises(KeyboardInterrupt), model_folder(out) as folder:
+        (folder / "config.json").write_text("new")
+        raise KeyboardInterrupt
+    assert (out / "config.json").read_text() == "old"
+    # A kill leaves the hidden folder behind; the next training starts clean.
+    (out.parent / ".target.unfinished").mkdir()
+    (out.parent / ".target.unfinished" / "stale").touch()
+    with model_folder(out) as folder:
+        assert list(folder.iterdir()) == []
+
+
+def test_the_tokenizer_round_trips_any_text() -> None:
+    tokenizer = train_tokenizer(["def f(x):\n    return x + 123\n", "Frankreich, Italien und Čad"] * 20, 400)
+    for text in ("def g(y):\n        return y\n\n\n", "每小时3公里", "a\x00b\tc  \n d", "😀 Türkçe ğ 1234"):
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.token_to_id(END_OF_TEXT) == 0
+    digits = tokenizer.encode("1234567").tokens
+    assert digits == list("1234567")
+
+
+def test_the_pair_loads_with_transformers_and_shares_its_tokenizer(pair: Path) -> None:
+    models = pair / "models"
+    for name, shape in (("target", TINY_RECIPE.target), ("draft", TINY_RECIPE.draft)):
+        tokenizer = AutoTokenizer.from_pretrained(models / name)
+        model = AutoModelForCausalLM.from_pretrained(models / name)
+        assert model.dtype == torch.float32 and model.config.tie_word_embeddings
+        assert model.config.vocab_size == len(tokenizer) == model.get_output_embeddings().weight.shape[0]
+        assert tokenizer.eos_token == tokenizer.pad_token == END_OF_TEXT
+        assert model.generation_config.eos_token_id == tokenizer.eos_token_id == model.config.eos_token_id
+        assert sum(p.numel() for p in model.parameters()) == shape.parameters(len(tokenizer))
+        out = model.generate(**tokenizer("def f(x):\n", return_tensors="pt"), max_new_tokens=5, do_sample=False)
+        assert 1 <= out.shape[1] - len(tokenizer("def f(x):\n").input_ids) <= 5
+    assert (models / "target" / "tokenizer.json").read_bytes() == (models / "draft" / "tokenizer.json").read_bytes()
+    assert sorted(path.name for path in models.iterdir()) == ["draft", "target"]
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_the_loss_curve_falls_and_holds_the_heldout_losses(pair: Path, name: str) -> None:
+    rows = [json.loads(line) for line in (pair / "models" / name / "training.jsonl").read_text().splitlines()]
+    steps, evaluations = [r for r in rows if "loss" in r], [r for r in rows if "heldout" in r]
+    settings = getattr(TINY_RECIPE, f"{name}_training")
+    assert [row["step"] for row in steps] == list(range(1, settings.steps + 1))
+    assert steps[-1]["tokens"] == settings.steps * settings.batch * settings.sequence
+    assert [row["step"] for row in evaluations] == [settings.steps // 2, settings.steps]
+    first, last = (sum(row["heldout"].values()) for row in evaluations)
+    assert last < first
+    assert all(0 < value < 10 for value in evaluations[-1]["bits_per_byte"].values())
+
+
+def test_the_same_recipe_gives_the_same_weights(pair: Path, tmp_path: Path) -> None:
+    recipe = TINY_RECIPE.model_copy(
+        update={"target_training": TINY_RECIPE.target_training.model_copy(update={"steps": 4, "evaluations": 1})}
+    )
+    for name in ("one", "two"):
+        train_target(recipe, pair / "corpus", tmp_path / name, progress=False)
+    one, two = (llama.load(tmp_path / name) for name in ("one", "two"))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_a_draft_without_a_target_is_refused(pair: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no trained target there"):
+        train_draft(TINY_RECIPE, pair / "corpus", tmp_path / "target", tmp_path / "draft", progress=False)
+
+
+def test_the_default_recipe_is_the_quick_pair_and_refuses_nonsense() -> None:
+    recipe = Recipe()
+    assert 10e6 < recipe.target.parameters(recipe.vocabulary) < 12.5e6
+    assert 0.5e6 < recipe.draft.parameters(recipe.vocabulary) < 1.5e6
+    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+    for wrong, says in (
+        ({"vocabulery": 4096}, "Extra inputs"),
+        ({"target": {"layers": 2, "hidden": 100, "heads": 3, "intermediate": 64}}, "heads 3 times an even head size"),
+        ({"target_training": {"steps": 5, "sequence": 1024}}, "longer than target.context"),
+        ({"draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 64, "context": 256}}, "not be shorter"),
+    ):
+        with pytest.raises(ValidationError, match=says):
+            Recipe.model_validate(wrong)
+
+
+def test_encoding_uses_the_saved_tokenizer(pair: Path) -> None:
+    tokenizer = load_tokenizer(pair / "models" / "target")
+    text = corpus.read(pair / "corpus" / "train.jsonl")[0]["text"]
+    assert tokenizer.encode(text).ids == AutoTokenizer.from_pretrained(pair / "models" / "target")(text).input_ids

@@ -1,0 +1,182 @@
+"""The DAG on configs/test.yaml: whole, again, with one k more, and cut midway; run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+RECORDS = Path("results/test/records/native/embedded")
+
+pytestmark = pytest.mark.workflow
+
+
+def command(config: str, *arguments: str) -> list[str]:
+    profile = REPOSITORY / "profiles/default"
+    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")]
+    return [*snakemake, "--workflow-profile", str(profile), "--configfile", config, *arguments]
+
+
+def run(folder: Path, config: str = "configs/test.yaml", *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(config, *arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
+    )
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Record file -> (time of writing, content)."""
+    return {
+        f"{path.parent.name}/{path.name}": (path.stat().st_mtime_ns, path.read_bytes())
+        for path in (folder / RECORDS).rglob("*.jsonl")
+    }
+
+
+def edit(folder: Path, source: str, target: str, **changes: object) -> str:
+    config = yaml.safe_load((folder / source).read_text()) | changes
+    (folder / target).write_text(yaml.safe_dump(config))
+    return target
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the test study has run through."""
+    folder = tmp_path_factory.mktemp("study")
+    shutil.copytree(REPOSITORY / "configs", folder / "configs")
+    start = time.monotonic()
+    result = run(folder)
+    assert result.returncode == 0, result.stdout
+    print(f"the DAG took {time.monotonic() - start:.0f} s")
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished study, with Snakemake's own notes, to be changed."""
+    folder = tmp_path / "study"
+    shutil.copytree(finished, folder)
+    return folder
+
+
+def test_it_makes_what_the_readme_promises(finished: Path) -> None:
+    results = finished / "results/test"
+    assert "<html" in (finished / "reports/test/report.html").read_text().lower()
+    header, *rows = (results / "tables/cells.csv").read_text().splitlines()
+    expected = (
+        "engine pair method k task temperature batch_size prompts tokens tokens_per_s baseline_tokens_per_s speedup speedup_low "
+        "speedup_high end_to_end_speedup ttft_ms acceptance_rate acceptance_length alpha draft_cost verify_cost "
+        "predicted_speedup efficiency peak_memory_mb"
+    )
+    assert set(expected.split()) <= set(header.split(","))
+    assert len(rows) == 6
+    for name in ("speedup", "acceptance"):
+        for kind in ("csv", "md", "tex"):
+            assert (results / f"tables/{name}.{kind}").stat().st_size
+    assert all(path.stat().st_size for path in (results / "figures").glob("*.svg"))
+    assert (results / "mlflow.db").is_file()
+    index = json.loads((finished / RECORDS / "draft_model/index.json").read_text())
+    assert set(index["cells"]) == {"code-k2-t0-b1", "code-k4-t0-b1", "translation-k2-t0-b1", "translation-k4-t0-b1"}
+    assert index["failed"] == {}
+
+
+def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
+    before = stamps(finished)
+    start = time.monotonic()
+    result = run(finished)
+    assert result.returncode == 0, result.stdout
+    assert "Nothing to be done" in result.stdout
+    assert time.monotonic() - start < 10
+    assert stamps(finished) == before
+
+
+def test_one_more_k_measures_only_its_cells(copied: Path) -> None:
+    methods = [{"method": "draft_model", "k": [2, 3, 4]}, {"method": "ngram", "k": 3}]
+    config = edit(copied, "configs/test.yaml", "configs/more.yaml", methods=methods)
+    before = stamps(copied)
+    result = run(copied, config)
+    assert result.returncode == 0, result.stdout
+    after = stamps(copied)
+    assert after.keys() - before.keys() == {f"draft_model/{task}-k3-t0-b1.jsonl" for task in ("code", "translation")}
+    assert {name: after[name] for name in before} == before
+    for stage in ("Training", "Distilling", "Gathering", "Measuring ngram"):
+        assert stage not in result.stdout
+    assert len((copied / "results/test/tables/cells.csv").read_text().splitlines()) == 1 + 8
+    # And back: the cells stay on disk, the tables show the study's own.
+    assert run(copied).returncode == 0
+    assert len((copied / "results/test/tables/cells.csv").read_text().splitlines()) == 1 + 6
+    assert stamps(copied).keys() == after.keys()
+
+
+def test_a_task_less_reruns_no_measurement(copied: Path) -> None:
+    before = stamps(copied)
+    assert run(copied, "configs/test.yaml", "--config", "tasks=code").returncode == 0
+    assert stamps(copied) == before
+    assert len((copied / "results/test/tables/cells.csv").read_text().splitlines()) == 1 + 3
+
+
+@pytest.mark.parametrize("cut", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_cut_midway_goes_on_where_it_was(copied: Path, cut: signal.Signals) -> None:
+    methods = [{"method": "draft_model", "k": [2, 3, 4, 5]}]
+    config = edit(copied, "configs/test.yaml", "configs/long.yaml", methods=methods, prompts=6, max_new_tokens=150)
+    shutil.rmtree(copied / RECORDS)
+    log = copied / "output.txt"
+    with log.open("w") as output:
+        process = subprocess.Popen(command(config), cwd=copied, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while not stamps(copied):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.02)
+        os.killpg(process.pid, cut)
+        assert process.wait(60) != 0
+    finished_cells = stamps(copied)
+    assert {name.split("-")[0] for name in finished_cells} == {"draft_model/code"}
+    assert "Traceback" not in log.read_text()
+
+    if cut is signal.SIGKILL:
+        # Snakemake could not take its lock away.
+        assert run(copied, config, "--unlock").returncode == 0
+    result = run(copied, config)
+    assert result.returncode == 0, result.stdout
+    after = stamps(copied)
+    assert len(after) == 8
+    for name, stamp in finished_cells.items():
+        assert after[name] == stamp, f"{name} was measured again"
+
+
+def test_snakemake_writes_its_own_report(finished: Path) -> None:
+    result = run(finished, "configs/test.yaml", "--report", "snakemake.html")
+    assert result.returncode == 0, result.stdout
+    assert (finished / "snakemake.html").stat().st_size > 10_000
+
+
+def test_the_default_study_is_quick_and_config_changes_it(finished: Path) -> None:
+    arguments = command("")
+    del arguments[-2:]
+    result = subprocess.run(
+        [*arguments, "--dry-run", "--config", "prompts=4", "study=mine"], cwd=finished, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "reports/mine/report.html" in result.stdout + result.stderr
+
+
+def test_a_failing_cell_is_named_and_the_rest_is_kept(copied: Path) -> None:
+    """A prompt longer than the context: its task fails with the reason, the other task stands."""
+    rows = [{"id": "long", "prompt": "word " * 5000, "reference": ""}]
+    (copied / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = copied / "configs/tasks.tsv"
+    tasks.write_text(tasks.read_text() + "long\tlong.jsonl\t\t\t\t\t\n")
+    config = edit(copied, "configs/test.yaml", "configs/mixed.yaml", tasks=["code", "long"])
+    result = run(copied, config)
+    assert "Traceback" not in result.stdout
+    index = json.loads((copied / RECORDS / "ngram/index.json").read_text())
+    assert set(index["cells"]) == {"code-k3-t0-b1"}
+    assert set(index["failed"]) == {"long-k3-t0-b1"}

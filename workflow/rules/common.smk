@@ -1,0 +1,125 @@
+# Every helper of the workflow: the study, the files each stage makes, and what decides whether a stage is stale.
+import shlex
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from specrig.cell import digest
+from specrig.digests import job_digest, stage_digest
+from specrig.rows import CORPUS, TRAINED
+from specrig.study import StudyError, load_study
+from specrig.training.example import TASKS
+
+try:
+    STUDY = load_study(config, [Path(file) for file in workflow.configfiles])
+except StudyError as error:
+    raise WorkflowError(str(error)) from None
+
+ROOT = str(STUDY.root)
+REPORT = str(STUDY.report)
+TRACKED = f"{ROOT}/tracked.txt"
+RESUME = "Finished cells are kept; the same command goes on from there."
+
+# Jobs run with the interpreter that runs Snakemake, which has the package; a conda environment brings its own.
+# As a prefix, not in the rules: moving the virtual environment must not make every result stale.
+if not workflow.deployment_settings.deployment_method:
+    shell.prefix(
+        f"set -euo pipefail; export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
+    )
+
+# A job that uses all cores never has a neighbour that disturbs its timing.
+ALL_CORES = workflow.resource_settings.cores or 1
+# One GPU, one job: profiles/default limits this resource to 1.
+GPU = int(STUDY.uses_gpu())
+
+MODEL_FILES = [
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "training.jsonl",
+]
+PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in TASKS]
+INDEXES = [f"{ROOT}/records/{'/'.join(job)}/index.json" for job in STUDY.jobs()]
+CURVES = [
+    f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.trained()
+]
+TABLES = [
+    f"{ROOT}/tables/{name}.{kind}"
+    for name in ("cells", "speedup", "acceptance")
+    for kind in ("csv", "md", "tex")
+]
+FIGURE_NAMES = [
+    "k_sweep",
+    "heatmap",
+    "speedup_bars",
+    "predicted",
+    "emitted_lengths",
+    "training",
+]
+FIGURES = [
+    f"{ROOT}/figures/{name}.{kind}" for name in FIGURE_NAMES for kind in ("svg", "png")
+]
+
+
+wildcard_constraints:
+    engine="|".join(STUDY.engines),
+    pair="|".join(STUDY.pairs),
+    method="|".join(sorted({entry.method for entry in STUDY.methods})),
+
+
+def recipe(*parts):
+    """The keys of `training:` that a stage depends on: changing another one leaves its outputs alone."""
+    return STUDY.training.model_dump_json(include={"seed", *parts})
+
+
+def model_inputs(wildcards):
+    """Files of a pair's models: what the DAG trains, or the configs of local folders. Hub ids have none."""
+    files = []
+    for model in ("target", "draft"):
+        source = getattr(STUDY.rows.pairs[wildcards.pair], model)
+        folder = STUDY.model(wildcards.pair, model, STUDY.root)
+        if source == TRAINED:
+            files += [f"{folder}/{name}" for name in MODEL_FILES]
+        elif source is not None and Path(source).is_dir():
+            files.append(f"{folder}/config.json")
+    return files
+
+
+def prompt_inputs(wildcards):
+    """Prompt files of the tasks that a job measures."""
+    return sorted(
+        {str(STUDY.prompt_file(cell.task, STUDY.root)) for cell in job_cells(wildcards)}
+    )
+
+
+def job_cells(wildcards):
+    """Cells that one measuring job runs."""
+    return STUDY.jobs()[wildcards.engine, wildcards.pair, wildcards.method]
+
+
+def job_cell_names(wildcards):
+    """Slugs of a job's cells with their options: a new k is a change here, and only here."""
+    return [f"{cell.slug} {digest(cell.options)}" for cell in job_cells(wildcards)]
+
+
+def job_settings(wildcards):
+    """Study keys and the row of the pair that decide what a job measures."""
+    keys = (
+        "seed",
+        "prompts",
+        "max_new_tokens",
+        "warmup",
+        "repeats",
+        "device",
+        "threads",
+    )
+    pair = STUDY.rows.pairs[wildcards.pair].model_dump(exclude={"notes"})
+    return digest([{key: getattr(STUDY, key) for key in keys}, pair])
+
+
+def job_code(wildcards):
+    """Digest of the code that a job runs."""
+    return job_digest(wildcards.engine, wildcards.method)

@@ -1,0 +1,70 @@
+# Records to tables and figures: pure functions, recomputed in seconds.
+
+
+rule tables:
+    input:
+        study=ancient(f"{ROOT}/study.json"),
+        indexes=INDEXES,
+    output:
+        cells=report(
+            f"{ROOT}/tables/cells.csv",
+            caption="../report/cells.rst",
+            category="Tables",
+            labels={"table": "every cell"},
+        ),
+        speedup=report(
+            f"{ROOT}/tables/speedup.csv",
+            caption="../report/speedup.rst",
+            category="Tables",
+            labels={"table": "speedup by method and task"},
+        ),
+        acceptance=report(
+            f"{ROOT}/tables/acceptance.csv",
+            caption="../report/acceptance.rst",
+            category="Tables",
+            labels={"table": "acceptance by method and task"},
+        ),
+        texts=expand(
+            f"{ROOT}/tables/{{name}}.{{kind}}",
+            name=["cells", "speedup", "acceptance"],
+            kind=["md", "tex"],
+        ),
+    log:
+        f"{ROOT}/logs/tables.log",
+    conda:
+        "../../environment.yml"
+    params:
+        code=stage_digest("tables"),
+    message:
+        "Compiling the tables"
+    shell:
+        "python -m specrig tables --study {input.study} 2>&1 | tee {log} >&2"
+
+
+rule figures:
+    input:
+        study=ancient(f"{ROOT}/study.json"),
+        indexes=INDEXES,
+        cells=rules.tables.output.cells,
+        curves=CURVES,
+    output:
+        shown=[
+            report(
+                f"{ROOT}/figures/{name}.svg",
+                caption=f"../report/{name}.rst",
+                category="Figures",
+                labels={"figure": name.replace("_", " ")},
+            )
+            for name in FIGURE_NAMES
+        ],
+        images=[f"{ROOT}/figures/{name}.png" for name in FIGURE_NAMES],
+    log:
+        f"{ROOT}/logs/figures.log",
+    conda:
+        "../../environment.yml"
+    params:
+        code=stage_digest("figures"),
+    message:
+        "Drawing the figures"
+    shell:
+        "python -m specrig figures --study {input.study} 2>&1 | tee {log} >&2"
