@@ -147,6 +147,8 @@ class Drafter(ABC):
     """Trained parts besides the target: names of folders in the pair's models, e.g. ("draft",)."""
     uses_k: ClassVar[bool] = True
     """False where k means nothing (the baseline): such a method has one cell per task, with k = 0."""
+    baseline_alone: ClassVar[bool] = False
+    """True: the baseline decodes a batch's prompts one by one instead of in a batch of the same size."""
     feature_layers: ClassVar[tuple[float, ...]] = ()
     """Residual streams to expose as `Verdict.features`, as fractions of the target's depth."""
 

@@ -85,6 +85,8 @@ class Record(BaseModel):
     text: str
     """The method's output, decoded for people; never counted."""
     baseline_text: str
+    baseline_alone: bool = False
+    """True: the baseline's prompts ran one by one, so that the times of a group's baselines add up."""
     lossless: bool = True
     """False for a method whose acceptance rule does not keep the target's distribution."""
     run: Run

@@ -99,9 +99,9 @@ def _measured(path: Path, expected: str) -> bool:
 
 
 def _blocks(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    blocks: dict[tuple[str, float, int], list[Cell]] = {}
+    blocks: dict[Cell, list[Cell]] = {}
     for cell in cells:
-        blocks.setdefault((cell.task, cell.temperature, cell.batch_size), []).append(cell)
+        blocks.setdefault(baseline_of(cell), []).append(cell)
     yield from blocks.values()
 
 
@@ -127,9 +127,13 @@ def _measure_block(
     groups = _groups(prompts, block[0].batch_size)
 
     def run(cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run]:
-        seeds = [seed_of(study.seed, cell.task, prompt.id, repeat) for prompt in group]
-        generations = engine.generate(cell, [tokens[prompt.id] for prompt in group], max_new_tokens=limit, seeds=seeds)
-        return [as_run(generation, engine.peak_memory_mb()) for generation in generations]
+        found: list[Run] = []
+        for start in range(0, len(group), cell.batch_size):  # one batch, but for a baseline that runs alone
+            batch = group[start : start + cell.batch_size]
+            seeds = [seed_of(study.seed, cell.task, prompt.id, repeat) for prompt in batch]
+            generations = engine.generate(cell, [tokens[prompt.id] for prompt in batch], max_new_tokens=limit, seeds=seeds)
+            found += [as_run(generation, engine.peak_memory_mb()) for generation in generations]
+        return found
 
     def attempt(cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run] | None:
         if cell.slug in failed:
@@ -168,6 +172,7 @@ def _measure_block(
                             prompt_tokens=len(tokens[prompt.id]),
                             text=engine.decode(found[row].tokens),
                             baseline_text=engine.decode(base[row].tokens),
+                            baseline_alone=methods()[cell.method].baseline_alone,
                             lossless=is_lossless(cell),
                             run=found[row],
                             baseline=base[row],
@@ -184,8 +189,9 @@ def _measure_block(
 
 
 def baseline_of(cell: Cell) -> Cell:
-    """The autoregressive cell with the same engine, pair, task, temperature and batch size."""
-    return cell.model_copy(update={"method": "autoregressive", "k": 0, "variant": "", "options": {}})
+    """The autoregressive cell with the same engine, pair, task and temperature, and the same batch size or 1."""
+    batch_size = 1 if methods()[cell.method].baseline_alone else cell.batch_size
+    return cell.model_copy(update={"method": "autoregressive", "k": 0, "variant": "", "options": {}, "batch_size": batch_size})
 
 
 def is_lossless(cell: Cell) -> bool:

@@ -69,9 +69,9 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         sentences.append(
             f"The measured speed is {percent(kept)} of what its acceptance and bare pass costs predict (median over tasks)."
         )
-    slower = rows[(rows[MEAN] < 1) & (rows["method"] != "autoregressive")]["method"]
+    slower = rows[(rows[f"{MEAN}_high"] < 1) & ~rows["method"].isin([top["method"], "autoregressive"])]["method"]
     if len(slower):
-        sentences.append(f"Slower than not speculating: {', '.join(slower)}.")
+        sentences.append(f"Surely slower than not speculating: {', '.join(slower)}.")
     return sentences
 
 

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
@@ -93,6 +94,7 @@ def heat_map(summary: pd.DataFrame, tasks: list[str]) -> Figure:
         xticklabels=[*map(task_name, tasks), "geometric\nmean"],
         yticklabels=labels,
     )
+    _legible(ax)
     ax.grid(False)
     ax.tick_params(length=0)
     ax.tick_params(axis="y", rotation=0)
@@ -100,6 +102,16 @@ def heat_map(summary: pd.DataFrame, tasks: list[str]) -> Figure:
     ax.axvline(len(tasks), color=INK, linewidth=1.5)
     note_below(figure, lossy_note(summary))
     return figure
+
+
+def _legible(ax: Axes) -> None:
+    """Black or white text, whichever has more contrast with its cell (WCAG relative luminance; equal at 0.179)."""
+    mesh = ax.collections[0]
+    mesh.update_scalarmappable()
+    colours = cast("np.ndarray", mesh.get_facecolor())[~np.ma.getmaskarray(np.ma.asarray(mesh.get_array())).ravel()]
+    for text, colour in zip(ax.texts, colours, strict=True):
+        linear = np.where(colour[:3] <= 0.04045, colour[:3] / 12.92, ((colour[:3] + 0.055) / 1.055) ** 2.4)
+        text.set_color("black" if linear @ [0.2126, 0.7152, 0.0722] > 0.179 else "white")
 
 
 def speedup_bars(summary: pd.DataFrame, tasks: list[str]) -> Figure:
@@ -180,8 +192,8 @@ def predicted(cells: pd.DataFrame, tasks: list[str]) -> Figure:
     handles = [Line2D([], [], marker=markers[task], label=task_name(task), **plain) for task in shown]
     aside: dict[str, Any] = {"loc": "upper left", "alignment": "left", "borderaxespad": 0.0}
     methods = method_handles(cells, lines=False)
-    figure.add_artist(ax.legend(handles=methods, title="method", bbox_to_anchor=(1.22, 1.0), **aside))
-    ax.legend(handles=handles, title="task", bbox_to_anchor=(1.22, 0.9 - 0.065 * len(methods)), **aside)
+    figure.add_artist(ax.legend(handles=methods, title="method", bbox_to_anchor=(1.3, 1.0), **aside))
+    ax.legend(handles=handles, title="task", bbox_to_anchor=(1.3, 0.9 - 0.065 * len(methods)), **aside)
     note_below(figure, lossy_note(cells))
     return figure
 

@@ -113,7 +113,7 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
     """Which rows of `cells` the audit failed: the one place where its verdict enters the tables.
 
     audit: a boolean column `passed` and any of `IDENTITY`; a failed row condemns every cell that agrees on the columns
-    it has (an empty entry agrees with all). None, the default everywhere, condemns nothing.
+    it has (an empty entry, but for `variant`, agrees with all). None, the default everywhere, condemns nothing.
     """
     failed = pd.Series(False, index=cells.index)
     if audit is None or "passed" not in audit:
@@ -122,8 +122,11 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
     for verdict in audit[~audit["passed"].astype(bool)].to_dict("records"):
         match = pd.Series(True, index=cells.index)
         for name in keys:
-            if pd.notna(verdict[name]) and verdict[name] != "":
-                match &= cells[name] == verdict[name]
+            wanted = "" if pd.isna(verdict[name]) else verdict[name]
+            if name == "variant":  # empty is a variant too: the method with its default options
+                match &= cells[name].fillna("") == wanted
+            elif wanted != "":
+                match &= cells[name] == wanted
         failed |= match
     return failed
 

@@ -1,0 +1,178 @@
+"""The audit as a stage: verdicts on every lossless method of a study, as tables that the report reads.
+
+Every test has a false-alarm rate of `FALSE_ALARM`: a correct method fails one of them once in ten thousand times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from specrig.audit.identity import TIE_TOLERANCE, first_divergence
+from specrig.audit.positions import transform, uniformity
+from specrig.cell import Cell
+from specrig.measurement.records import Record, write_atomically
+from specrig.measurement.runner import is_lossless
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from specrig.engines.native import Native
+    from specrig.study import Study
+
+FALSE_ALARM = 1e-4
+COLUMNS = ["engine", "pair", "method", "variant", "task", "temperature", "test", "ks", "samples", "p_value", "passed", "finding"]
+
+
+def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
+    """Test one method's samples against the exact distribution; writes `out`, one row a variant and temperature."""
+    from specrig.audit.exact import exact_test
+
+    cells = [cell for cell in study.cells() if (cell.engine, cell.method) == (engine, method)]
+    temperatures = sorted({cell.temperature for cell in cells if cell.temperature > 0}) or [1.0]
+    rows = []
+    variants = {cell.variant: cell for cell in reversed(cells)}
+    for variant, cell in sorted(variants.items()):
+        # k = 2 meets every branch within the three tested tokens: acceptance, correction and bonus.
+        probe = cell.model_copy(update={"pair": "laboratory", "task": "exact", "k": min(cell.k, 2), "batch_size": 1})
+        for temperature in temperatures:
+            test = exact_test(engine, probe.model_copy(update={"temperature": temperature}), out.parent / "laboratory")
+            claimed = is_lossless(cell)
+            passed = test.p_value > FALSE_ALARM or not claimed
+            finding = f"total variation {test.total_variation:.3f} over {test.samples} samples of 3 tokens"
+            rows.append(
+                _row(
+                    cell,
+                    "",
+                    temperature,
+                    "exact distribution",
+                    str(probe.k),
+                    test.samples,
+                    test.p_value,
+                    passed,
+                    claimed,
+                    finding,
+                )
+                | {"pair": "", "variant": variant}
+            )
+    _write(rows, out)
+
+
+def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path) -> None:
+    """Judge a study's records: token identity at temperature 0, uniformity of the transformed tokens above; writes `out`."""
+    rows = []
+    for pair, members in groupby(sorted(records, key=_order), key=lambda record: record.cell.pair):
+        target = Target(study, pair, root)
+        for _, group in groupby(members, key=_order):
+            found = list(group)
+            rows.append(_identity(found, target) if found[0].cell.temperature == 0 else _positions(found, target, study.seed))
+    _write(rows, out)
+
+
+class Target:
+    """A pair's target and prompts, loaded only if a verdict needs them."""
+
+    def __init__(self, study: Study, pair: str, root: Path) -> None:
+        self.study, self.pair, self.root = study, pair, root
+        self.files = study.pair_files(pair, root)
+
+    @cache  # noqa: B019 (one object a pair, gone with the audit)
+    def engine(self) -> Native:
+        """The pair in the native engine."""
+        from specrig.engines.native import Native
+
+        return Native(self.files, device=self.study.resolved_device(), threads=self.study.threads)
+
+    @cache  # noqa: B019
+    def prompts(self, task: str) -> dict[str, list[int]]:
+        """Prompt id -> token ids."""
+        return {prompt.id: self.engine().encode(prompt.text) for prompt in self.study.prompts_of(task, self.root)}
+
+    def logits(self, tokens: Sequence[int], last: int) -> NDArray[np.float64]:
+        """`[last, V]`: the target's logits at the last positions of `tokens`."""
+        import torch
+
+        model = self.engine().target
+        model.start(1, len(tokens))
+        scores, _ = model.forward(torch.tensor([list(tokens)], device=model.device))
+        found: NDArray[np.float64] = scores[0, -last:].double().cpu().numpy()
+        return found
+
+
+def _identity(records: list[Record], target: Target) -> dict[str, Any]:
+    tolerance = TIE_TOLERANCE.get(target.files.dtype, TIE_TOLERANCE["float32"])
+    divergences = [
+        divergence
+        for record in records
+        if record.run.tokens != record.baseline.tokens
+        and (
+            divergence := first_divergence(
+                record, target.prompts(record.cell.task)[record.prompt_id], lambda tokens: target.logits(tokens, 1)[0].tolist()
+            )
+        )
+    ]
+    ties = [divergence for divergence in divergences if abs(divergence.gap) <= tolerance]
+    worst = max(divergences, key=lambda divergence: abs(divergence.gap), default=None)
+    finding = f"{len(records) - len(divergences)} of {len(records)} outputs identical"
+    if ties:
+        finding += f", {len(ties)} numerical ties (gap up to {tolerance:g})"
+    if worst is not None and len(ties) < len(divergences):
+        finding += f"; {worst.describe()}"
+    claimed = records[0].lossless
+    passed = len(ties) == len(divergences) or not claimed
+    return _judged(records, "token identity", float("nan"), passed, claimed, finding)
+
+
+def _positions(records: list[Record], target: Target, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    values = []
+    for record in records:
+        tokens = record.run.tokens
+        prompt = target.prompts(record.cell.task)[record.prompt_id]
+        scores = target.logits([*prompt, *tokens[:-1]], len(tokens)) / record.cell.temperature
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        values.append(transform(scores / scores.sum(-1, keepdims=True), tokens, rng))
+    pooled = np.concatenate(values)
+    p_value, first = uniformity(pooled)
+    claimed = records[0].lossless
+    finding = f"{len(pooled)} tokens, {first:.1%} in the likeliest twentieth (5 % expected)"
+    return _judged(records, "per-position uniformity", p_value, p_value > FALSE_ALARM or not claimed, claimed, finding)
+
+
+def _order(record: Record) -> tuple[str, str, str, str, str, float]:
+    cell = record.cell
+    return cell.pair, cell.engine, cell.method, cell.variant, cell.task, cell.temperature
+
+
+def _judged(records: list[Record], test: str, p_value: float, passed: bool, claimed: bool, finding: str) -> dict[str, Any]:
+    cell = records[0].cell
+    ks = sorted({record.cell.k for record in records})
+    label = str(ks[0]) if len(ks) == 1 else f"{ks[0]}–{ks[-1]}"
+    return _row(cell, cell.task, cell.temperature, test, label, len(records), p_value, passed, claimed, finding)
+
+
+def _row(
+    cell: Cell,
+    task: str,
+    temperature: float,
+    test: str,
+    ks: str,
+    samples: int,
+    p_value: float,
+    passed: bool,
+    claimed: bool,
+    finding: str,
+) -> dict[str, Any]:
+    finding = finding if claimed else f"lossy by design; {finding}"
+    values = (cell.engine, cell.pair, cell.method, cell.variant, task, temperature, test, ks, samples, p_value, passed, finding)
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def _write(rows: Iterable[dict[str, Any]], out: Path) -> None:
+    write_atomically(out, pd.DataFrame(list(rows), columns=COLUMNS).to_csv(index=False))

@@ -1,0 +1,271 @@
+"""The report and the figures of a synthetic study: whole, self-contained, honest about what is missing."""
+
+from __future__ import annotations
+
+import json
+import struct
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import write_study
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from specrig.measurement.records import Rounds, Run
+from specrig.reporting.document import write_report
+from specrig.reporting.environment import differing, environment_rows, machine, parameters
+from specrig.reporting.figures import FILES, training_curves, write_figures
+from specrig.reporting.narrative import conclusion, repetition_warnings
+from specrig.reporting.samples import sources, spans
+from specrig.reporting.study_data import Job, read_study
+from specrig.reporting.style import METHODS, method_colour, method_marker
+from specrig.reporting.summary import best_rows, speedup_summary
+
+VOID = {"meta", "br", "link", "img", "hr", "col", "input"}
+
+
+class Page(HTMLParser):
+    """Checks nesting, gathers ids and everything that a browser would fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.fetched: list[str] = []
+        self.anchors: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.handle_attributes(tag, dict(attrs))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_attributes(tag, dict(attrs))
+
+    def handle_attributes(self, tag: str, values: dict[str, str | None]) -> None:
+        if values.get("id"):
+            self.ids.append(str(values["id"]))
+        if tag in ("script", "img", "link", "iframe", "image"):
+            self.fetched.append(str(values.get("src") or values.get("href") or values.get("xlink:href")))
+        target = values.get("href") or ""
+        if tag == "a" and target.startswith("#"):
+            self.anchors.append(target[1:])
+        elif tag == "a" and not target.startswith("data:"):
+            self.fetched.append(target)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Synthetic, with everything a report can show: a tokenizer, prompts, weights, curves, an audit, failures."""
+    folder = write_study(tmp_path_factory.mktemp("report") / "made_up", ks=(2, 4), tasks=("code", "translation"))
+    target = folder / "models" / "embedded" / "target"
+    target.mkdir(parents=True)
+    byte_tokenizer().save(str(target / "tokenizer.json"))
+    write_weights(target / "model.safetensors", {"a": [100, 20], "b": [7]})
+    curve = [
+        {"step": 1, "seconds": 1.0, "tokens": 10, "loss": 5.0, "lr": 1e-3},
+        {"step": 1, "seconds": 1.0, "heldout": {"code": 5.5}},
+    ]
+    (target / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curve) + '{"step": 2, "sec')
+    (folder / "prompts").mkdir()
+    (folder / "prompts" / "code.jsonl").write_text(
+        json.dumps({"id": "code-0", "prompt": "def <b>f</b>(x):", "reference": ""}) + "\n"
+    )
+    (folder / "audit").mkdir()
+    (folder / "audit" / "greedy.csv").write_text("method,task,passed,reason\nngram,code,False,diverges at token 7\n")
+    index_path = folder / "records" / "native" / "embedded" / "ngram" / "index.json"
+    index = json.loads(index_path.read_text())
+    index["failed"]["story-k4-t0-b1"] = "ValueError: <script>alert(1)</script>"
+    index["skipped"]["story-k8-t0-b1"] = "no tree support"
+    index_path.write_text(json.dumps(index))
+    write_figures(folder, folder / "figures")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(study: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
+    out = write_report(study, tmp_path_factory.mktemp("out") / "sub" / "report.html")
+    text = out.read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Byte-level BPE without merges: every byte is a token, so é is two tokens and 小 three."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=256, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator([""], trainer)
+    return tokenizer
+
+
+def write_weights(path: Path, shapes: dict[str, list[int]]) -> None:
+    header = json.dumps(
+        {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    ).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def test_page_is_whole_and_fetches_nothing(page: tuple[str, Page]) -> None:
+    text, parsed = page
+    assert [address[:40] for address in parsed.fetched if not address.startswith("data:")] == []
+    assert len(parsed.ids) == len(set(parsed.ids)), "two elements share an id"
+    assert set(parsed.anchors) <= set(parsed.ids)
+    assert "http://" not in text.replace("http://www.w3.org/", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+    assert text.count("<svg") >= 6
+
+
+def test_what_others_wrote_is_escaped(page: tuple[str, Page]) -> None:
+    text, parsed = page
+    assert "<script>alert" not in text and "<script>alert(1)</script>" in parsed.text
+    assert "<b>f</b>" not in text and "def <b>f</b>(x):" in parsed.text
+
+
+def test_page_tells_what_happened(page: tuple[str, Page], study: Path) -> None:
+    _, parsed = page
+    found = read_study(study)
+    best = speedup_summary(found.table, found.records, found.tasks, found.audit())
+    fair = best[best["lossless"] & ~best["failed"]]
+    top = fair.sort_values("geometric_mean").iloc[-1]
+    assert f"fastest lossless method is {top['method']} at k = {top['k']}: {top['geometric_mean']:.2f} times" in parsed.text
+    for piece in ("no tree support", "diverges at token 7", "synthetic processor", "1 cell failed", "position 1", "000000000000"):
+        assert piece in parsed.text
+
+
+def test_a_condemned_speedup_is_struck_through(page: tuple[str, Page]) -> None:
+    text, _ = page
+    row = next(part for part in text.split("<tr>") if part.startswith("<td>ngram</td>"))
+    assert "<s>" in row
+
+
+def test_small_target_gets_its_limits(page: tuple[str, Page]) -> None:
+    assert "The target of embedded has 0.0 million parameters" in page[1].text
+
+
+def test_report_without_anything_still_stands(tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "study.json").write_text(json.dumps({"study": "bare", "tasks": ["code"]}))
+    Page(write_report(folder, tmp_path / "report.html").read_text())
+
+
+def test_figures_are_all_there_and_reproducible(study: Path, tmp_path: Path) -> None:
+    write_figures(study, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == set(FILES)
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (study / "figures" / name).read_bytes()
+
+
+def test_other_pairs_get_their_own_figures_and_lose_them(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", methods=("ngram",), ks=(2,), tasks=("code",), pairs=("a", "b"), prompts=2, length=24)
+    write_figures(folder, tmp_path / "figures")
+    assert (tmp_path / "figures" / "k_sweep-native-b.svg").is_file()
+    config = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(config | {"pairs": ["a"]}))
+    write_figures(folder, tmp_path / "figures")
+    assert not (tmp_path / "figures" / "k_sweep-native-b.svg").exists()
+
+
+def test_training_curves_pass_over_a_torn_line(study: Path) -> None:
+    curves = training_curves(study / "models")
+    assert list(curves["kind"]) == ["training", "code"]
+
+
+def test_methods_are_told_apart() -> None:
+    looks = [(method_colour(method), method_marker(method)) for method in METHODS if method != "naive_batching"]
+    assert len(looks) == len(set(looks))
+    assert method_colour("mine") == method_colour("mine")
+
+
+def run_of(tokens: list[int], accepted: list[int], emitted: list[int]) -> Run:
+    rounds = Rounds(drafted=accepted, depth=accepted, accepted=accepted, emitted=emitted)
+    return Run(tokens=tokens, stop="length", rounds=rounds, ttft_s=0.1, prefill_s=0.1, decode_s=1.0)
+
+
+def test_sources_of_tokens() -> None:
+    found = sources(run_of([0] * 6, [2, 0, 1], [3, 1, 1]))
+    assert [source for source, _ in found] == ["target", "draft", "draft", "target", "target", "draft"]
+    assert [number for _, number in found] == [0, 1, 1, 1, 2, 3]
+    with pytest.raises(ValueError, match="2 tokens of 3"):
+        sources(run_of([0] * 3, [0], [1]))
+
+
+def test_characters_spread_over_tokens_go_to_the_token_that_completes_them() -> None:
+    tokenizer = byte_tokenizer()
+    ids = tokenizer.encode("a小b").ids
+    assert len(ids) == 5
+    shown = spans(run_of(ids, [1, 2], [2, 2]), tokenizer)  # a | 1st byte drafted, 2nd the target's | 3rd byte and b drafted
+    assert [(span.text, span.source, span.round) for span in shown] == [("a", "target", 0), ("小b", "draft", 2)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(min_size=1, max_size=24), st.integers(0, 5))
+def test_spans_join_to_the_whole_even_for_broken_bytes(data: bytes, depth: int) -> None:
+    tokenizer = TOKENIZER
+    alphabet = {index: token for token, index in tokenizer.get_vocab().items()}
+    ids = [index for byte in data for index in [byte % len(alphabet)]]
+    accepted, left = [], len(ids) - 1
+    while left:
+        accepted.append(min(depth, left - 1))
+        left -= accepted[-1] + 1
+    shown = spans(run_of(ids, accepted, [taken + 1 for taken in accepted]), tokenizer)
+    assert "".join(span.text for span in shown) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def test_environment_says_what_differs() -> None:
+    def job(method: str, **environment: Any) -> Job:
+        return Job("native", "p", method, {}, environment={"captured": method, "packages": {"torch": "1"}, **environment})
+
+    jobs = [job("a", cpu={"model": "x", "load_1min": 1}), job("b", cpu={"model": "y", "load_1min": 2})]
+    assert differing(jobs) == ["cpu.model"]
+    assert dict(environment_rows(jobs))["packages.torch"] == [("1", [])]
+    assert machine({}) == ""
+    assert "GPU Z" in machine({"gpus": [{"name": "GPU Z"}], "cpu": {"model": "x"}})
+
+
+def test_parameters_from_headers(tmp_path: Path) -> None:
+    assert parameters(tmp_path) is None
+    write_weights(tmp_path / "model.safetensors", {"a": [3, 4], "b": [5]})
+    assert parameters(tmp_path) == 17
+    (tmp_path / "model.safetensors").write_bytes(b"\x01")
+    assert parameters(tmp_path) is None
+
+
+def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None:
+    found = read_study(study)
+    summary = speedup_summary(found.table, found.records, found.tasks)
+    best = best_rows(found.table)
+    mean = ["geometric_mean", "geometric_mean_low", "geometric_mean_high"]
+    summary.loc[:, mean] = [1.02, 0.97, 1.07]
+    assert "do not tell it apart from no gain" in conclusion(summary, best, found.tasks)[0]
+    summary.loc[:, mean] = [0.9, 0.85, 0.95]
+    assert "slower than not speculating" in conclusion(summary, best, found.tasks)[0]
+    summary["lossless"] = False
+    assert "No lossless" in conclusion(summary, best, found.tasks)[0]
+
+
+def test_looping_outputs_are_called_out(study: Path) -> None:
+    cells = read_study(study).table
+    assert repetition_warnings(cells) == []
+    cells.loc[cells["task"] == "code", "baseline_repeated_4grams"] = 0.6
+    warnings = repetition_warnings(cells)
+    assert len(warnings) == 1 and "60 %" in warnings[0] and "code" in warnings[0]

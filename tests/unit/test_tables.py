@@ -1,0 +1,185 @@
+"""Tables of a synthetic study: what is in them, which k is best, and that the texts can be pasted."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic import write_job, write_study
+
+from specrig.analysis.cells import COLUMNS
+from specrig.cell import Cell
+from specrig.measurement.records import RecordError, read_records
+from specrig.reporting import grid
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.study_data import read_study
+from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
+from specrig.reporting.tables import FILES, write_tables
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("tables") / "synthetic_study", tasks=("code", "creative_writing"))
+
+
+def test_files_and_columns(study: Path, tmp_path: Path) -> None:
+    assert write_tables(study, tmp_path) == [tmp_path / name for name in FILES]
+    cells = pd.read_csv(tmp_path / "cells.csv")
+    assert list(cells.columns[: len(COLUMNS)]) == COLUMNS
+    assert len(cells) == (3 + 1 + 3 + 3) * 2
+    speedups = pd.read_csv(tmp_path / "speedup.csv")
+    assert list(speedups["method"]) == ["draft_model", "adaptive_k", "ngram", "medusa"]
+    assert {"code", "code_low", "code_high", "creative_writing", "geometric_mean", "geometric_mean_low"} <= set(speedups)
+    assert list(pd.read_csv(tmp_path / "acceptance.csv")["k"]) == list(speedups["k"])
+
+
+def test_best_k_and_geometric_mean(study: Path, tmp_path: Path) -> None:
+    write_tables(study, tmp_path)
+    cells, speedups = pd.read_csv(tmp_path / "cells.csv"), pd.read_csv(tmp_path / "speedup.csv")
+    for _, row in speedups.iterrows():
+        sweep = cells[cells["method"] == row["method"]]
+        means = np.log(sweep.set_index("k")["speedup"]).groupby(level="k").mean()
+        assert row["k"] == means.idxmax()
+        assert row["geometric_mean"] == pytest.approx(np.exp(means.max()), rel=1e-9)
+        assert row["geometric_mean_low"] < row["geometric_mean"] < row["geometric_mean_high"]
+        # The mean over tasks is surer than each task alone.
+        assert row["geometric_mean_high"] - row["geometric_mean_low"] < row["code_high"] - row["code_low"]
+
+
+def test_same_records_same_bytes(study: Path, tmp_path: Path) -> None:
+    first = {path.name: path.read_bytes() for path in write_tables(study, tmp_path / "one")}
+    second = {path.name: path.read_bytes() for path in write_tables(study, tmp_path / "two")}
+    assert first == second
+
+
+def test_other_temperatures_take_the_k_chosen_when_cold() -> None:
+    rows = [
+        {"temperature": 0.0, "k": 2, "task": "code", "speedup": 1.5},
+        {"temperature": 0.0, "k": 4, "task": "code", "speedup": 1.8},
+        {"temperature": 1.0, "k": 2, "task": "code", "speedup": 1.6},
+        {"temperature": 1.0, "k": 4, "task": "code", "speedup": 1.2},
+        {"temperature": 0.7, "k": 2, "task": "code", "speedup": 1.1},
+    ]
+    cells = pd.DataFrame(rows).assign(engine="native", pair="p", method="draft_model", variant="", batch_size=1)
+    best = best_rows(cells).set_index("temperature")["k"].to_dict()
+    assert best == {0.0: 4, 1.0: 4, 0.7: 2}
+
+
+def test_a_k_that_lacks_a_task_does_not_win() -> None:
+    rows = [("code", 4, 1.5), ("story", 4, 1.2), ("code", 8, 2.5)]
+    cells = pd.DataFrame(rows, columns=["task", "k", "speedup"]).assign(
+        engine="native", pair="p", method="draft_model", variant="", batch_size=1, temperature=0.0
+    )
+    assert set(best_rows(cells)["k"]) == {4}
+
+
+def test_lossy_is_marked_and_never_bold(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", methods=("medusa",), ks=(2,), tasks=("code",))
+    write_tables(study, tmp_path / "tables")
+    text = (tmp_path / "tables" / "speedup.md").read_text()
+    assert "medusa †" in text and "† lossy" in text and "**" not in text
+    assert r"medusa $^\dagger$" in (tmp_path / "tables" / "speedup.tex").read_text()
+
+
+def test_audit_strikes_through(study: Path, tmp_path: Path) -> None:
+    audit = pd.DataFrame([{"method": "ngram", "task": "code", "passed": False}, {"method": "draft_model", "passed": True}])
+    write_tables(study, tmp_path, audit)
+    markdown, latex = ((tmp_path / f"speedup.{kind}").read_text() for kind in ("md", "tex"))
+    rows = {line.split("|")[1].strip(): line for line in markdown.splitlines() if line.startswith("| ")}
+    assert "~~" in rows["ngram"] and "~~" not in rows[r"draft\_model"]
+    assert r"\sout{" in latex and "ulem" in latex
+    cells = pd.read_csv(tmp_path / "cells.csv")
+    assert set(cells[cells["failed"]][["method", "task"]].itertuples(index=False, name=None)) == {("ngram", "code")}
+
+
+def test_a_verdict_on_one_variant_spares_the_others() -> None:
+    cells = pd.DataFrame([{"method": "medusa", "variant": variant, "task": "code"} for variant in ("", "n2", "n3")])
+    verdicts = [{"method": "medusa", "variant": variant, "task": None, "passed": False} for variant in (None, "n3")]
+    assert audit_failures(cells, pd.DataFrame(verdicts)).tolist() == [True, False, True]
+    assert not audit_failures(cells, None).any()
+
+
+def test_the_studys_own_audit_is_read(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", methods=("draft_model",), ks=(2,), tasks=("code",))
+    (study / "audit").mkdir()
+    (study / "audit" / "greedy.csv").write_text("method,task,passed\ndraft_model,code,False\n")
+    write_tables(study, tmp_path / "tables")
+    assert "~~" in (tmp_path / "tables" / "speedup.md").read_text()
+
+
+def test_settings_become_levels_when_they_vary(tmp_path: Path) -> None:
+    study = write_study(
+        tmp_path / "s", methods=("draft_model",), ks=(2, 4), tasks=("code",), engines=("native", "vllm"), temperatures=(0.0, 1.0)
+    )
+    write_tables(study, tmp_path / "tables")
+    header = (tmp_path / "tables" / "speedup.md").read_text().splitlines()[2]
+    assert header.startswith("| engine | temperature | method | k | code |")
+    assert len(pd.read_csv(tmp_path / "tables" / "speedup.csv")) == 4
+
+
+def test_latex_is_balanced_and_escaped() -> None:
+    shown = Grid(
+        ["a_b", "50 %"], [[Entry("x & y_1", bold=True), Entry("1.0", "[0.9, 1.1]")]], caption="100 % of #1", label="tab:a_b"
+    )
+    text = grid.latex(shown)
+    body = [line for line in text.splitlines() if not line.startswith("%")]
+    assert r"\textbf{x \& y\_1}" in text and r"50 \%" in text and r"100 \% of \#1" in text
+    assert not [line for line in body if re.search(r"(?<!\\)[%#]", line.removesuffix("%"))]
+    assert text.count("{") == text.count("}")
+    assert text.count(r"\begin{") == text.count(r"\end{")
+    rows = [line for line in body if line.endswith(r"\\")]
+    assert all(len(re.findall(r"(?<!\\)&", row)) == 1 for row in rows)
+
+
+def test_markdown_survives_pipes() -> None:
+    assert r"a\|b" in grid.markdown(Grid(["m"], [[Entry("a|b")]]))
+
+
+@pytest.mark.parametrize(("value", "shown"), [(float("nan"), "–"), (None, "–"), (float("inf"), "–"), (1234.567, "1,234.57")])
+def test_numbers_for_people(value: float | None, shown: str) -> None:
+    assert grid.number(value) == shown
+
+
+def test_a_study_without_records_still_has_tables(tmp_path: Path) -> None:
+    study = tmp_path / "s"
+    study.mkdir()
+    (study / "study.json").write_text(json.dumps({"study": "s", "tasks": ["code"]}))
+    write_tables(study, tmp_path / "tables")
+    assert pd.read_csv(tmp_path / "tables" / "speedup.csv").empty
+
+
+def test_a_missing_study_and_a_cut_record_are_named(study: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"study\.json does not exist"):
+        write_tables(tmp_path / "nowhere", tmp_path)
+    cut = write_study(tmp_path / "cut", methods=("draft_model",), ks=(2,), tasks=("code",))
+    path = next(cut.rglob("code-*.jsonl"))
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(RecordError, match=re.escape(path.name)):
+        write_tables(cut, tmp_path)
+    path.unlink()
+    with pytest.raises(RecordError, match="measure the job again"):
+        write_tables(cut, tmp_path)
+
+
+def test_jobs_that_left_the_study_are_passed_over(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", methods=("draft_model",), ks=(2,), tasks=("code",))
+    write_job(study, [Cell(engine="native", pair="embedded", method="eagle", k=5, task="code", temperature=0.0)])
+    found = read_study(study)
+    assert set(found.table["method"]) == {"draft_model"}
+
+
+def test_summary_uses_prompts_not_cells(study: Path) -> None:
+    """The interval of a task's column is that of its cell, over its prompts."""
+    found = read_study(study)
+    summary = speedup_summary(found.table, found.records, found.tasks)
+    row = summary.iloc[0]
+    cell = found.table[
+        (found.table["method"] == row["method"]) & (found.table["k"] == row["k"]) & (found.table["task"] == "code")
+    ]
+    assert (row["code"], row["code_low"]) == (cell["speedup"].item(), cell["speedup_low"].item())
+    files = [path for job in found.jobs for path in job.files.values()]
+    assert sum(len(list(read_records(path))) for path in files) == len(found.records)

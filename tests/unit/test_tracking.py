@@ -1,0 +1,141 @@
+"""MLflow: every run once, changed records replaced, and never an exception for MLflow's sake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run, ViewType
+from synthetic import write_job, write_study
+
+from specrig import tracking
+from specrig.cell import Cell
+from specrig.reporting.tables import write_tables
+from specrig.tracking import MARKER, Tracked, track, tracking_uri
+
+
+@pytest.fixture(autouse=True)
+def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store without runs: its many migrations take seconds, so they run once."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def study(tmp_path: Path, empty_store: Path) -> Path:
+    folder = write_study(tmp_path / "tracked", methods=("draft_model",), ks=(2, 4), tasks=("code",), prompts=3, length=24)
+    write_tables(folder, folder / "tables")
+    shutil.copyfile(empty_store, folder / "mlflow.db")
+    return folder
+
+
+def runs(study: Path, view: int = ViewType.ACTIVE_ONLY) -> dict[str, list[Run]]:
+    client = MlflowClient(tracking_uri(study))
+    experiment = client.get_experiment_by_name("tracked")
+    found: dict[str, list[Run]] = {}
+    for run in client.search_runs([experiment.experiment_id], run_view_type=view):
+        found.setdefault(run.data.tags["cell"], []).append(run)
+    return found
+
+
+def test_a_study_and_again_and_changed(study: Path) -> None:
+    assert track(study) == Tracked(added=3)
+    first = runs(study)
+    assert set(first) == {
+        "native/embedded",
+        "native/embedded/draft_model/code-k2-t0-b1",
+        "native/embedded/draft_model/code-k4-t0-b1",
+    }
+    [parent], [child] = first["native/embedded"], first["native/embedded/draft_model/code-k4-t0-b1"]
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert child.info.status == parent.info.status == "FINISHED"
+    assert child.data.params["k"] == "4" and child.data.metrics["speedup"] > 0
+    assert child.data.tags["mlflow.source.git.commit"] == "0" * 40
+    assert child.data.tags["env.cpu.model"] == "synthetic processor"
+    client = MlflowClient(tracking_uri(study))
+    assert [metric.step for metric in client.get_metric_history(child.info.run_id, "prompt/speedup")] == [0, 1, 2]
+    assert [item.path for item in client.list_artifacts(child.info.run_id)] == ["code-k4-t0-b1.jsonl"]
+    assert {item.path for item in client.list_artifacts(parent.info.run_id)} == {"study.json", "tables"}
+
+    assert track(study) == Tracked(kept=3)
+    assert {key: [run.info.run_id for run in found] for key, found in runs(study).items()} == {
+        key: [run.info.run_id for run in found] for key, found in first.items()
+    }
+
+    cells = [Cell(engine="native", pair="embedded", method="draft_model", k=k, task="code", temperature=0.0) for k in (2, 4)]
+    keep = {path.name: path.read_bytes() for path in study.rglob("*k2*.jsonl")}
+    write_job(study, cells, prompts=3, length=24, seed=5)
+    next(study.rglob("*k2*.jsonl")).write_bytes(keep["code-k2-t0-b1.jsonl"])
+    assert track(study) == Tracked(replaced=1, kept=2)
+    after = runs(study)
+    assert [run.info.run_id for run in after["native/embedded"]] == [parent.info.run_id]
+    assert [run.info.run_id for run in after[child.data.tags["cell"]]] != [child.info.run_id]
+    [binned] = runs(study, ViewType.DELETED_ONLY)[child.data.tags["cell"]]
+    assert binned.info.run_id == child.info.run_id and binned.data.tags["superseded"] == "true"
+
+
+def test_a_run_that_was_cut_is_replaced(study: Path) -> None:
+    track(study)
+    client = MlflowClient(tracking_uri(study))
+    key = "native/embedded/draft_model/code-k4-t0-b1"
+    client.set_terminated(runs(study)[key][0].info.run_id, status="FAILED")
+    assert track(study) == Tracked(replaced=1, kept=2)
+    assert [run.info.status for run in runs(study)[key]] == ["FINISHED"]
+
+
+def test_the_users_store_is_used(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (study / "mlflow.db").rename(tmp_path / "elsewhere.db")
+    uri = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.chdir(tmp_path)
+    assert track(study).added == 3
+    assert not (study / "mlflow.db").exists()
+    assert {run.data.tags["kind"] for found in runs(study).values() for run in found} == {"parent", "cell"}
+
+
+def test_a_broken_store_costs_a_warning_only(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (study / "mlflow.db").write_text("this is no database, but long enough to be taken for one " * 20)
+    done = track(study)
+    assert done.error
+    assert "tracking failed" in capsys.readouterr().err
+    assert "specrig track --study" in (study / MARKER).read_text()
+
+
+def test_a_dead_server_costs_a_warning_only(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    assert track(study).error
+    assert (study / MARKER).is_file()
+
+
+def test_a_locked_store_costs_a_warning_only(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    track(study)
+    next(study.rglob("*k2*.jsonl")).touch()
+    (study / "tables" / "cells.csv").write_text("changed")
+    monkeypatch.setattr(tracking, "_fill", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("database is locked")))
+    assert "database is locked" in track(study).error
+    assert (study / MARKER).is_file()
+    monkeypatch.undo()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert track(study) == Tracked(kept=3)
+    assert not (study / MARKER).exists()
+
+
+def test_loss_curves_are_runs_too(study: Path) -> None:
+    folder = study / "models" / "embedded" / "draft"
+    folder.mkdir(parents=True)
+    lines = [{"step": 0, "seconds": 1.0, "loss": 5.0}, {"step": 9, "seconds": 9.4, "heldout": {"code": 4.0}}]
+    (folder / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert track(study) == Tracked(added=4)
+    [run] = runs(study)["training/embedded/draft"]
+    assert run.data.metrics["loss"] == 5.0 and run.data.metrics["heldout/code"] == 4.0
