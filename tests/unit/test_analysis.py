@@ -235,3 +235,26 @@ def test_cells_table_columns_and_values() -> None:
 def test_empty_study_has_an_empty_table() -> None:
     assert cells_table([]).empty
     assert list(cells_table([]).columns[: len(COLUMNS)]) == COLUMNS
+
+
+def test_a_batch_against_prompts_run_one_by_one() -> None:
+    """Four prompts of 11 tokens: 1 s each alone, 2 s together: twice the throughput; a pass over 4 rows costs 2 of one."""
+
+    def run(decode_s: float, pass_s: float) -> Run:
+        rounds = Rounds(drafted=[0] * 10, depth=[0] * 10, accepted=[0] * 10, emitted=[1] * 10)
+        times = {"ttft_s": 0.1, "prefill_s": 0.1, "decode_s": decode_s, "target_passes": {1: (10, 10 * pass_s)}}
+        return Run(tokens=list(range(11)), stop="length", rounds=rounds, **times)
+
+    cell = Cell(engine="native", pair="p", method="naive_batching", k=0, task="t", temperature=0, batch_size=4)
+    records = [
+        Record(
+            cell=cell, digest="-", prompt_id=str(row), group=0, seed=0, prompt_tokens=3, text="", baseline_text="",
+            baseline_alone=True, run=run(2.0, 0.2), baseline=run(1.0, 0.1),
+        )
+        for row in range(4)
+    ]  # fmt: skip
+    row = cells_table(records).iloc[0]
+    assert row["speedup"] == pytest.approx(2.0)
+    assert row["predicted_speedup"] == pytest.approx(2.0)
+    assert row["baseline_tokens_per_s"] == pytest.approx(10.0)
+    assert row["tokens_per_s"] == pytest.approx(20.0)

@@ -41,7 +41,8 @@ class PassCosts:
     drafted chain position / t_target(1): 0 for a method without a draft model, NaN where nothing was drafted.
     draft_cost_per_round: draft seconds per verification pass / t_target(1), which is k·c for a chain of constant k.
     verify_cost: v, mean seconds of the method's target passes / t_target(1), over the widths as often as they were used.
-    target_s, draft_s: seconds in bare passes; what is left of decode_s is the loop's own.
+    target_s, draft_s: seconds in bare passes; what is left of decode_s is the loop's own. rows: sequences a method's pass serves
+    for each one that a baseline's pass serves: 1, but for a batch held against prompts that ran one by one.
     """
 
     target_pass_s: float
@@ -50,6 +51,7 @@ class PassCosts:
     verify_cost: float
     target_s: float
     draft_s: float
+    rows: float = 1.0
 
 
 def pass_costs(records: Iterable[Record]) -> PassCosts:
@@ -61,12 +63,15 @@ def pass_costs(records: Iterable[Record]) -> PassCosts:
     groups: dict[tuple[int, int], list[Record]] = {}
     for record in records:
         groups.setdefault((record.group, record.repeat), []).append(record)
-    one_calls = calls = positions = 0
+    one_calls = calls = positions = batches = rows = 0
     one_s = target_s = draft_s = 0.0
     for members in groups.values():
         first = members[0]
-        base_calls, base_seconds = first.baseline.target_passes.get(1, (0, 0.0))
-        one_calls, one_s = one_calls + base_calls, one_s + base_seconds
+        for record in members if first.baseline_alone else members[:1]:
+            base_calls, base_seconds = record.baseline.target_passes.get(1, (0, 0.0))
+            one_calls, one_s = one_calls + base_calls, one_s + base_seconds
+        batches += 1
+        rows += len(members) if first.baseline_alone else 1
         calls += sum(number for number, _ in first.run.target_passes.values())
         target_s += sum(seconds for _, seconds in first.run.target_passes.values())
         draft_s += sum(seconds for _, seconds in first.run.draft_passes.values())
@@ -82,6 +87,7 @@ def pass_costs(records: Iterable[Record]) -> PassCosts:
         verify_cost=target_s / calls / unit,
         target_s=target_s,
         draft_s=draft_s,
+        rows=rows / batches,
     )
 
 
@@ -90,7 +96,7 @@ def predicted_speedup(acceptance_length: float, costs: PassCosts) -> float:
 
     It knows nothing of the loop's own work, so measured / predicted is the share of the possible speed the harness keeps.
     """
-    return acceptance_length / (costs.draft_cost_per_round + costs.verify_cost)
+    return acceptance_length * costs.rows / (costs.draft_cost_per_round + costs.verify_cost)
 
 
 def efficiency(measured: float, predicted: float) -> float:

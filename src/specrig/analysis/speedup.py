@@ -32,7 +32,7 @@ def group_times(records: Iterable[Record]) -> pd.DataFrame:
         {
             "rows": len(members),
             **_times([record.run for record in members], ""),
-            **_times([record.baseline for record in members], "baseline_"),
+            **_times([record.baseline for record in members], "baseline_", alone=members[0].baseline_alone),
         }
         for members in grouped.values()
     ]
@@ -86,12 +86,13 @@ def ms_per_token(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> fl
     return float(1000 * (times[f"{side}decode_s"] * times["rows"]).sum() / tokens) if tokens else float("nan")
 
 
-def _times(runs: list[Run], side: str) -> dict[str, float]:
-    # Every row of a batch carries the batch's times; max() says so without trusting one row.
+def _times(runs: list[Run], side: str, *, alone: bool = False) -> dict[str, float]:
+    # Every row of a batch carries the batch's times (max() says so without trusting one row); prompts run alone add up.
+    total = sum if alone else max
     return {
         f"{side}tokens": sum(len(run.tokens) for run in runs),
         f"{side}decode_tokens": sum(len(run.tokens) - 1 for run in runs),
-        f"{side}decode_s": max(run.decode_s for run in runs),
-        f"{side}ttft_s": max(run.ttft_s for run in runs),
-        f"{side}prefill_s": max(run.prefill_s for run in runs),
+        f"{side}decode_s": total(run.decode_s for run in runs),
+        f"{side}ttft_s": total(run.ttft_s for run in runs),
+        f"{side}prefill_s": total(run.prefill_s for run in runs),
     }
