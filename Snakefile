@@ -12,14 +12,10 @@ if not workflow.overwrite_configfiles:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/measure.smk"
+include: "workflow/rules/audit.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/track.smk"
 include: "workflow/rules/report.smk"
-
-
-localrules:
-    all,
-    plan,
 
 
 rule all:
@@ -29,6 +25,10 @@ rule all:
         FIGURES,
         TRACKED,
         REPORT,
+
+
+onstart:
+    write_study()
 
 
 onsuccess:

@@ -126,12 +126,14 @@ def check_cells(study: Study, problems: Problems) -> None:
         seen.setdefault(same, index)
     for index, entry in enumerate(study.methods):
         for pair in entry.pairs or study.pairs:
-            if "draft" in methods()[entry.method].needs and study.rows.pairs[pair].draft is None:
-                problems.key(
-                    ["methods", index],
-                    f"{entry.method} needs a draft and pair {pair!r} has none",
-                    f"fill the draft column of {study.tables.pairs}, or restrict the entry with `pairs:`",
-                )
+            for need in methods()[entry.method].needs:
+                if study.model(pair, need, study.root) is None:
+                    column = "draft" if need == "draft" else "heads"
+                    problems.key(
+                        ["methods", index],
+                        f"{entry.method} needs a {need.replace('_', ' ')} and pair {pair!r} has none",
+                        f"fill the {column} column of {study.tables.pairs}, or restrict the entry with `pairs:`",
+                    )
 
 
 def check_pairs(study: Study, problems: Problems) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,13 +30,6 @@ StudyFile = Annotated[Path, typer.Option("--study", help="results/<study>/study.
 
 
 INTERRUPTED = 130
-
-
-class Trained(StrEnum):
-    """Models of a pair that are trained here."""
-
-    target = "target"
-    draft = "draft"
 
 
 @app.command()
@@ -85,26 +77,21 @@ def corpus(study: StudyFile) -> None:
 def train(
     study: StudyFile,
     pair: Annotated[str, typer.Option(help="Row of pairs.tsv")],
-    model: Annotated[Trained, typer.Option(help="Which of its models")],
+    model: Annotated[str, typer.Option(help="Which of its models: target, draft or a head")],
 ) -> None:
-    """Train the target of a pair, or distil its draft from it."""
+    """Train the target of a pair, distil its draft from it, or train a head."""
     loaded = _load(study)
-    if (pair, model.value) not in loaded.trained():
+    if (pair, model) not in loaded.trained():
         known = ", ".join(" ".join(each) for each in loaded.trained()) or "none"
-        raise typer.BadParameter(f"study {loaded.study} does not train the {model.value} of {pair!r} (it trains: {known})")
+        raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
     import torch
+
+    from specrig.training import stages
 
     if loaded.threads is not None:
         torch.set_num_threads(loaded.threads)
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
-    if model is Trained.target:
-        from specrig.training.language_model import train_target
-
-        train_target(loaded.training, loaded.root / "corpus", folder / "target", progress)
-    else:
-        from specrig.training.distil import train_draft
-
-        train_draft(loaded.training, loaded.root / "corpus", folder / "target", folder / "draft", progress)
+    stages.train(model, loaded.training, loaded.root / "corpus", folder, progress)
 
 
 @app.command()
@@ -115,10 +102,35 @@ def measure(
     method: Annotated[str, typer.Option()],
 ) -> None:
     """Measure the cells of one engine, pair and method that are not measured yet."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # no bars in logs
     from specrig.measurement.runner import measure
 
     loaded = _load(study)
     measure(loaded, engine, pair, method, loaded.root)
+
+
+@app.command()
+def audit(study: StudyFile) -> None:
+    """Judge every record: token identity at temperature 0, uniformity of the transformed tokens above."""
+    from specrig.audit.run import audit_records
+    from specrig.measurement.records import study_records
+
+    loaded = _load(study)
+    audit_records(loaded, study_records(loaded.root / "records"), loaded.root, loaded.root / "audit" / "records.csv")
+
+
+@app.command()
+def audit_exact(
+    study: StudyFile,
+    engine: Annotated[str, typer.Option()],
+    method: Annotated[str, typer.Option()],
+) -> None:
+    """Test one method's samples against an exact distribution."""
+    from specrig.audit.run import audit_exact as run
+
+    loaded = _load(study)
+    run(loaded, engine, method, loaded.root / "audit" / f"exact-{engine}-{method}.csv")
 
 
 @app.command()

@@ -12,13 +12,14 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from specrig.training.stages import STAGES as TRAINING
+
 PACKAGE = "specrig"
 ROOT = Path(__file__).parent
 
 STAGES = {
     "corpus": "specrig.training.corpus",
-    "target": "specrig.training.language_model",
-    "draft": "specrig.training.distil",
+    "audit": "specrig.audit.run",
     "tables": "specrig.reporting.tables",
     "figures": "specrig.reporting.figures",
     "track": "specrig.tracking",
@@ -31,9 +32,21 @@ def stage_digest(stage: str) -> str:
     return code_digest(STAGES[stage])
 
 
+def training_digest(model: str) -> str:
+    """Digest of the code that trains a model (a name of `training.stages`)."""
+    return code_digest(TRAINING[model].module)
+
+
 def job_digest(engine: str, method: str) -> str:
     """Digest of the code that measures with `engine` and `method`; a drafter that the method wraps counts if it is imported."""
     return code_digest(f"specrig.engines.{engine}", "specrig.measurement.runner", f"specrig.decoding.drafters.{method}")
+
+
+def audit_digest(engine: str, method: str) -> str:
+    """Digest of the code of the exact test of `method` in `engine`."""
+    return code_digest(
+        "specrig.audit.exact", "specrig.audit.run", f"specrig.engines.{engine}", f"specrig.decoding.drafters.{method}"
+    )
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ SCHEMAS: dict[str, type[BaseModel]] = {"study": Study, "pairs": Pair, "tasks": T
 def show_plan(study: Study, console: Console) -> None:
     """One row a job, with its cells; then what is refused, and why."""
     table = Table(title=f"study {study.study}", title_justify="left", caption_justify="left")
-    for column in ("engine", "pair", "method", "k", "tasks", "temperatures", "batch sizes", "variants"):
-        table.add_column(column)
+    table.add_column("engine / pair / method", no_wrap=True)
+    columns = {"k": "k", "task": "tasks", "temperature": "T", "batch_size": "batch", "variant": "variants"}
+    cells = study.cells()
+    varied = [name for name in columns if len({getattr(cell, name) for cell in cells}) > 1 or name in ("k", "task")]
+    for name in varied:
+        table.add_column(columns[name])
     table.add_column("cells", justify="right")
-    for job, cells in study.jobs().items():
-        columns = ("k", "task", "temperature", "batch_size", "variant")
-        values = ({getattr(cell, column): None for cell in cells} for column in columns)
-        shown = (", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in found) for found in values)
-        table.add_row(*job, *shown, str(len(cells)))
-    total, jobs = len(study.cells()), len(study.jobs())
+    for job, members in study.jobs().items():
+        shown = (_values({getattr(cell, name): None for cell in members}) for name in varied)
+        table.add_row(" / ".join(job), *shown, str(len(members)))
+    total, jobs = len(cells), len(study.jobs())
     training = ", ".join(f"{model} of {pair}" for pair, model in study.trained()) or "nothing"
     table.caption = f"{total} cells in {jobs} jobs · {study.prompts} prompts a task · trains {training}"
     console.print(table)
@@ -40,6 +43,14 @@ def show_plan(study: Study, console: Console) -> None:
         console.print(f"[bold yellow]Refused: {sum(refused.values())} cells")
         for (engine, pair, method, reason), count in refused.items():
             console.print(f"  {engine}/{pair}/{method}, {count} cells: {reason}", markup=False)
+
+
+def _values(found: Iterable[Any]) -> str:
+    """`2–8` for whole numbers without a gap, `0, 1` or `code, translation` else."""
+    values = list(found)
+    if len(values) > 2 and all(isinstance(value, int) for value in values) and values == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]}–{values[-1]}"
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
 
 
 def show_methods(console: Console) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from specrig.problems import Problems, nearest
 
 TRAINED = "trained"
-"""In `pairs.tsv`: the DAG trains this model. In results it lies in models/<pair>/{target,draft}."""
+"""In `pairs.tsv`: the DAG trains this model, and the heads that methods need on it. They lie in models/<pair>/<name>."""
 CORPUS = "corpus"
 """In `tasks.tsv`: the prompts are held-out text of the embedded corpus."""
 
@@ -34,7 +34,14 @@ class Pair(BaseModel):
     target_revision: MaybeText = None
     draft_revision: MaybeText = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    heads: Annotated[str, Field(pattern=r"^([a-z0-9_]+=\S+( +|$))*$")] = ""
+    """Trained heads of a target that is not `trained` here, as `name=folder` with spaces between, e.g. `eagle=models/eagle`."""
     notes: str = ""
+
+    @property
+    def head_folders(self) -> dict[str, str]:
+        """`heads` as name -> folder."""
+        return dict(entry.split("=", 1) for entry in self.heads.split())
 
 
 class Task(BaseModel):

@@ -152,6 +152,8 @@ class Study(Part):
     """auto: cuda where there is a GPU."""
     threads: int | None = Field(None, ge=1)
     """CPU threads; null: all."""
+    audit_samples: int = Field(20_480, ge=1_000)
+    """Continuations that each method samples for the exact test of its distribution."""
     training: Recipe = Field(default_factory=lambda: Recipe.model_validate({}))
     """How `trained` pairs are made."""
     tables: Tables = Tables()
@@ -223,15 +225,27 @@ class Study(Part):
                     ),
                 )
 
-    def trained(self) -> list[tuple[str, Literal["target", "draft"]]]:
-        """(pair, model) that the DAG trains."""
-        rows = [self.rows.pairs[pair] for pair in self.pairs]
-        found: list[tuple[str, Literal["target", "draft"]]] = [(row.pair, "target") for row in rows if row.target == TRAINED]
-        return found + [(row.pair, "draft") for row in rows if row.draft == TRAINED]
+    def trained(self) -> list[tuple[str, str]]:
+        """(pair, model) that the DAG trains: targets and drafts so marked, and the heads that methods need on such targets."""
+        found: list[tuple[str, str]] = []
+        for pair in self.pairs:
+            row = self.rows.pairs[pair]
+            found += [(pair, model) for model in ("target", "draft") if getattr(row, model) == TRAINED]
+            found += [(pair, head) for head in self.heads(pair) if row.target == TRAINED and head not in row.head_folders]
+        return found
 
-    def model(self, pair: str, model: Literal["target", "draft"], root: Path) -> str | None:
-        """Folder or hub id of a pair's target or draft; None for a draft it does not have."""
-        source: str | None = getattr(self.rows.pairs[pair], model)
+    def heads(self, pair: str) -> list[str]:
+        """Names of the trained heads that the study's methods need on a pair."""
+        entries = [entry for entry in self.methods if pair in (entry.pairs or self.pairs)]
+        return sorted({need for entry in entries for need in methods()[entry.method].needs} - {"draft"})
+
+    def model(self, pair: str, model: str, root: Path) -> str | None:
+        """Folder or hub id of a pair's target, draft or head; None for one it does not have."""
+        row = self.rows.pairs[pair]
+        if model not in ("target", "draft"):
+            trained = str(root / "models" / pair / model) if row.target == TRAINED else None
+            return row.head_folders.get(model, trained)
+        source: str | None = getattr(row, model)
         return str(root / "models" / pair / model) if source == TRAINED else source
 
     def pair_files(self, pair: str, root: Path) -> PairFiles:
@@ -246,6 +260,7 @@ class Study(Part):
             target_revision=row.target_revision,
             draft_revision=row.draft_revision,
             dtype=row.dtype,
+            heads={head: Path(folder) for head in self.heads(pair) if (folder := self.model(pair, head, root)) is not None},
         )
 
     def prompt_file(self, task: str, root: Path) -> Path:

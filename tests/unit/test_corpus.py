@@ -91,7 +91,7 @@ def test_a_copied_function_is_not_held_out(monkeypatch: pytest.MonkeyPatch) -> N
         held = [Example("code", f"def g{i}():\n", f"    other{i}\n", "b.py", True) for i in range(20)]
         copies = [Example("code", f"def f{i}():\n", f"    fresh{i}\n", "b.py", True) for i in range(10)]
         same_body = [Example("code", f"def h{i}():\n", "    body\n", "b.py", True) for i in range(5)]
-        return trained[:3] + copies + same_body + held + trained[3:]
+        return trained[:3] + copies[:2] + held[:8] + same_body[:2] + held[8:] + trained[3:]
 
     monkeypatch.setitem(corpus.SOURCES, "code", examples)
     _, heldout = corpus.gather("code", Recipe.model_validate(TINY))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specrig.training import corpus, llama
+from specrig.training import corpus, llama, losses
 from specrig.training.distil import distillation_loss, train_draft
 from specrig.training.generate import continuations
 from specrig.training.language_model import next_token_loss, train_target
@@ -106,15 +106,15 @@ def test_the_optimiser_learns_and_its_rate_warms_up_and_falls_to_zero(optimizer:
         {"steps": 40, "batch": 4, "sequence": 16, "optimizer": optimizer, "lr": 0.01, "warmup": 0.1, "decay": 0.5}
     )
     model = Llama(SHAPE, 97).initialise(0)
-    state, loss_of, rates, losses = Optimizer(model, settings), next_token_loss(model), [], []
+    state, loss_of, rates, values = Optimizer(model, settings), next_token_loss(model), [], []
     batch = torch.arange(17).repeat(4, 1) + torch.arange(4)[:, None] * 20
     for _ in range(40):
         loss = loss_of(batch)
         loss.backward()
         rates.append(state.rate())
         state.step()
-        losses.append(loss.item())
-    assert losses[0] > 4 and losses[-1] < 0.5
+        values.append(loss.item())
+    assert values[0] > 4 and values[-1] < 0.5
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[19] == 1.0 and rates[-1] == pytest.approx(0.05)
 
@@ -264,3 +264,21 @@ def test_encoding_uses_the_saved_tokenizer(pair: Path) -> None:
     tokenizer = load_tokenizer(pair / "models" / "target")
     text = corpus.read(pair / "corpus" / "train.jsonl")[0]["text"]
     assert tokenizer.encode(text).ids == AutoTokenizer.from_pretrained(pair / "models" / "target")(text).input_ids
+
+
+@pytest.mark.parametrize("kl_weight", [None, 0.0, 0.7, 1.0])
+def test_lean_losses_have_the_values_and_gradients_of_the_plain_ones(kl_weight: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(600, 50, generator=generator)).requires_grad_()
+    goal, labels = torch.randn(600, 50, generator=generator), torch.randint(0, 50, (600,), generator=generator)
+    if kl_weight is None:
+        plain, lean = F.cross_entropy(logits, labels), losses.cross_entropy(logits, labels)
+    else:
+        given, taught = logits.log_softmax(-1), goal.log_softmax(-1)
+        divergence = F.kl_div(given, taught, reduction="batchmean", log_target=True)
+        plain = kl_weight * divergence + (1 - kl_weight) * F.nll_loss(given, labels)
+        lean = losses.distillation(logits, goal, labels, kl_weight)
+    torch.testing.assert_close(lean, plain)
+    (expected,) = torch.autograd.grad(2 * plain, logits)
+    (found,) = torch.autograd.grad(2 * lean, logits)
+    torch.testing.assert_close(found, expected)

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -64,7 +66,7 @@ def model_folder(name: str, model_type: str, architecture: str, words: list[str]
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type, "architectures": [architecture]}))
     vocabulary = {word: index for index, word in enumerate(words)}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": vocabulary}, "added_tokens": []}))
+    Tokenizer(WordLevel(vocabulary, unk_token=words[0])).save(str(folder / "tokenizer.json"))
 
 
 @pytest.mark.parametrize(

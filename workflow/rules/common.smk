@@ -6,10 +6,13 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from specrig.cell import digest
-from specrig.digests import job_digest, stage_digest
+from specrig.measurement.records import write_atomically
+from specrig.decoding.drafters import registry as methods
+from specrig.digests import audit_digest, job_digest, stage_digest, training_digest
 from specrig.rows import CORPUS, TRAINED
 from specrig.study import StudyError, load_study
 from specrig.training.example import TASKS
+from specrig.training.stages import FILES, STAGES
 
 try:
     STUDY = load_study(config, [Path(file) for file in workflow.configfiles])
@@ -17,6 +20,7 @@ except StudyError as error:
     raise WorkflowError(str(error)) from None
 
 ROOT = str(STUDY.root)
+STUDY_FILE = f"{ROOT}/study.json"
 REPORT = str(STUDY.report)
 TRACKED = f"{ROOT}/tracked.txt"
 RESUME = "Finished cells are kept; the same command goes on from there."
@@ -33,18 +37,16 @@ ALL_CORES = workflow.resource_settings.cores or 1
 # One GPU, one job: profiles/default limits this resource to 1.
 GPU = int(STUDY.uses_gpu())
 
-MODEL_FILES = [
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "training.jsonl",
-]
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in TASKS]
 INDEXES = [f"{ROOT}/records/{'/'.join(job)}/index.json" for job in STUDY.jobs()]
 CURVES = [
     f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.trained()
+]
+AUDITS = [f"{ROOT}/audit/records.csv"] + [
+    f"{ROOT}/audit/exact-{engine}-{method}.csv"
+    for engine, method in sorted(
+        {(engine, method) for engine, _, method in STUDY.jobs()}
+    )
 ]
 TABLES = [
     f"{ROOT}/tables/{name}.{kind}"
@@ -67,7 +69,22 @@ FIGURES = [
 wildcard_constraints:
     engine="|".join(STUDY.engines),
     pair="|".join(STUDY.pairs),
+    model="|".join(STAGES),
     method="|".join(sorted({entry.method for entry in STUDY.methods})),
+
+
+def write_study():
+    """Write the resolved study, which every job reads, before the first job starts.
+
+    It is no job's input: a change of any key would then rerun all, and with `ancient()` Snakemake does not look for other
+    reasons in jobs downstream of one that runs. Instead each rule names the keys it depends on in its params.
+    """
+    try:
+        write_atomically(Path(STUDY_FILE), STUDY.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        raise WorkflowError(
+            f"{error.filename}: {error.strerror}; choose another folder, e.g. --config results=PATH"
+        ) from None
 
 
 def recipe(*parts):
@@ -75,17 +92,28 @@ def recipe(*parts):
     return STUDY.training.model_dump_json(include={"seed", *parts})
 
 
-def model_inputs(wildcards):
-    """Files of a pair's models: what the DAG trains, or the configs of local folders. Hub ids have none."""
+def model_files(pair, models):
+    """Files of some of a pair's models: what the DAG trains, or the configs of local folders. Hub ids have none."""
     files = []
-    for model in ("target", "draft"):
-        source = getattr(STUDY.rows.pairs[wildcards.pair], model)
-        folder = STUDY.model(wildcards.pair, model, STUDY.root)
-        if source == TRAINED:
-            files += [f"{folder}/{name}" for name in MODEL_FILES]
-        elif source is not None and Path(source).is_dir():
+    for model in models:
+        folder = STUDY.model(pair, model, STUDY.root)
+        if (pair, model) in STUDY.trained():
+            files += [f"{folder}/{name}" for name in FILES]
+        elif folder is not None and Path(folder).is_dir():
             files.append(f"{folder}/config.json")
     return files
+
+
+def method_models(wildcards):
+    """Files of the models that a method runs."""
+    return model_files(
+        wildcards.pair, ["target", *methods()[wildcards.method].needs]
+    )
+
+
+def teachers(wildcards):
+    """Files of the models that another one is trained from."""
+    return model_files(wildcards.pair, STAGES[wildcards.model].needs)
 
 
 def prompt_inputs(wildcards):
@@ -103,6 +131,19 @@ def job_cells(wildcards):
 def job_cell_names(wildcards):
     """Slugs of a job's cells with their options: a new k is a change here, and only here."""
     return [f"{cell.slug} {digest(cell.options)}" for cell in job_cells(wildcards)]
+
+
+def audited_options(wildcards):
+    """Every k, temperature and set of options of a method: what its exact test depends on."""
+    return digest(
+        sorted(
+            {
+                (cell.k, cell.temperature, cell.variant, digest(cell.options))
+                for cell in STUDY.cells()
+                if (cell.engine, cell.method) == (wildcards.engine, wildcards.method)
+            }
+        )
+    )
 
 
 def job_settings(wildcards):

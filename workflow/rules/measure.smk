@@ -3,9 +3,8 @@
 
 rule measure:
     input:
-        study=ancient(f"{ROOT}/study.json"),
         prompts=prompt_inputs,
-        models=model_inputs,
+        models=method_models,
     output:
         index=f"{ROOT}/records/{{engine}}/{{pair}}/{{method}}/index.json",
     log:
@@ -16,11 +15,12 @@ rule measure:
     resources:
         gpu=GPU,
     params:
+        study=STUDY_FILE,
         cells=job_cell_names,
         settings=job_settings,
         code=job_code,
     message:
         "Measuring {wildcards.method} on {wildcards.pair} with {wildcards.engine}"
     shell:
-        "python -m specrig measure --study {input.study} --engine {wildcards.engine} --pair {wildcards.pair}"
+        "python -m specrig measure --study {params.study} --engine {wildcards.engine} --pair {wildcards.pair}"
         " --method {wildcards.method} 2>&1 | tee {log} >&2"

@@ -3,8 +3,8 @@
 
 rule report:
     input:
-        study=ancient(f"{ROOT}/study.json"),
         indexes=INDEXES,
+        audits=AUDITS,
         tables=TABLES,
         figures=FIGURES,
         curves=CURVES,
@@ -20,9 +20,10 @@ rule report:
     conda:
         "../../environment.yml"
     params:
-        study=digest(STUDY.model_dump(mode="json")),
+        study=STUDY_FILE,
+        settings=digest(STUDY.model_dump(mode="json")),
         code=stage_digest("report"),
     message:
         "Writing the report"
     shell:
-        "python -m specrig report --study {input.study} 2>&1 | tee {log} >&2"
+        "python -m specrig report --study {params.study} 2>&1 | tee {log} >&2"

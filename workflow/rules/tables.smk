@@ -3,8 +3,8 @@
 
 rule tables:
     input:
-        study=ancient(f"{ROOT}/study.json"),
         indexes=INDEXES,
+        audits=AUDITS,
     output:
         cells=report(
             f"{ROOT}/tables/cells.csv",
@@ -34,17 +34,18 @@ rule tables:
     conda:
         "../../environment.yml"
     params:
+        study=STUDY_FILE,
         code=stage_digest("tables"),
     message:
         "Compiling the tables"
     shell:
-        "python -m specrig tables --study {input.study} 2>&1 | tee {log} >&2"
+        "python -m specrig tables --study {params.study} 2>&1 | tee {log} >&2"
 
 
 rule figures:
     input:
-        study=ancient(f"{ROOT}/study.json"),
         indexes=INDEXES,
+        audits=AUDITS,
         cells=rules.tables.output.cells,
         curves=CURVES,
     output:
@@ -63,8 +64,9 @@ rule figures:
     conda:
         "../../environment.yml"
     params:
+        study=STUDY_FILE,
         code=stage_digest("figures"),
     message:
         "Drawing the figures"
     shell:
-        "python -m specrig figures --study {input.study} 2>&1 | tee {log} >&2"
+        "python -m specrig figures --study {params.study} 2>&1 | tee {log} >&2"

@@ -3,7 +3,6 @@
 
 rule track:
     input:
-        study=ancient(f"{ROOT}/study.json"),
         indexes=INDEXES,
         cells=rules.tables.output.cells,
         figures=rules.figures.output,
@@ -14,8 +13,9 @@ rule track:
     conda:
         "../../environment.yml"
     params:
+        study=STUDY_FILE,
         code=stage_digest("track"),
     message:
         "Entering the runs into MLflow"
     shell:
-        "python -m specrig track --study {input.study} 2>&1 | tee {log} >&2"
+        "python -m specrig track --study {params.study} 2>&1 | tee {log} >&2"

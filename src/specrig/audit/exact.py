@@ -11,13 +11,12 @@ from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry
 from specrig.engines.base import PairFiles
 
-SAMPLES = 20_480
 LENGTH = 3
 """Tokens of the tested prefix: long enough for an acceptance, a rejection with its correction, and a bonus token."""
 ROWS = 1024
 
 
-def sample(engine_name: str, cell: Cell, pair: PairFiles, samples: int = SAMPLES) -> list[list[int]]:
+def sample(engine_name: str, cell: Cell, pair: PairFiles, samples: int) -> list[list[int]]:
     """`samples` continuations of the laboratory prompt through the engine's own front door, seeds 0, 1, 2, …"""
     found: list[list[int]] = []
     with registry()[engine_name](pair, device="cpu", threads=None) as engine:
@@ -29,7 +28,7 @@ def sample(engine_name: str, cell: Cell, pair: PairFiles, samples: int = SAMPLES
     return found
 
 
-def exact_test(engine_name: str, cell: Cell, folder: Path, samples: int = SAMPLES) -> GTest:
+def exact_test(engine_name: str, cell: Cell, folder: Path, samples: int) -> GTest:
     """G-test of `cell` (its method, k, temperature, options) on the laboratory pair kept in `folder`."""
     from specrig.engines.native import Native
 

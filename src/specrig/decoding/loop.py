@@ -9,7 +9,7 @@ import torch
 from specrig.decoding.model import CachedModel
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Round
-from specrig.decoding.verify import Criterion, verify
+from specrig.decoding.verify import verify
 
 SPARE_SLOTS = 256
 """Cache slots beyond prompt and output for a round's draft nodes (the largest trees hold about a hundred)."""
@@ -26,7 +26,6 @@ def generate(
     temperature: float,
     eos: Collection[int] = (),
     seeds: Sequence[int] | None = None,
-    typical: Criterion | None = None,
 ) -> list[Generation]:
     """Continue a batch of prompts, token ids in, token ids out.
 
@@ -57,6 +56,7 @@ def generate(
         context.done[row] = token in eos or max_new_tokens == 1
     first = target.now()
     drafter.begin(context, hidden, target.features)
+    typical = drafter.criterion()
     ready = target.now()
 
     while not all(context.done):

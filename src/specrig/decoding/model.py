@@ -191,7 +191,7 @@ LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
 class Block:
     """One decoder layer: projections that read the same input are fused into one."""
 
-    norm_1: Tensor
+    norm_1: Tensor | None
     qkv: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
@@ -269,7 +269,7 @@ class LlamaModel(CachedModel):
         """Layer `index` on the residual stream `[B, n, D]`; writes its keys and values to the cache."""
         B, n, D = x.shape
         H, K, d = self.q_heads, self.kv_heads, self.head_width
-        qkv = block.qkv(F.rms_norm(x, (D,), block.norm_1, self.eps))
+        qkv = block.qkv(x if block.norm_1 is None else F.rms_norm(x, (D,), block.norm_1, self.eps))
         qk = qkv[..., : (H + K) * d].view(B, n, H + K, d)
         if block.q_norm is not None and block.k_norm is not None:
             q = F.rms_norm(qk[:, :, :H], (d,), block.q_norm, self.eps)

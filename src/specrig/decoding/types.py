@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specrig.decoding.sampling import Sampler
+    from specrig.decoding.verify import Criterion
 
 Acceptance = Literal["exact", "typical"]
 """`exact` keeps the target's distribution (greedy match at temperature 0, rejection sampling above); `typical` does not."""
@@ -168,6 +169,10 @@ class Drafter(ABC):
     def acceptance(cls, options: MethodOptions) -> Acceptance:
         """The acceptance rule that the loop's verifier applies."""
         return "exact"
+
+    def criterion(self) -> Criterion | None:
+        """The lossy rule that stands in for rejection sampling where `acceptance` is typical."""
+        return None
 
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:  # noqa: B027
         """A new batch starts. `context.tokens` ends with the first generated token; `hidden` is `[B, P, D]` over the prompts.

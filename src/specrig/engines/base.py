@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,6 +29,17 @@ class PairFiles:
     draft_revision: str | None = None
     dtype: str = "float32"
     heads: dict[str, Path] = field(default_factory=dict)
+
+    def only(self, needs: Sequence[str]) -> PairFiles:
+        """The target and these parts: what a method does not need may be missing, or still in training."""
+        heads = {name: folder for name, folder in self.heads.items() if name in needs}
+        return replace(self, draft=self.draft if "draft" in needs else None, heads=heads)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Every part that is there: name -> folder or hub id."""
+        parts = {"target": self.target, "draft": self.draft, **{name: str(folder) for name, folder in self.heads.items()}}
+        return {name: source for name, source in parts.items() if source is not None}
 
 
 class Engine(ABC):

@@ -50,7 +50,7 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
     if not cells:
         raise EngineError(f"study {study.study} has no cells of {'/'.join(job)}")
     folder = root / "records" / engine_name / pair_name / method
-    pair = study.pair_files(pair_name, root)
+    pair = study.pair_files(pair_name, root).only(methods()[method].needs)
     prompts = {task: study.prompts_of(task, root) for task in dict.fromkeys(cell.task for cell in cells)}
     digests = cell_digests(study, cells, pair, prompts)
     pending = [cell for cell in cells if not _measured(folder / f"{cell.slug}.jsonl", digests[cell])]
@@ -58,8 +58,7 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
     if pending:
         device = study.resolved_device()
         with engines()[engine_name](pair, device=device, threads=study.threads) as engine:
-            models = {"target": pair.target, **({"draft": pair.draft} if pair.draft else {})}
-            environment = capture(models, device=device, threads=study.threads)
+            environment = capture(pair.sources, device=device, threads=study.threads)
             write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
             blocks = list(_blocks(pending))
             total = sum(len(_groups(prompts[block[0].task], block[0].batch_size)) * study.repeats for block in blocks)
@@ -71,7 +70,7 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
 
 def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: dict[str, list[Prompt]]) -> dict[Cell, str]:
     """What decides each cell's result: the cell, the study's settings, the prompts, the models and the code that runs it."""
-    models = [model_digest(source) or source for source in (pair.target, pair.draft) if source]
+    models = {name: model_digest(source) or source for name, source in pair.sources.items()}
     texts = {task: digest([(prompt.id, prompt.text) for prompt in found]) for task, found in prompts.items()}
     settings = [
         study.seed,

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.training import corpus, llama
 from specrig.training.example import TASKS, number
 from specrig.training.generate import continuations
 from specrig.training.llama import Llama
+from specrig.training.losses import distillation
 from specrig.training.recipe import Recipe
 from specrig.training.tokenizer import end_of_text, load_tokenizer, save_tokenizer
 from specrig.training.trainer import (
@@ -92,12 +92,10 @@ def distillation_loss(model: Llama, teacher: Llama, kl_weight: float) -> Callabl
         batch = batch.to(where, non_blocking=True)
         inputs, labels = batch[:, :-1], batch[:, 1:].flatten()
         with torch.no_grad(), autocast(where):
-            goal = teacher.logits(teacher(inputs)).flatten(0, 1).float().log_softmax(-1)
+            goal = teacher.logits(teacher(inputs)).flatten(0, 1)
         with autocast(where):
             logits = model.logits(model(inputs)).flatten(0, 1)
-        given = logits.float().log_softmax(-1)
-        divergence = F.kl_div(given, goal, reduction="batchmean", log_target=True)
-        return kl_weight * divergence + (1 - kl_weight) * F.nll_loss(given, labels)
+        return distillation(logits, goal, labels, kl_weight)
 
     return loss
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.training import corpus, llama
 from specrig.training.llama import Llama
+from specrig.training.losses import cross_entropy
 from specrig.training.recipe import Recipe
 from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokenizer
 from specrig.training.trainer import Curve, PackedText, autocast, device, evaluate, model_folder, read_heldout, tokenize, train
@@ -43,6 +43,6 @@ def next_token_loss(model: Llama) -> Callable[[Tensor], Tensor]:
         batch = batch.to(where, non_blocking=True)
         with autocast(where):
             logits = model.logits(model(batch[:, :-1]))
-        return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        return cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
     return loss

@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from specrig.training.eagle_recipe import EagleTraining
+from specrig.training.medusa_recipe import MedusaTraining
+
 
 class Part(BaseModel):
     """A block of the recipe: frozen, and unknown names are refused."""
@@ -20,10 +23,10 @@ class Part(BaseModel):
 class CorpusSizes(Part):
     """Characters of training text per task (upper bounds: code and summarization end with the installed sources)."""
 
-    code: int = Field(default=900_000, ge=2_000)
-    summarization: int = Field(default=900_000, ge=2_000)
+    code: int = Field(default=1_100_000, ge=2_000)
+    summarization: int = Field(default=1_000_000, ge=2_000)
     translation: int = Field(default=600_000, ge=2_000)
-    creative_writing: int = Field(default=800_000, ge=2_000)
+    creative_writing: int = Field(default=550_000, ge=2_000)
 
 
 class Corpus(Part):
@@ -79,7 +82,7 @@ class Optimisation(Part):
     """`muon`: Muon for the matrices inside the layers, AdamW for embedding and norms. `adamw`: AdamW for all."""
     matrix_lr: float = Field(default=0.02, gt=0)
     """Peak learning rate of Muon; unused with `adamw`."""
-    lr: float = Field(default=3e-3, gt=0)
+    lr: float = Field(default=2e-2, gt=0)
     """Peak learning rate of AdamW."""
     weight_decay: float = Field(default=0.0, ge=0)
     warmup: float = Field(default=0.02, ge=0, le=1)
@@ -118,6 +121,8 @@ class Recipe(Part):
     target_training: Optimisation = Optimisation(steps=320)
     draft_training: Optimisation = Optimisation(steps=400)
     distillation: Distillation = Distillation()
+    medusa: MedusaTraining = MedusaTraining()
+    eagle: EagleTraining = EagleTraining()
 
     @model_validator(mode="after")
     def _sequences_fit(self) -> Recipe:

@@ -27,7 +27,11 @@ _SKIPPED_FOLDERS = {
     "test", "tests", "testing", "idle_test", "site-packages", "dist-packages", "pydoc_data", "encodings", "turtledemo",
     "__pycache__", "lib2to3", "_vendor", "_pyrepl",
 }  # fmt: skip
-_LONGEST_FILE = 400_000  # bytes: the few longer files are tables and generated code
+_LONGEST_FILE = 250_000  # bytes: the few longer files are tables and generated code
+# A summary line, a blank line, prose. Parsing is what costs: files without two of these are not parsed for summaries.
+_PROMISING = re.compile(
+    r'"""(?:\n[ \t]*)?[^"\n]{25,110}\n[ \t]*\n[ \t]+(?!Parameters|Args|Arguments|Returns|Example|Raises|>>>|\.\.|[-*:])\S'
+)
 _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -80,7 +84,10 @@ def _package(name: str, seed: int, heldout_share: float) -> Iterator[Example]:
         source = file.relative_to(root).as_posix()
         heldout = chance(seed, "summarization", source) < heldout_share
         entries = []
-        for node in _documented(_read(file)):
+        text = _read(file)
+        if len(_PROMISING.findall(text)) < 2:
+            continue
+        for node in _documented(text):
             summary, rest = _split_docstring(node)
             body = _excerpt(rest, 150)
             if 25 <= len(summary) <= 110 and len(body) >= 40 and summary not in seen and body not in seen:
@@ -111,7 +118,7 @@ def _read(file: Path) -> str:
 
 def _documented(text: str) -> Iterator[_Documented]:
     """Functions and classes with a docstring, at module or class level, in order of appearance."""
-    if text.count('"""') < 6:  # parsing is what costs: pass over files with few docstrings
+    if '"""' not in text:
         return
     try:
         with warnings.catch_warnings():

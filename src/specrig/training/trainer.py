@@ -207,12 +207,12 @@ def train(
             model.grow(depths.pop(0))
             optimizer.adopt(model)
         loss = loss_of(next(batches))
-        loss.backward()
-        rate = optimizer.rate()
-        optimizer.step()
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(f"{curve.label}: the loss is {value} at step {step}; lower lr and matrix_lr")
+        loss.backward()
+        rate = optimizer.rate()
+        optimizer.step()
         curve.write(step, tokens=step * tokens, loss=round(value, 5), lr=settings.lr * rate)
         curve.show(step, value)
         if step in due:

@@ -1,0 +1,58 @@
+"""EAGLE: a head of one decoder layer continues the target's features, the target's own LM head names the tokens.
+
+Li et al., 2401.15077. A chain of k tokens; above temperature 0 each is sampled from the head's distribution, so exact rejection
+sampling applies. After each target pass the true features of the accepted tokens replace the predicted ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Eagle(Drafter):
+    """One pass of the head catches up with what was accepted and drafts a token; k - 1 more passes draft the rest."""
+
+    name = "eagle"
+    summary = "a one-layer head continues the target's features, k tokens in a chain (EAGLE, 2401.15077)"
+    needs = ("eagle",)
+
+    def __init__(self, options: MethodOptions, resources: Resources) -> None:
+        from specrig.decoding.heads.eagle import load
+
+        super().__init__(options, resources)
+        self.head = load(resources.head("eagle"), resources.target)
+
+    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+        """Prefill the head with the prompts' features."""
+        self.head.begin(context, hidden)
+
+    def propose(self, context: Context, k: int) -> Draft:
+        """Sample k tokens a row, each on the feature predicted for the one before."""
+        import torch
+
+        sampler = context.sampler
+        logits, feature = self.head.advance(context)
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        for step in range(k):
+            token, q = sampler.next(logits, [depth > step for depth in context.depths])
+            tokens.append(token)
+            if q is not None:
+                probs.append(q)
+            if step + 1 < k:
+                logits, feature = self.head.step(token, feature)
+        return Draft(torch.stack(tokens, 1), probs=torch.stack(probs, 1) if probs else None)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Keep the true features of what was accepted."""
+        assert verdict.hidden is not None
+        self.head.learn(verdict.hidden, verdict)
+
+    def passes(self) -> dict[int, tuple[int, float]]:
+        """The head's bare forward passes."""
+        return self.head.pass_totals()

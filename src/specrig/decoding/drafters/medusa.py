@@ -1,0 +1,172 @@
+"""Medusa: heads on the target's last hidden state draft all positions at once, a static tree of their choices is verified.
+
+Cai et al., 2401.10774. The heads need no pass of their own through a model, but none knows what the one before chose; so several
+choices of each are offered, as a tree. A node is the path of ranks that leads to it: (0, 2) is the second head's third choice
+below the first head's first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from specrig.decoding.types import Acceptance, Context, Draft, Drafter, MethodOptions, Resources, Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specrig.decoding.verify import Criterion
+
+Ranks = tuple[int, ...]
+FALLBACK = (4, 2, 1)
+"""Branching of the tree for heads whose accuracies nobody has measured."""
+
+
+def regular_tree(branching: Sequence[int], depth: int) -> list[Ranks]:
+    """Every node of a level has as many children as `branching` says; beyond it one.
+
+    Example: branching 2-1, depth 2 -> (0,) (1,) (0, 0) (1, 0).
+    """
+    nodes: list[Ranks] = []
+    above: list[Ranks] = [()]
+    for level in range(depth):
+        width = branching[level] if level < len(branching) else 1
+        above = [(*path, rank) for path in above for rank in range(width)]
+        nodes += above
+    return nodes
+
+
+def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> list[Ranks]:
+    """The `nodes` most promising nodes that form a tree (2401.10774, section 2.3.3), level by level.
+
+    accuracy: per head and rank the chance that this choice is right. A path's promise is the product along it, which is what the
+    node adds to the expected acceptance length. The next best node always hangs on a chosen one, since products only fall.
+
+    Example: accuracy [[0.6, 0.2], [0.5, 0.1]], 3 nodes -> (0,) 0.6, (0, 0) 0.3, (1,) 0.2.
+    """
+    heap: list[tuple[float, int, Ranks]] = []
+    chosen: list[Ranks] = []
+
+    def offer(parent: Ranks, promise: float) -> None:
+        if len(parent) < min(depth, len(accuracy)):
+            for rank, share in enumerate(accuracy[len(parent)]):
+                heapq.heappush(heap, (-promise * share, len(parent), (*parent, rank)))
+
+    offer((), 1.0)
+    while heap and len(chosen) < nodes:
+        negative, _, path = heapq.heappop(heap)
+        chosen.append(path)
+        offer(path, -negative)
+    return sorted(chosen, key=lambda path: (len(path), path))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A static tree, ready to be filled: its depth, how many ranks it uses, parents, and each node's place in `[depth x width]`."""
+
+    depth: int
+    width: int
+    parents: list[int]
+    places: list[int]
+
+    @classmethod
+    def of(cls, paths: Sequence[Ranks], vocabulary: int) -> Layout:
+        """Of paths in topological order; those that ask for more choices than there are tokens are left out."""
+        paths = [path for path in paths if max(path) < vocabulary]
+        index = {path: node for node, path in enumerate(paths)}
+        width = 1 + max(map(max, paths))
+        return cls(
+            depth=max(map(len, paths)),
+            width=width,
+            parents=[index.get(path[:-1], -1) for path in paths],
+            places=[(len(path) - 1) * width + path[-1] for path in paths],
+        )
+
+    def fill(self, logits: Tensor) -> Draft:
+        """The tree with the choices that `logits` `[B, depth, V]` rank: `Draft` of `[B, nodes]` deterministic candidates."""
+        choices = logits.topk(self.width, -1).indices.flatten(1)
+        if self.parents == list(range(-1, len(self.parents) - 1)):
+            return Draft(choices[:, self.places])  # a chain: cheaper to verify
+        return Draft(choices[:, self.places], parents=[self.parents] * len(choices))
+
+
+class TreeOptions(MethodOptions):
+    """tree: branching per level of a regular tree; None: the `nodes` most promising nodes by the heads' measured accuracies."""
+
+    tree: tuple[int, ...] | None = Field(None, min_length=1)
+    nodes: int = Field(16, ge=1, le=200)
+
+    def layout(self, accuracy: Sequence[Sequence[float]], depth: int, vocabulary: int) -> Layout:
+        """The tree of at most `depth` levels."""
+        if self.tree is None and accuracy:
+            return Layout.of(sparse_tree(accuracy, self.nodes, depth), vocabulary)
+        return Layout.of(regular_tree(self.tree or FALLBACK, depth), vocabulary)
+
+
+class Medusa(Drafter):
+    """Reads the hidden state that the last token was chosen from: the LM head read that token there, head 0 reads the next."""
+
+    name = "medusa"
+    summary = "heads on the target's hidden state draft a static tree (Medusa 2401.10774)"
+    needs = ("medusa",)
+
+    class Options(TreeOptions):
+        """acceptance: exact is lossless; typical is not (section 3.3.2; posterior_threshold, posterior_alpha), save at temperature 0.
+
+        `k` bounds the tree's depth, which cannot exceed the number of trained heads.
+        """
+
+        acceptance: Literal["exact", "typical"] = "exact"
+        posterior_threshold: float = Field(0.09, gt=0, le=1)
+        posterior_alpha: float = Field(0.3, gt=0, le=1)
+
+    def __init__(self, options: MethodOptions, resources: Resources) -> None:
+        from specrig.decoding.heads import medusa
+
+        super().__init__(options, resources)
+        self.heads = medusa.load(resources.head("medusa"), resources.target)
+        self.layouts: dict[int, Layout] = {}
+
+    @classmethod
+    def acceptance(cls, options: MethodOptions) -> Acceptance:
+        """`typical` where the options ask for it."""
+        assert isinstance(options, cls.Options)
+        return options.acceptance
+
+    def criterion(self) -> Criterion | None:
+        """Medusa's typical acceptance, if asked for."""
+        from specrig.decoding.verify import typical_acceptance
+
+        if self.options.acceptance == "exact":
+            return None
+        return typical_acceptance(self.options.posterior_threshold, self.options.posterior_alpha)
+
+    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+        """Start from the prompts' last positions."""
+        from specrig.decoding.heads import medusa
+
+        self.heads.passes.clear()
+        self.hidden = medusa.last_states(hidden, [len(tokens) - 2 for tokens in context.tokens])
+
+    def propose(self, context: Context, k: int) -> Draft:
+        """One pass of the heads, all levels at once."""
+        layout = self.layouts.get(k)
+        if layout is None:
+            depth = min(k, self.heads.count)
+            layout = self.layouts[k] = self.options.layout(self.heads.accuracy, depth, self.resources.target.vocab_size)
+        return layout.fill(self.heads(self.hidden, layout.depth))
+
+    def observe(self, verdict: Verdict) -> None:
+        """Go on from the node that the round's last token was chosen at."""
+        from specrig.decoding.heads import medusa
+
+        assert verdict.hidden is not None
+        self.hidden = medusa.last_states(verdict.hidden, [path[-1] + 1 if path else 0 for path in verdict.paths])
+
+    def passes(self) -> dict[int, tuple[int, float]]:
+        """The heads' bare passes."""
+        return self.heads.pass_totals()

@@ -1,0 +1,84 @@
+"""Medusa heads on the draft model: k tokens cost one pass of the draft model instead of k, the larger target verifies.
+
+The draft model catches up with the context; its LM head drafts the next token and its Medusa heads (2401.10774) the ones behind,
+all from one hidden state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from specrig.decoding.drafters.medusa import Layout, TreeOptions
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specrig.decoding.model import CachedModel
+
+
+class MedusaDraft(Drafter):
+    """The draft model's cache only ever holds the context: nothing is rolled back."""
+
+    name = "medusa_draft"
+    summary = "the draft model carries Medusa heads, so that k tokens cost one draft pass"
+    needs = ("draft", "draft_medusa")
+
+    class Options(TreeOptions):
+        """The default is a chain: the heads of a small model are seldom right beyond their first choice."""
+
+        tree: tuple[int, ...] | None = Field((1,), min_length=1)
+
+    def __init__(self, options: MethodOptions, resources: Resources) -> None:
+        from specrig.decoding.heads import medusa
+
+        super().__init__(options, resources)
+        self.model: CachedModel = resources.model("draft")
+        self.heads = medusa.load(resources.head("draft_medusa"), self.model)
+        self.layouts: dict[int, Layout] = {}
+
+    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+        """Prefill the draft model with the prompts."""
+        self.model.start_like(self.resources.target)
+        self.model.catch_up(context.tokens, context.done, hold_last=True)
+        self.model.passes.clear()
+        self.heads.passes.clear()
+
+    def propose(self, context: Context, k: int) -> Draft:
+        """One pass of the draft model over what is new, one of its heads."""
+        import torch
+
+        layout = self.layouts.get(k)
+        if layout is None:
+            accuracy = [self.heads.first, *self.heads.accuracy] if self.heads.first else []
+            layout = self.layouts[k] = self.options.layout(accuracy, min(k, 1 + self.heads.count), self.model.vocab_size)
+        logits, state = self._advance(context)
+        if layout.depth > 1:
+            logits = torch.cat((logits, self.heads(state, layout.depth - 1)), 1)
+        return layout.fill(logits)
+
+    def _advance(self, context: Context) -> tuple[Tensor, Tensor]:
+        """Run what is new of every unfinished row: next-token logits `[B, 1, V]`, hidden states `[B, D]` of the last tokens."""
+        import torch
+
+        from specrig.decoding.heads import medusa
+
+        model = self.model
+        lengths = model.lengths
+        new = [[] if done else tokens[n:] for tokens, done, n in zip(context.tokens, context.done, lengths, strict=True)]
+        width = max(1, *map(len, new))
+        ends = [max(len(row) - 1, 0) for row in new]
+        padded = torch.tensor([row + [0] * (width - len(row)) for row in new], device=model.device)
+        logits, hidden = model.forward(padded, last=ends)
+        model.keep([range(len(row)) for row in new])
+        return logits, medusa.last_states(hidden, ends)
+
+    def passes(self) -> dict[int, tuple[int, float]]:
+        """Bare passes of the draft model and of its heads, by width."""
+        totals = self.model.pass_totals()
+        for width, (calls, seconds) in self.heads.pass_totals().items():
+            known = totals.get(width, (0, 0.0))
+            totals[width] = (known[0] + calls, known[1] + seconds)
+        return totals

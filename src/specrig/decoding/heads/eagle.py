@@ -1,0 +1,264 @@
+"""The EAGLE head: one decoder layer that continues the target's features (Li et al., 2401.15077, section 4.1).
+
+The feature of position t is the target's hidden state after the final norm, the one its LM head reads. Fed with the feature of t
+and the embedding of token t + 1, which was sampled from it, the head predicts the feature of t + 1; the target's own LM head turns
+that into the distribution of token t + 2. On features it predicted itself the head goes on without the target.
+
+    tokens     x0  x1  x2  x3       context: prompt and output so far, x3 not yet run by the target
+    features   f0  f1  f2           true, from target passes
+    entries    f0+x1  f1+x2  f2+x3  -> f3', and LM head(f3') drafts x4; then f3'+x4 -> f4' and so on
+
+The head's cache holds such entries. Those made of true features stay; those made of predicted ones are dropped after each round
+and come back with the true features once the target has seen the accepted tokens.
+
+Checkpoint (what vLLM loads): config.json of a Llama with one layer, model.safetensors with `fc.weight` `[D, 2D]` (embedding first),
+`layers.0.{self_attn,mlp}.*` and `layers.0.post_attention_layernorm.weight`; no input norm, no final norm, no embedding, no LM head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from specrig.decoding.linear import Linear
+from specrig.decoding.model import Block, CachedModel, LlamaModel, Step
+from specrig.decoding.types import Context, DecodingError, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TAKEN_OVER = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps",
+    "max_position_embeddings", "rope_parameters", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "dtype",
+)  # fmt: skip
+
+
+class EagleHead(LlamaModel):
+    """The head with its cache, and with the target's embedding and LM head. B rows, D hidden width, V vocabulary."""
+
+    def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do not fit."""
+        CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)
+        _check(tensors, shapes(config), target)
+        weights = {name: tensor.to(self.device, self.dtype) for name, tensor in tensors.items()}
+        self.target = target
+        self.embedding, self.head = _shared(target)
+        self.fc = Linear(weights["fc.weight"])
+        self.blocks = [_block(weights, "layers.0")]
+        self.rotary = LlamaRotaryEmbedding(config).to(self.device)
+        self.eps = config.rms_norm_eps
+        self.q_heads = config.num_attention_heads
+        self.cos = self.sin = torch.empty(0)
+        self._incoming = self._features = torch.empty(0)
+        self._counts: list[int] = []
+        self._base: list[int] = []
+        self._above: Tensor | None = None
+
+    def run(self, tokens: Tensor, features: Tensor, *, last: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """Entries of `tokens` `[B, n]`, each with the `features` `[B, n, D]` of the position before it, behind the cache.
+
+        Returns logits `[B, n, V]` of the tokens that follow (with `last` `[B, 1, V]`) and the predicted features `[B, n, D]`.
+        """
+        self._incoming = features
+        return self.forward(tokens, last=last)
+
+    def begin(self, context: Context, features: Tensor) -> None:
+        """Take in the prompts but for each row's last entry: `features` `[B, P, D]`, rows left-aligned."""
+        self.vocab_size = self.target.vocab_size
+        self.start_like(self.target)
+        self._above = None
+        last = [len(tokens) - 2 for tokens in context.tokens]  # the prompt's last position: its feature yields the first draft
+        if max(last) > 0:
+            rows = [tokens[1 : end + 1] for tokens, end in zip(context.tokens, last, strict=True)]
+            self._take(rows, features[:, : max(last)])
+        self._base = list(self.lengths)
+        self.passes.clear()
+        self._wait(features, [[end] for end in last])
+
+    def advance(self, context: Context) -> tuple[Tensor, Tensor]:
+        """Catch up with the context: next-token logits `[B, V]` and the feature `[B, D]` predicted for the last token."""
+        rows = [
+            [] if done else tokens[-count:]
+            for tokens, done, count in zip(context.tokens, context.done, self._counts, strict=True)
+        ]
+        logits, features = self._take(rows, self._features)
+        self._base = list(self.lengths)
+        if len(rows) == 1:
+            return logits[:, 0], features[:, len(rows[0]) - 1]
+        ends = torch.tensor([max(len(row) - 1, 0) for row in rows], device=self.device)
+        return logits[:, 0], features[torch.arange(len(rows), device=self.device), ends]
+
+    def step(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """One more token `[B]` on the feature `[B, D]` predicted for the one before: logits `[B, V]`, feature `[B, D]`."""
+        logits, predicted = self.run(tokens.unsqueeze(1), features.unsqueeze(1))
+        self.keep([[0]] * len(tokens))
+        return logits[:, 0], predicted[:, 0]
+
+    def branch(self, tokens: Tensor, features: Tensor, above: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One level of a tree: `tokens` `[B, w]` on their parents' `features` `[B, w, D]`; logits `[B, w, V]`, features `[B, w, D]`.
+
+        above: `[B, w]` each node's parent among the nodes of the level before; None for the level below the context.
+        Only the new level runs: its nodes see the context and their ancestors, whose entries are still in the cache.
+        """
+        B, w = tokens.shape
+        own = torch.eye(w, dtype=torch.bool, device=self.device).expand(B, w, w)
+        if above is not None:
+            assert self._above is not None
+            lineage = self._above.gather(1, above.unsqueeze(-1).expand(-1, -1, self._above.shape[-1]))
+            own = torch.cat((lineage, own), -1)
+        self._above = own
+        result = self.run(tokens, features)
+        self.keep([range(w)] * B)
+        return result
+
+    def rewind(self) -> None:
+        """Drop every entry made of a predicted feature."""
+        self.cache.truncate(self._base)
+        self._above = None
+
+    def learn(self, hidden: Tensor, verdict: Verdict) -> None:
+        """Drop the predicted entries; keep the true features `hidden` `[B, n + 1, D]` of root and accepted path for `advance`."""
+        self.rewind()
+        self._wait(hidden, [[0, *(node + 1 for node in path)] for path in verdict.paths])
+
+    def _wait(self, features: Tensor, positions: list[list[int]]) -> None:
+        """Set aside these positions' features, row by row."""
+        self._counts = [len(row) for row in positions]
+        width = max(self._counts)
+        index = torch.tensor([row + [0] * (width - len(row)) for row in positions], device=self.device)
+        self._features = features[torch.arange(len(positions), device=self.device).unsqueeze(1), index]
+
+    def _take(self, rows: list[list[int]], features: Tensor) -> tuple[Tensor, Tensor]:
+        """Run and keep entries of true features; logits behind each row's last one `[B, 1, V]`, features `[B, n, D]`."""
+        width = features.shape[1]
+        padded = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.device)
+        result = self.run(padded, features, last=[max(len(row) - 1, 0) for row in rows])
+        self.keep([range(len(row)) for row in rows])
+        return result
+
+    def _step(self, n: int, parents: Sequence[Sequence[int]] | None) -> Step:
+        if self._above is None:
+            return super()._step(n, parents)
+        cache = self.cache
+        start = max(cache.lengths)
+        if start + n > cache.slots:
+            raise DecodingError(f"{start + n} positions do not fit the cache of {cache.slots}: lower top_k or k")
+        mask = torch.zeros(cache.batch_size, n, start + n, dtype=torch.bool, device=self.device)
+        for row, base in enumerate(self._base):
+            mask[row, :, :base] = True
+            mask[row, :, base : base + self._above.shape[-1]] = self._above[row]
+        depth = self._above.sum(-1) - 1
+        positions = torch.tensor(self._base, device=self.device).unsqueeze(1) + depth
+        return Step(start, cache.level, positions, mask.unsqueeze(1))
+
+    @torch.inference_mode()
+    def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
+        x = self.fc(torch.cat((F.embedding(tokens, self.embedding), self._incoming), -1))
+        return self.block(0, self.blocks[0], x, step)
+
+
+def head_config(target: Any) -> Any:
+    """The configuration of a head for a target with this configuration: a Llama of one layer with the target's sizes.
+
+    Raises DecodingError for a target without rotary positions.
+    """
+    text = target.get_text_config(decoder=True)
+    if not getattr(text, "rope_parameters", None):
+        raise DecodingError(f"an EAGLE head is a Llama layer with rotary positions; a {text.model_type} target has none")
+    given = {name: getattr(text, name) for name in _TAKEN_OVER if getattr(text, name, None) is not None}
+    return LlamaConfig(**given, num_hidden_layers=1, architectures=["EagleLlamaForCausalLM"])
+
+
+def shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Tensor names of a checkpoint and their shapes."""
+    D, intermediate = config.hidden_size, config.intermediate_size
+    width = getattr(config, "head_dim", None) or D // config.num_attention_heads
+    queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
+    return {
+        "fc.weight": (D, 2 * D),
+        "layers.0.self_attn.q_proj.weight": (queries, D),
+        "layers.0.self_attn.k_proj.weight": (keys, D),
+        "layers.0.self_attn.v_proj.weight": (keys, D),
+        "layers.0.self_attn.o_proj.weight": (D, queries),
+        "layers.0.mlp.gate_proj.weight": (intermediate, D),
+        "layers.0.mlp.up_proj.weight": (intermediate, D),
+        "layers.0.mlp.down_proj.weight": (D, intermediate),
+        "layers.0.post_attention_layernorm.weight": (D,),
+    }
+
+
+def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
+    """Weights of an untrained head: normal matrices, norms of one."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: deviation * torch.randn(shape, generator=generator) if len(shape) > 1 else torch.ones(shape)
+        for name, shape in shapes(config).items()
+    }
+
+
+def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
+    """Write config.json and model.safetensors (fp32)."""
+    config.save_pretrained(folder)
+    kept = {name: tensors[name].detach().float().cpu().contiguous().clone() for name in shapes(config)}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def load(folder: Path, target: CachedModel) -> EagleHead:
+    """Read a head's folder for this target. Raises DecodingError where it is no EAGLE head of it."""
+    try:
+        config = LlamaConfig.from_pretrained(folder)
+        tensors = load_file(folder / "model.safetensors")
+    except OSError as error:
+        raise DecodingError(f"{folder}: no EAGLE head there ({str(error).splitlines()[0]})") from error
+    tensors.pop("embed_tokens.weight", None)  # some checkpoints repeat the target's
+    try:
+        return EagleHead(config, tensors, target)
+    except DecodingError as error:
+        raise DecodingError(f"{folder}: {error}") from error
+
+
+def _check(tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], target: CachedModel) -> None:
+    if expected["fc.weight"][0] != target.hidden_size:
+        raise DecodingError(f"the head is for a hidden size of {expected['fc.weight'][0]}, the target's is {target.hidden_size}")
+    wrong = [f"{name} is missing" for name in expected if name not in tensors]
+    wrong += [f"{name} does not belong there" for name in tensors if name not in expected]
+    wrong += [
+        f"{name} is {list(tensors[name].shape)} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in tensors and tuple(tensors[name].shape) != shape
+    ]
+    if wrong:
+        raise DecodingError("not an EAGLE head of this target: " + "; ".join(wrong))
+
+
+def _shared(target: CachedModel) -> tuple[Tensor, Linear]:
+    """The target's embedding `[V, D]` and LM head."""
+    if isinstance(target, LlamaModel):
+        return target.embedding, target.head
+    model: Any = target.model  # type: ignore[attr-defined]
+    output = model.get_output_embeddings()
+    bias = output.bias.detach() if getattr(output, "bias", None) is not None else None
+    return model.get_input_embeddings().weight.detach(), Linear(output.weight.detach(), bias)
+
+
+def _block(weights: dict[str, Tensor], prefix: str) -> Block:
+    def fused(*names: str) -> Linear:
+        return Linear(torch.cat([weights[f"{prefix}.{name}.weight"] for name in names]))
+
+    return Block(
+        norm_1=None,
+        qkv=fused(*(f"self_attn.{part}_proj" for part in "qkv")),
+        q_norm=None,
+        k_norm=None,
+        out=fused("self_attn.o_proj"),
+        norm_2=weights[f"{prefix}.post_attention_layernorm.weight"],
+        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
+        down=fused("mlp.down_proj"),
+    )

@@ -1,0 +1,155 @@
+"""Medusa heads: each predicts one further token from the model's last hidden state alone (Cai et al., 2401.10774, section 2.1.1).
+
+The LM head reads token t + 1 from the hidden state h of position t (after the final norm). Head i, counted from 0, reads token
+t + 2 + i from the same h: LM_i(h + SiLU(W_i h + b_i)). One call drafts all positions; none knows what another one chose.
+
+Checkpoint (what vLLM loads): config.json of model type "medusa" and model.safetensors with `blocks.{i}.layers.0.weight` `[D, D]`,
+`.bias` `[D]` and `lm_heads.{i}.weight` `[V, D]`. With `original_lm_head` one `lm_head.weight` `[V, D]` serves all heads.
+D hidden width, V vocabulary, K heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
+from transformers import PreTrainedConfig
+
+from specrig.decoding.linear import Linear
+from specrig.decoding.model import CachedModel
+from specrig.decoding.types import DecodingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class MedusaConfig(PreTrainedConfig):
+    """config.json of a head folder; transformers knows no such model, vLLM does."""
+
+    model_type = "medusa"
+
+
+class MedusaHeads:
+    """K heads on one model, with a stopwatch over their passes: heads run -> [calls, seconds]."""
+
+    def __init__(self, config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:
+        """`tensors`: see the module; they take the model's device and precision. Raises DecodingError where they do not fit."""
+        _check(config, tensors, model)
+        weights = {name: tensor.to(model.device, model.dtype) for name, tensor in tensors.items()}
+        self.model = model
+        self.count: int = config.num_heads
+        # All blocks read the same h, so they are one product; the LM heads read different states, unless there is one for all.
+        self.blocks = Linear(
+            torch.cat([weights[f"blocks.{head}.layers.0.weight"] for head in range(self.count)]),
+            torch.cat([weights[f"blocks.{head}.layers.0.bias"] for head in range(self.count)]),
+        )
+        self.outputs = [Linear(weights[name]) for name in shapes(config) if name.startswith("lm_head")]
+        measured = getattr(config, "specrig", None) or {}
+        self.accuracy: list[list[float]] = measured.get("accuracy", [])
+        """Per head, by rank: how often the token that came was its choice of that rank. Empty where nobody has measured."""
+        self.first: list[float] = measured.get("first", [])
+        """The same for token t + 1 and the model's own LM head."""
+        self.passes: dict[int, list[float]] = {}
+
+    @torch.inference_mode()
+    def __call__(self, hidden: Tensor, count: int) -> Tensor:
+        """Hidden states `[B, D]` of positions t -> logits `[B, count, V]` of tokens t + 2 … t + 1 + count."""
+        started = self.model.now()
+        B, D = hidden.shape
+        states = hidden.unsqueeze(1) + F.silu(self.blocks(hidden).view(B, self.count, D)[:, :count])
+        if len(self.outputs) == 1:
+            logits = self.outputs[0](states)
+        else:
+            logits = torch.stack([self.outputs[head](states[:, head]) for head in range(count)], 1)
+        entry = self.passes.setdefault(count, [0, 0.0])
+        entry[0] += 1
+        entry[1] += self.model.now() - started
+        return logits[..., : self.model.vocab_size]  # what is padding for the model is never offered
+
+    def pass_totals(self) -> dict[int, tuple[int, float]]:
+        """Bare passes: heads run -> (calls, seconds)."""
+        return {width: (int(calls), seconds) for width, (calls, seconds) in self.passes.items()}
+
+
+def heads_config(
+    *, hidden: int, vocabulary: int, heads: int, shared: bool = False, measured: dict[str, Any] | None = None
+) -> MedusaConfig:
+    """The configuration of K = `heads` heads; `shared`: one LM head for all; `measured`: see `MedusaHeads.accuracy`."""
+    return MedusaConfig(
+        architectures=["MedusaModel"],
+        hidden_size=hidden,
+        vocab_size=vocabulary,
+        truncated_vocab_size=vocabulary,
+        num_heads=heads,
+        num_hidden_layers=1,
+        medusa_fc_bias=True,
+        original_lm_head=shared,
+        **({"specrig": measured} if measured else {}),
+    )
+
+
+def shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Tensor names of a checkpoint and their shapes."""
+    D, V, K = config.hidden_size, config.vocab_size, config.num_heads
+    found: dict[str, tuple[int, ...]] = {}
+    for head in range(K):
+        found |= {f"blocks.{head}.layers.0.weight": (D, D), f"blocks.{head}.layers.0.bias": (D,)}
+    if config.original_lm_head:
+        return found | {"lm_head.weight": (V, D)}
+    return found | {f"lm_heads.{head}.weight": (V, D) for head in range(K)}
+
+
+def random_tensors(config: Any, seed: int, deviation: float = 0.1) -> dict[str, Tensor]:
+    """Weights of untrained heads: all normal."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: deviation * torch.randn(shape, generator=generator) for name, shape in shapes(config).items()}
+
+
+def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
+    """Write config.json and model.safetensors (fp32)."""
+    config.save_pretrained(folder)
+    kept = {name: tensors[name].detach().float().cpu().contiguous().clone() for name in shapes(config)}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def load(folder: Path, model: CachedModel) -> MedusaHeads:
+    """Read a folder of heads on this model. Raises DecodingError where it holds none that fit."""
+    try:
+        config = MedusaConfig.from_pretrained(folder)
+        tensors = load_file(folder / "model.safetensors")
+    except OSError as error:
+        raise DecodingError(f"{folder}: no Medusa heads there ({str(error).splitlines()[0]})") from error
+    try:
+        return MedusaHeads(config, tensors, model)
+    except DecodingError as error:
+        raise DecodingError(f"{folder}: {error}") from error
+
+
+def last_states(hidden: Tensor, positions: Sequence[int]) -> Tensor:
+    """`hidden` `[B, n, D]` at one position a row: `[B, D]`."""
+    if len(positions) == 1:
+        return hidden[:, positions[0]]
+    return hidden[torch.arange(len(positions), device=hidden.device), torch.tensor(positions, device=hidden.device)]
+
+
+def _check(config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:
+    needed = ("hidden_size", "vocab_size", "num_heads", "original_lm_head")
+    missing = [name for name in needed if getattr(config, name, None) is None]
+    if missing:
+        raise DecodingError(f"not a configuration of Medusa heads: it lacks {', '.join(missing)}")
+    if config.hidden_size != model.hidden_size:
+        raise DecodingError(f"the heads are for a hidden size of {config.hidden_size}, the model's is {model.hidden_size}")
+    expected = shapes(config)
+    wrong = [f"{name} is missing" for name in expected if name not in tensors]
+    wrong += [f"{name} does not belong there" for name in tensors if name not in expected]
+    wrong += [
+        f"{name} is {list(tensors[name].shape)} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in tensors and tuple(tensors[name].shape) != shape
+    ]
+    if wrong:
+        raise DecodingError("not Medusa heads of one residual layer each: " + "; ".join(wrong))

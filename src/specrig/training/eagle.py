@@ -1,0 +1,227 @@
+"""Training of the EAGLE head: it learns to continue the frozen target's features (Li et al., 2401.15077, section 4.2).
+
+Loss of one step: smooth-L1 between predicted and true features plus a weighted KL divergence (the paper's
+cross-entropy, less a constant) of the target's distribution from the one its LM head reads from the predicted feature. With `rollout` > 1 the head takes further steps on the features it predicted
+itself, seeing what it will see when it drafts (HASS, 2408.15766; EAGLE-3, 2503.01840, "training-time test"), and the losses are
+averaged over the steps. Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from transformers import LlamaConfig
+
+from specrig.decoding.heads import eagle as checkpoint
+from specrig.training import corpus, llama
+from specrig.training.distil import target_text
+from specrig.training.eagle_recipe import EagleTraining
+from specrig.training.example import TASKS
+from specrig.training.generate import continuations
+from specrig.training.llama import EPSILON, Llama, rotate
+from specrig.training.losses import distillation
+from specrig.training.optimizer import Optimizer
+from specrig.training.recipe import Distillation, Optimisation, Recipe
+from specrig.training.tokenizer import end_of_text, load_tokenizer
+from specrig.training.trainer import Curve, PackedText, TrainingError, autocast, device, model_folder, tokenize
+
+
+class Layer(nn.Module):
+    """The head while it trains: query, key and value one matrix, gate and up one matrix (names as the optimiser splits them)."""
+
+    def __init__(self, target: Llama) -> None:
+        super().__init__()
+        D, intermediate = target.shape.hidden, target.shape.intermediate
+        self.heads, self.head_size = target.shape.heads, D // target.shape.heads
+        self.fc = nn.Parameter(torch.empty(D, 2 * D))
+        self.qkv = nn.Parameter(torch.empty(3 * D, D))
+        self.out = nn.Parameter(torch.zeros(D, D))
+        self.mlp_norm = nn.Parameter(torch.ones(D))
+        self.gate_up = nn.Parameter(torch.empty(2 * intermediate, D))
+        self.down = nn.Parameter(torch.zeros(D, intermediate))
+
+    def initialise(self, seed: int) -> Layer:
+        """Normal matrices of deviation 1/sqrt(width), outputs at zero: at first the head is its `fc` alone."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for matrix in (self.fc, self.qkv, self.gate_up):
+                matrix.copy_(torch.randn(matrix.shape, generator=generator) * matrix.shape[1] ** -0.5)
+        return self
+
+    def forward(self, embedded: Tensor, features: Tensor, steps: int, cos: Tensor, sin: Tensor) -> Iterator[Tensor]:
+        """Predicted features `[B, T, D]` of each of `steps` steps.
+
+        embedded: `[B, T, D]`, tokens t + 1; features: `[B, T, D]`, true ones of t. In step j + 1 entry i is fed with what step j
+        predicted at i - 1, and attends as when drafting: to true entries up to i - j, then one entry of each step up to its own.
+        """
+        B, T, D = embedded.shape
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        incoming = features
+        for step in range(steps):
+            x = F.linear(torch.cat((embedded, incoming.to(embedded.dtype)), -1), self.fc)
+            q, k, v = F.linear(x, self.qkv).view(B, T, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
+            keys.append(rotate(k, cos, sin))
+            values.append(v)
+            mask = _visible(T, step, x.device) if step else None
+            mixed = F.scaled_dot_product_attention(
+                rotate(q, cos, sin), torch.cat(keys, 2), torch.cat(values, 2), attn_mask=mask, is_causal=step == 0
+            )
+            x = x + F.linear(mixed.transpose(1, 2).reshape(B, T, D), self.out)
+            gate, up = F.linear(F.rms_norm(x, (D,), self.mlp_norm, EPSILON), self.gate_up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, self.down)
+            yield x
+            incoming = torch.cat((features[:, :1].to(x.dtype), x[:, :-1]), 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights under the checkpoint's names."""
+        q, k, v = self.qkv.chunk(3)
+        gate, up = self.gate_up.chunk(2)
+        return {
+            "fc.weight": self.fc,
+            "layers.0.self_attn.q_proj.weight": q,
+            "layers.0.self_attn.k_proj.weight": k,
+            "layers.0.self_attn.v_proj.weight": v,
+            "layers.0.self_attn.o_proj.weight": self.out,
+            "layers.0.mlp.gate_proj.weight": gate,
+            "layers.0.mlp.up_proj.weight": up,
+            "layers.0.mlp.down_proj.weight": self.down,
+            "layers.0.post_attention_layernorm.weight": self.mlp_norm,
+        }
+
+
+def _visible(T: int, step: int, where: torch.device) -> Tensor:
+    """Which entries of steps 0 .. `step` entry i of `step` attends to: `[T, (step + 1) * T]`."""
+    blocks = [torch.ones(T, T, dtype=torch.bool, device=where).tril(-step)]
+    blocks += [torch.ones(T - back, dtype=torch.bool, device=where).diag(-back) for back in range(step - 1, 0, -1)]
+    return torch.cat([*blocks, torch.eye(T, dtype=torch.bool, device=where)], 1)
+
+
+def head_loss(head: Layer, target: Llama, tokens: Tensor, settings: EagleTraining, generator: torch.Generator) -> Tensor:
+    """Mean over the steps of feature_weight x smooth-L1 + logits_weight x KL divergence, for tokens `[B, T + 1]`."""
+    where = target.embedding.device
+    tokens = tokens.to(where, non_blocking=True)
+    with torch.no_grad(), autocast(where):
+        hidden = target(tokens)
+        goals = hidden[:, 1:].float()
+        likely = target.logits(hidden[:, 1:]).flatten(0, 1)
+        embedded = F.embedding(tokens[:, 1:], target.embedding)
+        fed = hidden[:, :-1].float()
+        fed += (torch.rand(fed.shape, generator=generator, device=where) * 2 - 1) * settings.noise
+    T = embedded.shape[1]
+    unused = torch.zeros(len(likely), dtype=torch.int64, device=where)  # labels, of no weight
+    total = torch.zeros((), device=where)
+    with autocast(where):
+        for predicted in head(embedded, fed, settings.rollout, target.cos[:T], target.sin[:T]):
+            total = total + settings.feature_weight * F.smooth_l1_loss(predicted.float(), goals)
+            logits = target.logits(predicted).flatten(0, 1)
+            total = total + settings.logits_weight * distillation(logits, likely, unused, 1.0)
+    return total / settings.rollout
+
+
+@torch.no_grad()
+def agreement(head: Layer, target: Llama, texts: Tensor, counted: Tensor, depth: int) -> list[float]:
+    """Share of tokens on which head and target have the same first choice, for each number of steps up to `depth`.
+
+    texts: `[N, T + 1]`; counted: `[N, T + 1]` bool, which positions' choices count. On text that the target wrote greedily this is
+    the acceptance of the draft's token at that depth, given that those before were accepted.
+    """
+    where = target.embedding.device
+    texts, T = texts.to(where), texts.shape[1] - 1
+    same, wanted = [0] * depth, counted[:, 1:].to(where)
+    with autocast(where):
+        hidden = target(texts)
+        choices = target.logits(hidden[:, 1:]).argmax(-1)
+        embedded = F.embedding(texts[:, 1:], target.embedding)
+        for index, predicted in enumerate(head(embedded, hidden[:, :-1], depth, target.cos[:T], target.sin[:T])):
+            same[index] = int(((target.logits(predicted).argmax(-1) == choices) & wanted).sum())
+    return [round(count / max(1, int(wanted.sum())), 4) for count in same]
+
+
+def train_head(recipe: Recipe, settings: EagleTraining, corpus_dir: Path, target: Path, out: Path, progress: bool) -> None:
+    """Train an EAGLE head for the target folder `target` and write the folder `out` (config.json, model.safetensors).
+
+    Also writes `out/training.jsonl`: the loss, and at the end the agreement with the target by depth. Raises CorpusError for a
+    missing corpus, TrainingError when there is no target or the loss is not finite.
+    """
+    if not (target / "model.safetensors").is_file():
+        raise TrainingError(f"{target}: no trained target there; train it with `specrig train --model target`")
+    rows = corpus.read(corpus_dir / "train.jsonl")
+    tokenizer = load_tokenizer(target)
+    eos = end_of_text(tokenizer)
+    where = device()
+    teacher = llama.load(target).to(where).eval().requires_grad_(False)
+    head = Layer(teacher).initialise(recipe.seed + 3).to(where)
+    optimisation = Optimisation(
+        steps=settings.steps, batch=settings.batch, sequence=settings.sequence, lr=settings.lr, matrix_lr=settings.matrix_lr
+    )
+    optimizer = Optimizer(head, optimisation)
+    generator = torch.Generator(where).manual_seed(recipe.seed + 3)
+    with model_folder(out) as folder, Curve(folder / "training.jsonl", "eagle", settings.steps, progress) as curve:
+        text = iter(PackedText(tokenize(rows, tokenizer, eos), optimisation, recipe.seed + 3))
+        own = target_text(_generation(recipe, settings), rows, tokenizer, teacher)
+        curve.say(f"the target wrote {own.numel()} tokens")
+        batches = _mixed(text, own, settings, recipe.seed + 4)
+        for step in range(1, settings.steps + 1):
+            loss = head_loss(head, teacher, next(batches), settings, generator)
+            loss.backward()
+            rate = optimizer.rate()
+            optimizer.step()
+            value = loss.item()
+            if not math.isfinite(value):
+                raise TrainingError(f"eagle: the loss is {value} at step {step}; lower lr and matrix_lr")
+            tokens = step * settings.batch * settings.sequence
+            curve.write(step, tokens=tokens, loss=round(value, 5), lr=settings.lr * rate)
+            curve.show(step, value)
+        texts, counted = _heldout(settings, corpus_dir, tokenizer, teacher, recipe.seed)
+        shares = agreement(head, teacher, texts, counted, depth=5)
+        curve.write(settings.steps, agreement=shares)
+        curve.say(f"same choice as the target after 1 to 5 steps: {', '.join(f'{share:.3f}' for share in shares)}")
+        config = checkpoint.head_config(LlamaConfig.from_pretrained(target))
+        checkpoint.save(folder, config, head.tensors())
+
+
+def _generation(recipe: Recipe, settings: EagleTraining) -> Recipe:
+    """The recipe with the head's own wishes for what the target writes."""
+    wishes = Distillation(generated_sequences=settings.generated_sequences, temperatures=settings.temperatures)
+    width = recipe.draft_training.model_copy(update={"sequence": settings.sequence})
+    return recipe.model_copy(update={"distillation": wishes, "draft_training": width})
+
+
+def _mixed(text: Iterator[Tensor], own: Tensor, settings: EagleTraining, seed: int) -> Iterator[Tensor]:
+    """Batches of the corpus, then for the last `generated_share` of the steps of the target's own text, reshuffled each epoch."""
+    switch = round(settings.steps * (1 - (settings.generated_share if len(own) else 0.0)))
+    for _ in range(switch):
+        yield next(text)
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    while True:
+        while len(order) < settings.batch:
+            order += torch.randperm(len(own), generator=generator).tolist()
+        yield own[order[: settings.batch]]
+        del order[: settings.batch]
+
+
+def _heldout(settings: EagleTraining, corpus_dir: Path, tokenizer: Tokenizer, teacher: Llama, seed: int) -> tuple[Tensor, Tensor]:
+    """Greedy continuations of held-out prompts, as many of every task: tokens `[N, sequence + 1]` and which count."""
+    width, prompts = settings.sequence + 1, []
+    rows = corpus.read(corpus_dir / "heldout.jsonl")
+    for task in TASKS:
+        ids = (tokenizer.encode(row["prompt"]).ids for row in rows if row["task"] == task)
+        fitting = [prompt for prompt in ids if 0 < len(prompt) <= width // 2]
+        prompts += fitting[: settings.heldout_sequences // len(TASKS)]
+    prompts.sort(key=len)
+    texts = continuations(teacher, prompts, width, (0.0,), seed)
+    counted = torch.zeros_like(texts, dtype=torch.bool)
+    eos = end_of_text(tokenizer)
+    for row, prompt in enumerate(prompts):
+        ends = (texts[row, len(prompt) :] == eos).nonzero()
+        last = len(prompt) + int(ends[0]) if len(ends) else width
+        counted[row, len(prompt) : last] = True  # position i's choice is token i + 1: what is drafted, up to end-of-text
+    return texts, counted

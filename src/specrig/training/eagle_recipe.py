@@ -1,0 +1,37 @@
+"""The recipe of the EAGLE head: the `training.eagle:` block of a study's config. Its defaults train the quick embedded pair's. No torch."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EagleTraining(BaseModel):
+    """How long the head trains, on what text, and what its loss weighs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(default=220, ge=1)
+    batch: int = Field(default=8, ge=1)
+    """Sequences a step."""
+    sequence: int = Field(default=256, ge=8)
+    """Tokens a sequence."""
+    lr: float = Field(default=3e-3, gt=0)
+    """Peak learning rate of AdamW, for the norm."""
+    matrix_lr: float = Field(default=0.02, gt=0)
+    """Peak learning rate of Muon, for the matrices."""
+    rollout: int = Field(default=3, ge=1, le=8)
+    """Steps the head takes on its own features in training: 1 is EAGLE, more is HASS (2408.15766) and EAGLE-3's training-time test."""
+    feature_weight: float = Field(default=1.0, ge=0)
+    """Weight of the smooth-L1 distance between predicted and true features (2401.15077, section 4.2)."""
+    logits_weight: float = Field(default=0.1, ge=0)
+    """Weight of the cross-entropy with the target's distribution through its frozen LM head (the paper's w_cls)."""
+    noise: float = Field(default=0.1, ge=0)
+    """True features are fed with noise from U(-noise, noise)."""
+    generated_sequences: int = Field(default=256, ge=0)
+    """Continuations of training prompts written by the target; 0: corpus only."""
+    generated_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of the steps, at the end, that learn from those continuations; the steps before learn from the corpus."""
+    temperatures: tuple[float, ...] = Field(default=(0.0, 0.6, 1.0), min_length=1)
+    """Sampling temperatures of the continuations, in turn."""
+    heldout_sequences: int = Field(default=32, ge=4)
+    """Greedy continuations of held-out prompts on which the finished head is compared with the target."""

@@ -1,0 +1,51 @@
+"""The recipe of Medusa heads: the `training.medusa:` block of a study's config. Its defaults train the quick embedded pair's. No torch."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class JointTraining(BaseModel):
+    """Medusa-2: after the heads alone, heads and model together (2401.10774, section 2.2.2)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(default=60, ge=1)
+    lr: float = Field(default=3e-4, gt=0)
+    """Peak learning rate of AdamW for the model; the heads keep theirs, several times as high."""
+    matrix_lr: float = Field(default=2e-3, gt=0)
+    """Peak learning rate of Muon for the model's matrices."""
+    heads_weight: float = Field(default=0.2, gt=0)
+    """Weight of the heads' loss beside the model's own (the paper's lambda_0)."""
+
+
+class MedusaTraining(BaseModel):
+    """How many heads, how long they train, on what text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heads: int = Field(default=4, ge=1, le=16)
+    own_lm_heads: bool = False
+    """Whether every head trains an LM head of its own, as the paper does; else all share the model's, frozen."""
+    steps: int = Field(default=150, ge=1)
+    batch: int = Field(default=8, ge=1)
+    """Sequences a step."""
+    sequence: int = Field(default=256, ge=32)
+    """Tokens a sequence."""
+    lr: float = Field(default=1e-3, gt=0)
+    """Peak learning rate of AdamW, for biases and LM heads."""
+    matrix_lr: float = Field(default=0.02, gt=0)
+    """Peak learning rate of Muon, for the residual blocks."""
+    decay: float = Field(default=0.8, gt=0, le=1)
+    """Head i's loss weighs decay to the power i."""
+    kl_weight: float = Field(default=0.5, ge=0, le=1)
+    """Loss of a head = kl_weight x KL(what the model itself says there, head) + (1 - kl_weight) x cross-entropy of the token there."""
+    corpus_sequences: int = Field(default=256, ge=0)
+    """Sequences of the corpus to learn from; their hidden states are computed once."""
+    generated_sequences: int = Field(default=256, ge=0)
+    """Continuations of training prompts to learn from, written by the model that the heads have to please."""
+    temperatures: tuple[float, ...] = Field(default=(0.0, 0.6, 1.0), min_length=1)
+    """Sampling temperatures of the continuations, in turn."""
+    heldout_sequences: int = Field(default=32, ge=4)
+    """Greedy continuations of held-out prompts on which the finished heads' accuracies are measured."""
+    joint: JointTraining = JointTraining()

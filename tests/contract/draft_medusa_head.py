@@ -1,0 +1,14 @@
+"""Random Medusa heads of the lab's draft, one LM head for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specrig.decoding.heads import medusa
+
+
+def make(folder: Path, lab: Any) -> None:
+    model = lab.model("draft")
+    config = medusa.heads_config(hidden=model.hidden_size, vocabulary=model.vocab_size, heads=3, shared=True)
+    medusa.save(folder, config, medusa.random_tensors(config, seed=5))

@@ -1,0 +1,281 @@
+"""Medusa: trees by hand, which head answers for which token, the checkpoint that vLLM reads, training, typical acceptance."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from specrig.decoding.drafters import registry
+from specrig.decoding.drafters.medusa import Layout, Medusa, regular_tree, sparse_tree
+from specrig.decoding.drafters.tree import topology
+from specrig.decoding.heads import medusa as checkpoint
+from specrig.decoding.loop import generate
+from specrig.decoding.model import CachedModel
+from specrig.decoding.transformers_model import cached_model
+from specrig.decoding.types import DecodingError, Drafter, Generation
+from specrig.training import llama
+from specrig.training.distil import train_draft
+from specrig.training.example import TASKS
+from specrig.training.language_model import next_token_loss, train_target
+from specrig.training.llama import Llama
+from specrig.training.medusa import Heads, heads_loss, rank_accuracies, train_heads, train_jointly
+from specrig.training.medusa_recipe import JointTraining, MedusaTraining
+from specrig.training.optimizer import Optimizer
+from specrig.training.recipe import Optimisation, Recipe, Shape
+from specrig.training.trainer import TrainingError
+
+PERIOD = 29
+SETTINGS = MedusaTraining(
+    heads=3,
+    steps=20,
+    batch=4,
+    sequence=32,
+    corpus_sequences=16,
+    generated_sequences=8,
+    heldout_sequences=8,
+    joint=JointTraining(steps=4),
+)
+
+
+def cycles(rows: int, width: int) -> torch.Tensor:
+    """Token 3x + 1 follows token x, modulo PERIOD, from different starts (one token stays where it is)."""
+    texts = [torch.randint(PERIOD, (rows,), generator=torch.Generator().manual_seed(rows))]
+    for _ in range(width - 1):
+        texts.append((3 * texts[-1] + 1) % PERIOD)
+    return torch.stack(texts, 1)
+
+
+class Lent:
+    """Resources with trained heads: the draft is the target once more."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target, self._draft = (cached_model(AutoModelForCausalLM.from_pretrained(folder)) for _ in range(2))
+        self.heads = folder / "heads"
+
+    def model(self, name: str) -> CachedModel:
+        return self._draft
+
+    def head(self, name: str) -> Path:
+        return self.heads
+
+    def drafter(self, method: str, **options: Any) -> Drafter:
+        return registry()[method](registry()[method].Options.model_validate(options), self)
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lent, list[list[float]]]:
+    """A tiny model that knows `cycles`, with four trained heads and their measured accuracies."""
+    folder = tmp_path_factory.mktemp("counter")
+    model = Llama(Shape(layers=1, hidden=64, heads=2, intermediate=96, context=128), PERIOD).initialise(0)
+    settings = MedusaTraining(heads=4, own_lm_heads=True)
+    schedule = Optimisation(steps=80, batch=8, sequence=32, lr=0.01)
+    optimizer, loss_of = Optimizer(model, schedule), next_token_loss(model)
+    for step in range(schedule.steps):
+        loss_of(cycles(8 + step, 33)).backward()
+        optimizer.step()
+    model.requires_grad_(False)
+    heads = Heads(model, settings)
+    optimizer = Optimizer(heads, schedule)
+    for step in range(schedule.steps):
+        texts = cycles(8 + step, 33)
+        hidden = model(texts)
+        heads_loss(heads, model.embedding, hidden, model.logits(hidden), texts, settings).backward()
+        optimizer.step()
+    texts = cycles(7, 33)
+    accuracies = rank_accuracies(heads, model, texts, torch.ones_like(texts, dtype=torch.bool))
+    llama.save(model, folder, eos=0)
+    config = checkpoint.heads_config(
+        hidden=64, vocabulary=PERIOD, heads=4, measured={"accuracy": accuracies[1:], "first": accuracies[0]}
+    )
+    (folder / "heads").mkdir()
+    checkpoint.save(folder / "heads", config, heads.tensors(model))
+    return Lent(folder), accuracies
+
+
+def acceptance_length(generation: Generation) -> float:
+    rounds = [entry for entry in generation.rounds if not entry.cut]
+    return sum(entry.emitted for entry in rounds) / len(rounds)
+
+
+def test_a_sparse_tree_by_hand() -> None:
+    """Promises: (0) .6, (0,0) .36, (1) .3, (0,0,0) .18, (1,0) .18, (0,1) .06, (2) .05, (1,0,0) .09 …"""
+    accuracy = [[0.6, 0.3, 0.05], [0.6, 0.1], [0.5, 0.2]]
+    assert sparse_tree(accuracy, 3, 3) == [(0,), (1,), (0, 0)]
+    assert sparse_tree(accuracy, 6, 3) == [(0,), (1,), (0, 0), (1, 0), (0, 0, 0), (1, 0, 0)]
+    assert sparse_tree(accuracy, 4, 1) == [(0,), (1,), (2,)]  # k bounds the depth; three choices are all there are
+    for path in (chosen := sparse_tree(accuracy, 12, 3)):
+        assert len(path) == 1 or chosen.index(path[:-1]) < chosen.index(path)
+
+
+def test_regular_trees_are_those_of_the_tree_method() -> None:
+    paths = regular_tree([2, 2, 1], 4)
+    layout = Layout.of(paths, vocabulary=10)
+    assert layout.parents == [parent for level in topology([2, 2, 1], 4) for parent in level]
+    assert regular_tree([2, 1], 2) == [(0,), (1,), (0, 0), (1, 0)]
+
+
+def test_a_layout_takes_each_nodes_token_from_its_own_head() -> None:
+    logits = torch.zeros(1, 2, 6)
+    logits[0, 0, [4, 2, 1]] = torch.tensor([3.0, 2.0, 1.0])
+    logits[0, 1, [5, 0, 3]] = torch.tensor([3.0, 2.0, 1.0])
+    draft = Layout.of([(0,), (2,), (0, 1), (2, 0)], vocabulary=6).fill(logits)
+    assert draft.tokens.tolist() == [[4, 1, 0, 5]]
+    assert draft.parents == [[-1, -1, 0, 1]]
+    chain = Layout.of([(0,), (0, 0)], vocabulary=6).fill(logits)
+    assert (chain.tokens.tolist(), chain.parents) == ([[4, 5]], None)
+    assert Layout.of(regular_tree([4], 1), vocabulary=3).parents == [-1, -1, -1]
+
+
+def test_heads_learn_what_comes_behind_the_next_token(counter: tuple[Lent, list[list[float]]]) -> None:
+    """An offset by one anywhere (training, prefill, observe) would leave acceptance near nothing."""
+    lent, accuracies = counter
+    assert all(shares[0] > 0.99 for shares in accuracies)
+    prompt = cycles(1, 9)[0].tolist()
+    expected = prompt.copy()
+    for _ in range(60):
+        expected.append((3 * expected[-1] + 1) % PERIOD)
+    for options in ({"tree": (1,)}, {"nodes": 4}, {"tree": (2, 1)}):
+        (found,) = generate(lent.target, lent.drafter("medusa", **options), [prompt], k=4, max_new_tokens=60, temperature=0)
+        assert prompt + found.tokens == expected
+        assert acceptance_length(found) == 5.0
+    (found,) = generate(lent.target, lent.drafter("medusa_draft"), [prompt], k=5, max_new_tokens=60, temperature=0)
+    assert prompt + found.tokens == expected
+    assert acceptance_length(found) == 6.0
+    # One draft pass a round, and one of the heads, timed apart by their widths.
+    assert sum(calls for calls, _ in found.draft_passes.values()) == 2 * len(found.rounds)
+
+
+def test_k_beyond_the_heads_drafts_as_deep_as_they_reach(counter: tuple[Lent, list[list[float]]]) -> None:
+    (found,) = generate(counter[0].target, counter[0].drafter("medusa"), [[5]], k=8, max_new_tokens=30, temperature=0)
+    assert {entry.depth for entry in found.rounds} == {4}
+
+
+def test_typical_acceptance_reaches_the_verifier_and_is_marked_lossy(counter: tuple[Lent, list[list[float]]]) -> None:
+    exact, typical = Medusa.Options(), Medusa.Options(acceptance="typical")
+    assert Medusa.lossless(exact) and Medusa.acceptance(exact) == "exact"
+    assert not Medusa.lossless(typical) and Medusa.acceptance(typical) == "typical"
+    lent = counter[0]
+    assert lent.drafter("medusa").criterion() is None and lent.drafter("draft_model").criterion() is None
+    # A threshold next to nothing accepts whatever is offered: every round is as deep as the tree.
+    options = {"tree": (1,), "acceptance": "typical", "posterior_threshold": 1e-30}
+    drafter = lent.drafter("medusa", **options)
+    (found,) = generate(lent.target, drafter, [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1])
+    assert acceptance_length(found) == 5.0
+    (found,) = generate(lent.target, lent.drafter("medusa"), [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1])
+    assert acceptance_length(found) < 3.0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_checkpoint_is_what_vllm_reads(counter: tuple[Lent, list[list[float]]], tmp_path: Path, shared: bool) -> None:
+    measured = {"accuracy": [[0.5, 0.25], [0.25, 0.125]], "first": [1.0, 0.0]}
+    config = checkpoint.heads_config(hidden=64, vocabulary=PERIOD, heads=2, shared=shared, measured=measured)
+    checkpoint.save(tmp_path, config, checkpoint.random_tensors(config, seed=0))
+    written = json.loads((tmp_path / "config.json").read_text())
+    expected = {"model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": 64, "vocab_size": PERIOD}
+    expected |= {"truncated_vocab_size": PERIOD, "num_heads": 2, "num_hidden_layers": 1, "medusa_fc_bias": True}
+    expected |= {"original_lm_head": shared, "specrig": measured}
+    assert expected.items() <= written.items()
+    blocks = {f"blocks.{i}.layers.0.{name}": shape for i in range(2) for name, shape in (("weight", [64, 64]), ("bias", [64]))}
+    outputs = ["lm_head.weight"] if shared else ["lm_heads.0.weight", "lm_heads.1.weight"]
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == blocks | {name: [PERIOD, 64] for name in outputs}
+    heads = checkpoint.load(tmp_path, counter[0].target)
+    assert (heads.accuracy, heads.first) == (measured["accuracy"], measured["first"])
+    hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    for head in range(2):
+        inner = hidden @ tensors[f"blocks.{head}.layers.0.weight"].T + tensors[f"blocks.{head}.layers.0.bias"]
+        by_hand = (hidden + inner * inner.sigmoid()) @ tensors[outputs[0 if shared else head]].T
+        torch.testing.assert_close(heads(hidden, 2)[:, head], by_hand, atol=1e-4, rtol=1e-4)
+    assert heads(hidden, 1).shape == (3, 1, PERIOD)
+    assert {width: calls for width, (calls, _) in heads.pass_totals().items()} == {2: 2, 1: 1}
+
+
+def test_folders_that_hold_no_fitting_heads_are_refused(counter: tuple[Lent, list[list[float]]], tmp_path: Path) -> None:
+    target = counter[0].target
+    with pytest.raises(DecodingError, match="no Medusa heads there"):
+        checkpoint.load(tmp_path / "nowhere", target)
+    for sizes, says in (({"hidden": 32}, "hidden size of 32, the model's is 64"), ({"hidden": 64}, "blocks.0.layers.0.bias is")):
+        config = checkpoint.heads_config(vocabulary=PERIOD, heads=1, **sizes)
+        tensors = checkpoint.random_tensors(config, seed=0)
+        tensors["blocks.0.layers.0.bias"] = torch.zeros(7)
+        checkpoint.save(tmp_path, config, tensors)
+        with pytest.raises(DecodingError, match=says):
+            checkpoint.load(tmp_path, target)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
+    """A tiny pair, barely trained, on sums: corpus/, target, draft."""
+    out = tmp_path_factory.mktemp("pair")
+    rows = [
+        {"task": TASKS[n % 4], "prompt": f"{n} and {n + 7} make", "completion": f" {2 * n + 7}, more than {n}"}
+        for n in range(400)
+    ]
+    (out / "corpus").mkdir()
+    for name, part in (("train", rows[:360]), ("heldout", rows[360:])):
+        lines = [json.dumps({**row, "text": row["prompt"] + row["completion"], "source": "-"}) + "\n" for row in part]
+        (out / "corpus" / f"{name}.jsonl").write_text("".join(lines))
+    shape = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "context": 64}
+    few = {"steps": 20, "batch": 4, "sequence": 32, "evaluations": 1}
+    recipe = Recipe.model_validate(
+        {"vocabulary": 300, "target": shape, "draft": shape, "target_training": few, "draft_training": few}
+        | {"distillation": {"generated_sequences": 8}}
+    )
+    train_target(recipe, out / "corpus", out / "target", progress=False)
+    train_draft(recipe, out / "corpus", out / "target", out / "draft", progress=False)
+    return recipe, out
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_heads_train_reproducibly_with_a_falling_loss(pair: tuple[Recipe, Path], tmp_path: Path, own: bool) -> None:
+    recipe, folder = pair
+    settings = SETTINGS.model_copy(update={"own_lm_heads": own})
+    for name in ("one", "two"):
+        train_heads(recipe, settings, folder / "corpus", folder / "target", tmp_path / name, progress=False)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    rows = [json.loads(line) for line in (tmp_path / "one" / "training.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == settings.steps and sum(losses[-5:]) < sum(losses[:5])
+    measured = json.loads((tmp_path / "one" / "config.json").read_text())["specrig"]
+    assert rows[-1]["accuracy"] == [shares[0] for shares in measured["accuracy"]]
+    assert len(measured["accuracy"]) == 3 and all(len(shares) == 10 for shares in measured["accuracy"])
+    assert measured["first"][0] > 0.95  # the model wrote the text: its own next token is its first choice (bfloat16 aside)
+    assert all(0 <= sum(shares) <= 1.0001 for shares in measured["accuracy"])
+    assert ("lm_heads.0.weight" in one) == own
+    checkpoint.load(tmp_path / "one", cached_model(AutoModelForCausalLM.from_pretrained(folder / "target")))
+
+
+def test_the_drafts_heads_learn_from_the_target(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
+    recipe, folder = pair
+    train_heads(
+        recipe, SETTINGS, folder / "corpus", folder / "draft", tmp_path / "heads", progress=False, writer=folder / "target"
+    )
+    heads = checkpoint.load(tmp_path / "heads", cached_model(AutoModelForCausalLM.from_pretrained(folder / "draft")))
+    assert heads.count == 3 and 0 < heads.first[0] < 1  # the draft's own next token is not always the target's
+
+
+def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
+    recipe, folder = pair
+    train_jointly(recipe, SETTINGS, folder / "corpus", folder / "target", tmp_path / "joint", progress=False)
+    assert sorted(path.name for path in (tmp_path / "joint").iterdir()) == ["medusa", "target"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "joint" / "target")
+    before = AutoModelForCausalLM.from_pretrained(folder / "target")
+    assert not all(torch.equal(new, old) for new, old in zip(model.parameters(), before.parameters(), strict=True))
+    heads = load_file(tmp_path / "joint" / "medusa" / "model.safetensors")
+    assert torch.equal(heads["lm_head.weight"], model.get_output_embeddings().weight)
+    rows = [json.loads(line) for line in (tmp_path / "joint" / "medusa" / "training.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows if "loss" in row]
+    assert all(later == earlier + 1 for earlier, later in pairwise(steps)) and len(steps) == 24
+
+
+def test_heads_without_a_model_are_refused(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no trained model there"):
+        train_heads(pair[0], SETTINGS, pair[1] / "corpus", tmp_path / "none", tmp_path / "heads", progress=False)

@@ -1,0 +1,42 @@
+# The proof that lossless methods are lossless. A method that fails is struck through in the tables.
+
+
+rule audit_exact:
+    output:
+        f"{ROOT}/audit/exact-{{engine}}-{{method}}.csv",
+    log:
+        f"{ROOT}/logs/audit/{{engine}}-{{method}}.log",
+    conda:
+        "../../environment.yml"
+    threads: 1
+    params:
+        study=STUDY_FILE,
+        options=audited_options,
+        samples=STUDY.audit_samples,
+        code=lambda wildcards: audit_digest(wildcards.engine, wildcards.method),
+    message:
+        "Auditing what {wildcards.method} samples with {wildcards.engine}"
+    shell:
+        "python -m specrig audit-exact --study {params.study} --engine {wildcards.engine} --method {wildcards.method}"
+        " 2>&1 | tee {log} >&2"
+
+
+rule audit:
+    input:
+        indexes=INDEXES,
+    output:
+        f"{ROOT}/audit/records.csv",
+    log:
+        f"{ROOT}/logs/audit/records.log",
+    conda:
+        "../../environment.yml"
+    threads: ALL_CORES
+    resources:
+        gpu=GPU,
+    params:
+        study=STUDY_FILE,
+        code=stage_digest("audit"),
+    message:
+        "Auditing every record"
+    shell:
+        "python -m specrig audit --study {params.study} 2>&1 | tee {log} >&2"
