@@ -15,9 +15,10 @@ from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.engines.base import EngineError
 from specrig.engines.gate import check_decoder, check_vocabulary
+from specrig.entries import K_RANGE, MethodEntry, is_sweep
 from specrig.problems import Problems, nearest, reason_of
 from specrig.rows import CORPUS, TRAINED, Pair, Task, looks_like_path
-from specrig.study import K_RANGE, MethodEntry, Study, is_sweep
+from specrig.study import Study
 from specrig.tasks.prompts import PromptError
 from specrig.training.example import TASKS as CORPUS_TASKS
 

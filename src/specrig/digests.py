@@ -12,8 +12,6 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from specrig.training.stages import STAGES as TRAINING
-
 PACKAGE = "specrig"
 ROOT = Path(__file__).parent
 
@@ -30,11 +28,6 @@ STAGES = {
 def stage_digest(stage: str) -> str:
     """Digest of the code of a stage of the DAG (measuring depends on the job: see `job_digest`)."""
     return code_digest(STAGES[stage])
-
-
-def training_digest(model: str) -> str:
-    """Digest of the code that trains a model (a name of `training.stages`)."""
-    return code_digest(TRAINING[model].module)
 
 
 def job_digest(engine: str, method: str) -> str:

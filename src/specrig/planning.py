@@ -11,9 +11,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from specrig import checks
+from specrig.entries import MethodEntry
 from specrig.problems import Positions, Problem, Problems, StudyError, nearest, reason_of
 from specrig.rows import Pair, Task, read_rows
-from specrig.study import MethodEntry, Study
+from specrig.study import Study
 
 
 def resolve(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Study:

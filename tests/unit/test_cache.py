@@ -19,7 +19,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from specrig.decoding.model import CachedModel, LlamaModel
+from specrig.decoding.llama_model import LlamaModel
+from specrig.decoding.model import CachedModel
 from specrig.decoding.transformers_model import TransformersModel, cached_model
 from specrig.decoding.types import DecodingError
 

@@ -71,6 +71,7 @@ def test_an_option_that_is_a_list_is_swept_by_a_list_of_lists(workplace: Path, m
 
     registry = {**drafters.registry(), "branching": Branching}
     monkeypatch.setattr("specrig.study.methods", lambda: registry)
+    monkeypatch.setattr("specrig.entries.methods", lambda: registry)
     monkeypatch.setattr("specrig.checks.methods", lambda: registry)
     monkeypatch.setattr("specrig.engines.native.registry", lambda: registry)
     one = load_study(written(tasks=["code"], methods=[{"method": "branching", "branches": [4, 2]}])).cells()

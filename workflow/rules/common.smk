@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 from specrig.cell import digest
 from specrig.measurement.records import write_atomically
 from specrig.decoding.drafters import registry as methods
-from specrig.digests import audit_digest, job_digest, stage_digest, training_digest
+from specrig.digests import audit_digest, code_digest, job_digest, stage_digest
 from specrig.rows import CORPUS, TRAINED
 from specrig.study import StudyError, load_study
 from specrig.training.example import TASKS

@@ -38,7 +38,7 @@ rule train:
         study=STUDY_FILE,
         recipe=lambda wildcards: recipe(*STAGES[wildcards.model].keys),
         threads=STUDY.threads,
-        code=lambda wildcards: training_digest(wildcards.model),
+        code=lambda wildcards: code_digest(STAGES[wildcards.model].module),
     message:
         "Training the {wildcards.model} of {wildcards.pair}"
     shell:

@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from specrig.decoding.cache import KeyValueCache
-from specrig.decoding.model import CachedModel, LlamaModel, Step
+from specrig.decoding.llama_model import LlamaModel
+from specrig.decoding.model import CachedModel, Step
 
 
 class _CacheView(Cache):

@@ -103,17 +103,20 @@ def _visible(T: int, step: int, where: torch.device) -> Tensor:
     return torch.cat([*blocks, torch.eye(T, dtype=torch.bool, device=where)], 1)
 
 
-def head_loss(head: Layer, target: Llama, tokens: Tensor, settings: EagleTraining, generator: torch.Generator) -> Tensor:
-    """Mean over the steps of feature_weight x smooth-L1 + logits_weight x KL divergence, for tokens `[B, T + 1]`."""
+def head_loss(
+    head: Layer, target: Llama, tokens: Tensor, hidden: Tensor, settings: EagleTraining, generator: torch.Generator
+) -> Tensor:
+    """Mean over the steps of feature_weight x smooth-L1 + logits_weight x KL divergence.
+
+    tokens: `[B, T + 1]`; hidden: `[B, T + 1, D]`, the target's features of them. Both on the target's device.
+    """
     where = target.embedding.device
-    tokens = tokens.to(where, non_blocking=True)
     with torch.no_grad(), autocast(where):
-        hidden = target(tokens)
         goals = hidden[:, 1:].float()
         likely = target.logits(hidden[:, 1:]).flatten(0, 1)
         embedded = F.embedding(tokens[:, 1:], target.embedding)
         fed = hidden[:, :-1].float()
-        fed += (torch.rand(fed.shape, generator=generator, device=where) * 2 - 1) * settings.noise
+        fed = fed + (torch.rand(fed.shape, generator=generator, device=where) * 2 - 1) * settings.noise
     T = embedded.shape[1]
     unused = torch.zeros(len(likely), dtype=torch.int64, device=where)  # labels, of no weight
     total = torch.zeros((), device=where)

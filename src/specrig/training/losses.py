@@ -16,23 +16,24 @@ _ROWS = 256
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         gradient = torch.empty_like(logits)
         total = torch.zeros((), device=logits.device)
         rows = _rows(logits)
         for start in range(0, len(logits), rows):
             own = labels[start : start + rows, None]
             given = logits[start : start + rows].softmax(-1, dtype=torch.float32)
-            total -= given.gather(1, own).clamp_min(1e-30).log().sum()
+            weight = weights[start : start + rows, None]
+            total -= (given.gather(1, own).clamp_min(1e-30).log() * weight).sum()
             given.scatter_add_(1, own, given.new_full(own.shape, -1.0))
-            gradient[start : start + rows] = given.div_(len(logits))
+            gradient[start : start + rows] = given.mul_(weight)
         ctx.save_for_backward(gradient)
-        return total / len(logits)
+        return total
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient.mul_(outer[0]), None  # its only use: in place
+        return gradient.mul_(outer[0]), None, None  # its only use: in place
 
 
 class _Distillation(torch.autograd.Function):
@@ -59,9 +60,14 @@ class _Distillation(torch.autograd.Function):
         return gradient.mul_(outer[0]), None, None, None
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of logits `[N, V]` (any precision) against labels `[N]`, nats a token. One backward only."""
-    loss: Tensor = _CrossEntropy.apply(logits, labels)
+def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Cross-entropy of logits `[N, V]` (any precision) against labels `[N]`, nats a token. One backward only.
+
+    The mean, weighted by `weights` `[N]` (float32) where they are given.
+    """
+    if weights is None:
+        weights = torch.ones(len(labels), device=logits.device)
+    loss: Tensor = _CrossEntropy.apply(logits, labels, weights / weights.sum())
     return loss
 
 

@@ -93,6 +93,8 @@ class Optimisation(Part):
     """Bound of the gradient's norm."""
     growth: tuple[Growth, ...] = ()
     """Stages before the full depth, in order; early steps of a shallow model cost little and teach as much."""
+    prompt_weight: float = Field(default=0.2, ge=0, le=1)
+    """Weight of a prompt's tokens in the target's loss; completions have 1. Prompts hold what cannot be foreseen."""
     evaluations: int = Field(default=4, ge=1)
     """Held-out evaluations, evenly spread, the last at the end."""
 

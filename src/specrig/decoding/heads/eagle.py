@@ -28,7 +28,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.decoding.linear import Linear
-from specrig.decoding.model import Block, CachedModel, LlamaModel, Step
+from specrig.decoding.llama_model import Block, LlamaModel
+from specrig.decoding.model import CachedModel, Step
 from specrig.decoding.types import Context, DecodingError, Verdict
 
 if TYPE_CHECKING:

@@ -1,0 +1,133 @@
+"""Llama-shaped models computed directly from their weights: a small model's step is mostly Python and kernel launches, and this
+path has a third of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
+
+from specrig.decoding.linear import Linear
+from specrig.decoding.model import CachedModel, Step
+
+LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
+"""Architectures that `LlamaModel` computes: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k norms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One decoder layer: projections that read the same input are fused into one."""
+
+    norm_1: Tensor | None
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Linear
+    norm_2: Tensor
+    gate_up: Linear
+    down: Linear
+
+    @classmethod
+    def of(cls, layer: Any) -> Block:
+        """From a transformers decoder layer of a Llama-shaped model."""
+        attention, mlp = layer.self_attn, layer.mlp
+
+        def fused(*modules: Any) -> Linear:
+            weight = torch.cat([module.weight.detach() for module in modules]) if len(modules) > 1 else modules[0].weight.detach()
+            bias = torch.cat([module.bias.detach() for module in modules]) if modules[0].bias is not None else None
+            return Linear(weight, bias)
+
+        def norm(name: str) -> Tensor | None:
+            return getattr(attention, name).weight.detach() if hasattr(attention, name) else None
+
+        return cls(
+            norm_1=layer.input_layernorm.weight.detach(),
+            qkv=fused(attention.q_proj, attention.k_proj, attention.v_proj),
+            q_norm=norm("q_norm"),
+            k_norm=norm("k_norm"),
+            out=fused(attention.o_proj),
+            norm_2=layer.post_attention_layernorm.weight.detach(),
+            gate_up=fused(mlp.gate_proj, mlp.up_proj),
+            down=fused(mlp.down_proj),
+        )
+
+
+class LlamaModel(CachedModel):
+    """Direct forward pass of a Llama-shaped model, with fused projections."""
+
+    def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
+        """`model`: a loaded `…ForCausalLM`; its weights are taken over, the module can be dropped."""
+        super().__init__(model.config, device=device, dtype=dtype)
+        body = model.model
+        self.rotary = body.rotary_emb
+        self.embedding = body.embed_tokens.weight.detach()
+        self.head = Linear(model.lm_head.weight.detach())
+        self.norm = body.norm.weight.detach()
+        self.eps: float = self.config.rms_norm_eps
+        self.q_heads: int = self.config.num_attention_heads
+        self.blocks = [Block.of(layer) for layer in body.layers]
+        self.cos = self.sin = torch.empty(0)
+
+    @staticmethod
+    def serves(config: Any) -> bool:
+        """Whether this class computes the architecture (else `TransformersModel` does)."""
+        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        return (
+            config.model_type in LLAMA_SHAPED
+            and getattr(config, "hidden_act", "silu") == "silu"
+            and (window is None or window >= config.max_position_embeddings)
+        )
+
+    def _grown(self, slots: int) -> None:
+        positions = torch.arange(slots, device=self.device).unsqueeze(0)
+        cos, sin = self.rotary(self.embedding[:1].unsqueeze(0), positions)
+        # rotate_half(x) * sin == roll(x, d/2) * signed_sin: the sign moves into the table.
+        half = sin.shape[-1] // 2
+        self.cos = cos[0].to(self.dtype)
+        self.sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).to(self.dtype)
+
+    def rotate(self, x: Tensor, step: Step) -> Tensor:
+        """Rotary positions on `[B, n, heads, d]`."""
+        # [n, 1, d] for level rows, [B, n, 1, d] for ragged ones or trees.
+        cos, sin = self.cos[step.positions].unsqueeze(-2), self.sin[step.positions].unsqueeze(-2)
+        return torch.addcmul(x * cos, x.roll(self.head_width // 2, -1), sin)
+
+    def block(self, index: int, block: Block, x: Tensor, step: Step) -> Tensor:
+        """Layer `index` on the residual stream `[B, n, D]`; writes its keys and values to the cache."""
+        B, n, D = x.shape
+        H, K, d = self.q_heads, self.kv_heads, self.head_width
+        qkv = block.qkv(x if block.norm_1 is None else F.rms_norm(x, (D,), block.norm_1, self.eps))
+        qk = qkv[..., : (H + K) * d].view(B, n, H + K, d)
+        if block.q_norm is not None and block.k_norm is not None:
+            q = F.rms_norm(qk[:, :, :H], (d,), block.q_norm, self.eps)
+            k = F.rms_norm(qk[:, :, H:], (d,), block.k_norm, self.eps)
+            qk = torch.cat((q, k), 2)
+        qk = self.rotate(qk, step).transpose(1, 2)
+        v = qkv[..., (H + K) * d :].view(B, n, K, d).transpose(1, 2)
+        keys, values = self.cache.write(index, qk[:, H:], v)
+        attended = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=step.mask, enable_gqa=H != K)
+        x = x + block.out(attended.transpose(1, 2).reshape(B, n, H * d))
+        gate, up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps)).chunk(2, -1)
+        return x + block.down(F.silu(gate) * up)
+
+    @torch.inference_mode()
+    def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
+        x = F.embedding(tokens, self.embedding)
+        collected = []
+        for index, block in enumerate(self.blocks):
+            if index in self.feature_layers:
+                collected.append(x)
+            x = self.block(index, block, x, step)
+        if self.feature_layers:
+            if len(self.blocks) in self.feature_layers:
+                collected.append(x)
+            self.features = torch.cat(collected, -1)
+        return F.rms_norm(x, (x.shape[-1],), self.norm, self.eps)
+
+    @torch.inference_mode()
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
