@@ -16,24 +16,23 @@ _ROWS = 256
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         gradient = torch.empty_like(logits)
         total = torch.zeros((), device=logits.device)
         rows = _rows(logits)
         for start in range(0, len(logits), rows):
             own = labels[start : start + rows, None]
             given = logits[start : start + rows].softmax(-1, dtype=torch.float32)
-            weight = weights[start : start + rows, None]
-            total -= (given.gather(1, own).clamp_min(1e-30).log() * weight).sum()
+            total -= given.gather(1, own).clamp_min(1e-30).log().sum()
             given.scatter_add_(1, own, given.new_full(own.shape, -1.0))
-            gradient[start : start + rows] = given.mul_(weight)
+            gradient[start : start + rows] = given.div_(len(logits))
         ctx.save_for_backward(gradient)
-        return total
+        return total / len(logits)
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient.mul_(outer[0]), None, None  # its only use: in place
+        return gradient.mul_(outer[0]), None  # its only use: in place
 
 
 class _Distillation(torch.autograd.Function):
@@ -60,14 +59,9 @@ class _Distillation(torch.autograd.Function):
         return gradient.mul_(outer[0]), None, None, None
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Cross-entropy of logits `[N, V]` (any precision) against labels `[N]`, nats a token. One backward only.
-
-    The mean, weighted by `weights` `[N]` (float32) where they are given.
-    """
-    if weights is None:
-        weights = torch.ones(len(labels), device=logits.device)
-    loss: Tensor = _CrossEntropy.apply(logits, labels, weights / weights.sum())
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of logits `[N, V]` (any precision) against labels `[N]`, nats a token. One backward only."""
+    loss: Tensor = _CrossEntropy.apply(logits, labels)
     return loss
 
 

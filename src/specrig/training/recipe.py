@@ -23,10 +23,10 @@ class Part(BaseModel):
 class CorpusSizes(Part):
     """Characters of training text per task (upper bounds: code and summarization end with the installed sources)."""
 
-    code: int = Field(default=1_100_000, ge=2_000)
-    summarization: int = Field(default=1_000_000, ge=2_000)
+    code: int = Field(default=900_000, ge=2_000)
+    summarization: int = Field(default=900_000, ge=2_000)
     translation: int = Field(default=600_000, ge=2_000)
-    creative_writing: int = Field(default=550_000, ge=2_000)
+    creative_writing: int = Field(default=800_000, ge=2_000)
 
 
 class Corpus(Part):
@@ -82,7 +82,7 @@ class Optimisation(Part):
     """`muon`: Muon for the matrices inside the layers, AdamW for embedding and norms. `adamw`: AdamW for all."""
     matrix_lr: float = Field(default=0.02, gt=0)
     """Peak learning rate of Muon; unused with `adamw`."""
-    lr: float = Field(default=2e-2, gt=0)
+    lr: float = Field(default=1e-2, gt=0)
     """Peak learning rate of AdamW."""
     weight_decay: float = Field(default=0.0, ge=0)
     warmup: float = Field(default=0.02, ge=0, le=1)
@@ -93,8 +93,6 @@ class Optimisation(Part):
     """Bound of the gradient's norm."""
     growth: tuple[Growth, ...] = ()
     """Stages before the full depth, in order; early steps of a shallow model cost little and teach as much."""
-    prompt_weight: float = Field(default=0.2, ge=0, le=1)
-    """Weight of a prompt's tokens in the target's loss; completions have 1. Prompts hold what cannot be foreseen."""
     evaluations: int = Field(default=4, ge=1)
     """Held-out evaluations, evenly spread, the last at the end."""
 
@@ -120,8 +118,10 @@ class Recipe(Part):
     vocabulary: int = Field(default=4096, ge=300)
     target: Shape = Shape(layers=6, hidden=384, heads=6, intermediate=1024)
     draft: Shape = Shape(layers=2, hidden=128, heads=2, intermediate=352)
-    target_training: Optimisation = Optimisation(steps=320)
-    draft_training: Optimisation = Optimisation(steps=400)
+    target_training: Optimisation = Optimisation(
+        steps=370, growth=(Growth(until=0.6, layers=2), Growth(until=0.75, layers=4)), evaluations=3
+    )
+    draft_training: Optimisation = Optimisation(steps=240, evaluations=2)
     distillation: Distillation = Distillation()
     medusa: MedusaTraining = MedusaTraining()
     eagle: EagleTraining = EagleTraining()
