@@ -235,7 +235,7 @@ def every_path(head: EagleHead, row: list[int], hidden: Tensor, width: int, dept
 
 
 TINY = Shape(layers=2, hidden=32, heads=2, intermediate=48, context=64)
-TRAINING = EagleTraining(steps=120, batch=8, sequence=32, rollout=3, noise=0.0)
+TRAINING = EagleTraining(steps=200, batch=8, sequence=32, rollout=3, logits_weight=1.0, noise=0.0)
 
 
 def test_the_training_head_is_the_decoding_head(tmp_path: Path) -> None:
@@ -284,12 +284,13 @@ def test_a_head_learns_a_deterministic_target(tmp_path: Path) -> None:
     layer = Layer(model).initialise(2)
     optimizer = Optimizer(layer, Optimisation(steps=TRAINING.steps, batch=8, sequence=32))
     for _ in range(TRAINING.steps):
-        head_loss(layer, model, texts(8), TRAINING, generator).backward()
+        tokens = texts(8)
+        head_loss(layer, model, tokens, model(tokens), TRAINING, generator).backward()
         optimizer.step()
     tokens = texts(16)
     counted = torch.zeros_like(tokens, dtype=torch.bool)
     counted[:, 4:] = True
-    assert min(agreement(layer, model, tokens, counted, 4)) > 0.9
+    assert min(agreement(layer, model, tokens, counted, 3)) > 0.9
 
     llama.save(model, tmp_path, eos=0)
     target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))

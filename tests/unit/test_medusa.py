@@ -34,6 +34,7 @@ from specrig.training.trainer import TrainingError
 PERIOD = 29
 SETTINGS = MedusaTraining(
     heads=3,
+    own_lm_heads=False,
     steps=20,
     batch=4,
     sequence=32,

@@ -132,7 +132,13 @@ def test_a_run_cut_midway_goes_on_where_it_was(copied: Path, cut: signal.Signals
     log = copied / "output.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
-            command(config, CELLS), cwd=copied, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command(config, CELLS),
+            cwd=copied,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # Shells ignore Ctrl-C for what they run in the background, and so would we if the tests run there.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         deadline = time.monotonic() + 300
         while not stamps(copied) and process.poll() is None and time.monotonic() < deadline:

@@ -59,6 +59,7 @@ FIGURE_NAMES = [
     "speedup_bars",
     "predicted",
     "emitted_lengths",
+    "batching",
     "training",
 ]
 FIGURES = [

@@ -19,7 +19,7 @@ from specrig.analysis.acceptance import positions
 from specrig.analysis.cells import IDENTITY
 from specrig.measurement.records import write_atomically
 from specrig.reporting import environment as surroundings
-from specrig.reporting import grid
+from specrig.reporting import grid, verdicts
 from specrig.reporting.figures import FIGURES, base_setting, training_curves, write_figures
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.narrative import conclusion, repetition_warnings
@@ -88,7 +88,7 @@ def _context(study: StudyData) -> dict[str, Any]:
         "samples": _samples(study, speedups),
         "repetition": _repetition_grid(cells, study.tasks),
         "repetition_warnings": repetition_warnings(cells),
-        "audit": _audit_grids(study),
+        "audit": None if audit is None else (verdicts.sentence(audit), verdicts.verdict_grid(audit)),
         "failed": [
             (f"{job.engine}/{job.pair}/{job.method}", slug, why) for job in study.jobs for slug, why in job.failed.items()
         ],
@@ -230,16 +230,6 @@ def _models(study: StudyData) -> list[dict[str, Any]]:
     for folder in sorted((study.folder / "models").glob("*/*/")):
         rows.append({"pair": folder.parent.name, "name": folder.name, "parameters": surroundings.parameters(folder)})
     return sorted(rows, key=lambda row: (row["pair"], row["name"] != "target", row["name"]))
-
-
-def _audit_grids(study: StudyData) -> list[Grid]:
-    """Each `audit/*.csv` as it stands."""
-    grids = []
-    for path in sorted((study.folder / "audit").glob("*.csv")):
-        frame = pd.read_csv(path, dtype=str).fillna("")
-        rows = [[Entry(value) for value in row] for row in frame.itertuples(index=False, name=None)]
-        grids.append(Grid(header=list(frame.columns), rows=rows, labels=len(frame.columns), caption=task_name(path.stem)))
-    return grids
 
 
 def _skipped(study: StudyData) -> list[tuple[str, str, str]]:

@@ -19,6 +19,7 @@ from specrig.analysis.acceptance import emitted_lengths
 from specrig.analysis.cells import IDENTITY
 from specrig.measurement.records import write_atomically
 from specrig.reporting import plots
+from specrig.reporting.batching import batching
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import rc
 from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
@@ -29,6 +30,7 @@ FIGURES = {
     "speedup_bars": "Speedup over autoregressive decoding with 95 % intervals, at each method's best k.",
     "predicted": "Measured speedup against the speedup predicted from acceptance and the cost of bare passes.",
     "emitted_lengths": "How many tokens a target pass emits, at each method's best k.",
+    "batching": "Throughput against batch size: where speculation stops paying.",
     "training": "Training and held-out loss against wall time, of every model the study trained.",
 }
 """Name -> caption. `write_figures` leaves `<name>.svg` and `<name>.png` of each, whatever the study holds."""
@@ -53,6 +55,10 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
             suffix = "" if number == 0 else "-{engine}-{pair}".format(**setting.iloc[0])
             for name, draw in _drawings(study, setting).items():
                 written += _save(draw, name, FIGURES[name], out, suffix)
+        # Batch sizes are what it compares, so it sees the cells of all of them.
+        first = settings[0]
+        tasks = [task for task in study.tasks if task in set(first["task"])]
+        written += _save(lambda: batching(first, tasks), "batching", FIGURES["batching"], out, "")
         curves = training_curves(study.folder / "models")
         written += _save(lambda: plots.training_loss(curves), "training", FIGURES["training"], out, "")
     for stray in {path for name in FIGURES for path in out.glob(f"{name}-*.*")} - set(written):

@@ -1,9 +1,10 @@
 """Training of the EAGLE head: it learns to continue the frozen target's features (Li et al., 2401.15077, section 4.2).
 
-Loss of one step: smooth-L1 between predicted and true features plus a weighted KL divergence (the paper's
-cross-entropy, less a constant) of the target's distribution from the one its LM head reads from the predicted feature. With `rollout` > 1 the head takes further steps on the features it predicted
-itself, seeing what it will see when it drafts (HASS, 2408.15766; EAGLE-3, 2503.01840, "training-time test"), and the losses are
-averaged over the steps. Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary.
+Loss of one step: smooth-L1 between predicted and true features plus a weighted KL divergence (the paper's cross-entropy, less a
+constant) of the distribution that the target's LM head reads from the predicted feature from the target's own. With `rollout` > 1
+the head takes further steps on the features it predicted itself, seeing what it will see when it drafts (HASS, 2408.15766;
+EAGLE-3, 2503.01840, "training-time test"), and the losses are averaged over the steps. The target's features are computed once.
+Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from specrig.decoding.heads import eagle as checkpoint
 from specrig.training import corpus, llama
 from specrig.training.distil import target_text
 from specrig.training.eagle_recipe import EagleTraining
-from specrig.training.example import TASKS
 from specrig.training.generate import continuations
 from specrig.training.llama import EPSILON, Llama, rotate
 from specrig.training.losses import distillation
+from specrig.training.medusa import heldout_prompts, states
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Distillation, Optimisation, Recipe
 from specrig.training.tokenizer import end_of_text, load_tokenizer
@@ -155,76 +156,79 @@ def train_head(recipe: Recipe, settings: EagleTraining, corpus_dir: Path, target
     """
     if not (target / "model.safetensors").is_file():
         raise TrainingError(f"{target}: no trained target there; train it with `specrig train --model target`")
-    rows = corpus.read(corpus_dir / "train.jsonl")
-    tokenizer = load_tokenizer(target)
+    tokenizer, where = load_tokenizer(target), device()
     eos = end_of_text(tokenizer)
-    where = device()
     teacher = llama.load(target).to(where).eval().requires_grad_(False)
     head = Layer(teacher).initialise(recipe.seed + 3).to(where)
-    optimisation = Optimisation(
-        steps=settings.steps, batch=settings.batch, sequence=settings.sequence, lr=settings.lr, matrix_lr=settings.matrix_lr
-    )
-    optimizer = Optimizer(head, optimisation)
+    optimizer = Optimizer(head, _optimisation(settings))
     generator = torch.Generator(where).manual_seed(recipe.seed + 3)
-    with model_folder(out) as folder, Curve(folder / "training.jsonl", "eagle", settings.steps, progress) as curve:
-        text = iter(PackedText(tokenize(rows, tokenizer, eos), optimisation, recipe.seed + 3))
-        own = target_text(_generation(recipe, settings), rows, tokenizer, teacher)
-        curve.say(f"the target wrote {own.numel()} tokens")
-        batches = _mixed(text, own, settings, recipe.seed + 4)
+    with model_folder(out) as folder, Curve(folder / "training.jsonl", out.name, settings.steps, progress) as curve:
+        texts = _texts(recipe, settings, corpus_dir, tokenizer, teacher)
+        hidden = states(teacher, texts)  # once: a step then costs the head alone
+        curve.say(f"learns from {texts.numel()} tokens")
+        batches = _batches(len(texts), settings.batch, recipe.seed + 4)
         for step in range(1, settings.steps + 1):
-            loss = head_loss(head, teacher, next(batches), settings, generator)
+            rows = next(batches)
+            loss = head_loss(head, teacher, texts[rows].to(where), hidden[rows].to(where), settings, generator)
+            value = loss.item()
+            if not math.isfinite(value):
+                raise TrainingError(f"{curve.label}: the loss is {value} at step {step}; lower lr and matrix_lr")
             loss.backward()
             rate = optimizer.rate()
             optimizer.step()
-            value = loss.item()
-            if not math.isfinite(value):
-                raise TrainingError(f"eagle: the loss is {value} at step {step}; lower lr and matrix_lr")
             tokens = step * settings.batch * settings.sequence
             curve.write(step, tokens=tokens, loss=round(value, 5), lr=settings.lr * rate)
             curve.show(step, value)
-        texts, counted = _heldout(settings, corpus_dir, tokenizer, teacher, recipe.seed)
-        shares = agreement(head, teacher, texts, counted, depth=5)
+        shares = agreement(head, teacher, *_heldout(settings, corpus_dir, tokenizer, teacher, eos, recipe.seed), depth=5)
         curve.write(settings.steps, agreement=shares)
-        curve.say(f"same choice as the target after 1 to 5 steps: {', '.join(f'{share:.3f}' for share in shares)}")
-        config = checkpoint.head_config(LlamaConfig.from_pretrained(target))
-        checkpoint.save(folder, config, head.tensors())
+        curve.say(f"first choice the target's at depth 1 to 5, held-out prompts: {', '.join(f'{share:.3f}' for share in shares)}")
+        checkpoint.save(folder, checkpoint.head_config(LlamaConfig.from_pretrained(target)), head.tensors())
 
 
-def _generation(recipe: Recipe, settings: EagleTraining) -> Recipe:
-    """The recipe with the head's own wishes for what the target writes."""
+def _optimisation(settings: EagleTraining, batch: int | None = None) -> Optimisation:
+    return Optimisation(
+        steps=settings.steps,
+        batch=batch or settings.batch,
+        sequence=settings.sequence,
+        lr=settings.lr,
+        matrix_lr=settings.matrix_lr,
+    )
+
+
+def _texts(recipe: Recipe, settings: EagleTraining, corpus_dir: Path, tokenizer: Tokenizer, teacher: Llama) -> Tensor:
+    """What the target wrote itself, and sequences of the corpus: `[N, sequence + 1]`."""
+    rows = corpus.read(corpus_dir / "train.jsonl")
     wishes = Distillation(generated_sequences=settings.generated_sequences, temperatures=settings.temperatures)
     width = recipe.draft_training.model_copy(update={"sequence": settings.sequence})
-    return recipe.model_copy(update={"distillation": wishes, "draft_training": width})
+    own = target_text(recipe.model_copy(update={"distillation": wishes, "draft_training": width}), rows, tokenizer, teacher)
+    if not settings.corpus_sequences:
+        return own
+    packed = PackedText(
+        tokenize(rows, tokenizer, end_of_text(tokenizer)), _optimisation(settings, settings.corpus_sequences), recipe.seed + 3
+    )
+    return torch.cat((own, next(iter(packed))))
 
 
-def _mixed(text: Iterator[Tensor], own: Tensor, settings: EagleTraining, seed: int) -> Iterator[Tensor]:
-    """Batches of the corpus, then for the last `generated_share` of the steps of the target's own text, reshuffled each epoch."""
-    switch = round(settings.steps * (1 - (settings.generated_share if len(own) else 0.0)))
-    for _ in range(switch):
-        yield next(text)
+def _batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """`batch` of `count` rows at a time, in a new order each epoch."""
     generator = torch.Generator().manual_seed(seed)
-    order: list[int] = []
+    order = torch.empty(0, dtype=torch.int64)
     while True:
-        while len(order) < settings.batch:
-            order += torch.randperm(len(own), generator=generator).tolist()
-        yield own[order[: settings.batch]]
-        del order[: settings.batch]
+        while len(order) < batch:
+            order = torch.cat((order, torch.randperm(count, generator=generator)))
+        yield order[:batch]
+        order = order[batch:]
 
 
-def _heldout(settings: EagleTraining, corpus_dir: Path, tokenizer: Tokenizer, teacher: Llama, seed: int) -> tuple[Tensor, Tensor]:
-    """Greedy continuations of held-out prompts, as many of every task: tokens `[N, sequence + 1]` and which count."""
-    width, prompts = settings.sequence + 1, []
-    rows = corpus.read(corpus_dir / "heldout.jsonl")
-    for task in TASKS:
-        ids = (tokenizer.encode(row["prompt"]).ids for row in rows if row["task"] == task)
-        fitting = [prompt for prompt in ids if 0 < len(prompt) <= width // 2]
-        prompts += fitting[: settings.heldout_sequences // len(TASKS)]
-    prompts.sort(key=len)
+def _heldout(
+    settings: EagleTraining, corpus_dir: Path, tokenizer: Tokenizer, teacher: Llama, eos: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Greedy continuations of held-out prompts: tokens `[N, sequence + 1]`, and which positions' choices would be drafted."""
+    width = settings.sequence + 1
+    prompts = heldout_prompts(corpus_dir, tokenizer, settings.heldout_sequences, width // 2)
     texts = continuations(teacher, prompts, width, (0.0,), seed)
     counted = torch.zeros_like(texts, dtype=torch.bool)
-    eos = end_of_text(tokenizer)
     for row, prompt in enumerate(prompts):
         ends = (texts[row, len(prompt) :] == eos).nonzero()
-        last = len(prompt) + int(ends[0]) if len(ends) else width
-        counted[row, len(prompt) : last] = True  # position i's choice is token i + 1: what is drafted, up to end-of-text
+        counted[row, len(prompt) : len(prompt) + int(ends[0]) if len(ends) else width] = True
     return texts, counted

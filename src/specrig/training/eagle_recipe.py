@@ -10,7 +10,7 @@ class EagleTraining(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: int = Field(default=220, ge=1)
+    steps: int = Field(default=80, ge=1)
     batch: int = Field(default=8, ge=1)
     """Sequences a step."""
     sequence: int = Field(default=256, ge=8)
@@ -27,10 +27,10 @@ class EagleTraining(BaseModel):
     """Weight of the cross-entropy with the target's distribution through its frozen LM head (the paper's w_cls)."""
     noise: float = Field(default=0.1, ge=0)
     """True features are fed with noise from U(-noise, noise)."""
-    generated_sequences: int = Field(default=256, ge=0)
-    """Continuations of training prompts written by the target; 0: corpus only."""
-    generated_share: float = Field(default=0.5, ge=0, le=1)
-    """Share of the steps, at the end, that learn from those continuations; the steps before learn from the corpus."""
+    corpus_sequences: int = Field(default=128, ge=0)
+    """Sequences of the corpus to learn from."""
+    generated_sequences: int = Field(default=256, ge=4)
+    """Continuations of training prompts to learn from, written by the target: what it will be asked to draft for."""
     temperatures: tuple[float, ...] = Field(default=(0.0, 0.6, 1.0), min_length=1)
     """Sampling temperatures of the continuations, in turn."""
     heldout_sequences: int = Field(default=32, ge=4)

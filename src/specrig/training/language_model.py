@@ -12,18 +12,7 @@ from specrig.training.llama import Llama
 from specrig.training.losses import cross_entropy
 from specrig.training.recipe import Recipe
 from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokenizer
-from specrig.training.trainer import (
-    Curve,
-    PackedText,
-    autocast,
-    completion_marks,
-    device,
-    evaluate,
-    model_folder,
-    read_heldout,
-    tokenize,
-    train,
-)
+from specrig.training.trainer import Curve, PackedText, autocast, device, evaluate, model_folder, read_heldout, tokenize, train
 
 
 def train_target(recipe: Recipe, corpus_dir: Path, out: Path, progress: bool) -> None:
@@ -36,30 +25,24 @@ def train_target(recipe: Recipe, corpus_dir: Path, out: Path, progress: bool) ->
     tokenizer = train_tokenizer((row["text"] for row in rows), recipe.vocabulary)
     eos = end_of_text(tokenizer)
     settings, where = recipe.target_training, device()
-    text = PackedText(tokenize(rows, tokenizer, eos), settings, recipe.seed)
-    marks = PackedText(completion_marks(rows, tokenizer), settings, recipe.seed)  # the same order: the same seed
-    batches = zip(text, marks, strict=True)
+    batches = iter(PackedText(tokenize(rows, tokenizer, eos), settings, recipe.seed))
     heldout = read_heldout(corpus_dir, tokenizer, eos)
     layers = settings.growth[0].layers if settings.growth else recipe.target.layers
     model = Llama(recipe.target, tokenizer.get_vocab_size(), layers).initialise(recipe.seed).to(where)
     with model_folder(out) as folder, Curve(folder / "training.jsonl", "target", settings.steps, progress) as curve:
-        train(model, settings, batches, next_token_loss(model, settings.prompt_weight), lambda: evaluate(model, heldout), curve)
+        train(model, settings, batches, next_token_loss(model), lambda: evaluate(model, heldout), curve)
         llama.save(model, folder, eos)
         save_tokenizer(tokenizer, folder, recipe.target.context)
 
 
-def next_token_loss(model: Llama, prompt_weight: float) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-    """Cross-entropy of packed tokens and their completion marks, both `[B, T + 1]`, nats a token.
-
-    Tokens of prompts weigh `prompt_weight`, those of completions 1.
-    """
+def next_token_loss(model: Llama) -> Callable[[Tensor], Tensor]:
+    """Cross-entropy of `[B, T + 1]` packed tokens, nats a token."""
     where = model.embedding.device
 
-    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        tokens, marks = (part.to(where, non_blocking=True) for part in batch)
+    def loss(batch: Tensor) -> Tensor:
+        batch = batch.to(where, non_blocking=True)
         with autocast(where):
-            logits = model.logits(model(tokens[:, :-1]))
-        weights = marks[:, 1:].flatten().float().clamp_min(prompt_weight)
-        return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), weights)
+            logits = model.logits(model(batch[:, :-1]))
+        return cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
     return loss

@@ -49,16 +49,15 @@ def autocast(where: torch.device) -> torch.autocast:
 
 @dataclass(frozen=True)
 class Heldout:
-    """Held-out texts of one task: token ids (end-of-text included), where completions start, and the completions' UTF-8 bytes."""
+    """Held-out texts of one task: token ids (end-of-text included) and their size in UTF-8 bytes."""
 
     tokens: list[list[int]]
-    starts: list[int]
     bytes: int
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Held-out loss of every task over the completions: nats a token, and bits a byte (which different tokenizers share)."""
+    """Held-out loss of every task: nats a token, and bits a byte (which different tokenizers share)."""
 
     nats: dict[str, float]
     bits_per_byte: dict[str, float]
@@ -100,13 +99,6 @@ def tokenize(rows: Sequence[dict[str, str]], tokenizer: Tokenizer, eos: int) -> 
     return [[*prompt.ids, *completion.ids, eos] for prompt, completion in zip(prompts, completions, strict=True)]
 
 
-def completion_marks(rows: Sequence[dict[str, str]], tokenizer: Tokenizer) -> list[list[int]]:
-    """For every token of `tokenize`'s texts: 1 where it is of the completion (end-of-text too), 0 where of the prompt."""
-    prompts = tokenizer.encode_batch([row["prompt"] for row in rows])
-    completions = tokenizer.encode_batch([row["completion"] for row in rows])
-    return [[0] * len(p.ids) + [1] * (len(c.ids) + 1) for p, c in zip(prompts, completions, strict=True)]
-
-
 def read_heldout(corpus_dir: Path, tokenizer: Tokenizer, eos: int) -> dict[str, Heldout]:
     """Held-out texts of every task, in the order of the tasks."""
     rows = corpus.read(corpus_dir / "heldout.jsonl")
@@ -115,34 +107,30 @@ def read_heldout(corpus_dir: Path, tokenizer: Tokenizer, eos: int) -> dict[str, 
         mine = [row for row in rows if row["task"] == task]
         if not mine:
             raise CorpusError(f"{corpus_dir / 'heldout.jsonl'}: no text of task {task!r}; build the corpus again")
-        starts = [mark.index(1) for mark in completion_marks(mine, tokenizer)]
-        size = sum(len(row["completion"].encode()) for row in mine)
-        heldout[task] = Heldout(tokenize(mine, tokenizer, eos), starts, size)
+        heldout[task] = Heldout(tokenize(mine, tokenizer, eos), sum(len(row["text"].encode()) for row in mine))
     return heldout
 
 
 @torch.no_grad()
 def evaluate(model: Llama, heldout: dict[str, Heldout]) -> Losses:
-    """Held-out loss of every task: the mean over its completions' tokens, each text by itself."""
+    """Held-out loss of every task: the mean over its tokens, each text by itself from its second token on."""
     nats, bits = {}, {}
     where = model.embedding.device
     for task, texts in heldout.items():
         total, count = 0.0, 0
-        longest_first = sorted(zip(texts.tokens, texts.starts, strict=True), key=lambda text: len(text[0]), reverse=True)
-        for first in range(0, len(longest_first), 16):
-            rows = longest_first[first : first + 16]
-            width = min(len(rows[0][0]), model.shape.context + 1)
-            batch = torch.zeros(len(rows), width, dtype=torch.int64)
+        longest_first = sorted(texts.tokens, key=len, reverse=True)
+        for start in range(0, len(longest_first), 16):
+            rows = [tokens[: model.shape.context + 1] for tokens in longest_first[start : start + 16]]
+            batch = torch.zeros(len(rows), len(rows[0]), dtype=torch.int64)
             labels = torch.full_like(batch, -100)
-            for index, (tokens, start) in enumerate(rows):
-                kept = torch.tensor(tokens[:width])
-                batch[index, : len(kept)] = kept
-                labels[index, max(1, start) : len(kept)] = kept[max(1, start) :]
+            for index, tokens in enumerate(rows):
+                batch[index, : len(tokens)] = torch.tensor(tokens)
+                labels[index, : len(tokens)] = batch[index, : len(tokens)]
             batch, labels = batch.to(where), labels.to(where)
             with autocast(where):
                 logits = model.logits(model(batch[:, :-1]))
             loss = F.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum")
-            total, count = total + loss.item(), count + int((labels[:, 1:] >= 0).sum())
+            total, count = total + loss.item(), count + sum(len(tokens) - 1 for tokens in rows)
         nats[task] = total / count
         bits[task] = total / math.log(2) / texts.bytes
     return Losses(nats, bits)

@@ -204,6 +204,13 @@ def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str,
     }
 
 
+def initialise(folder: Path, model: Path, seed: int) -> None:
+    """Write an untrained head of a model folder: for tests and the audit's laboratory, where any draft will do."""
+    config = head_config(LlamaConfig.from_pretrained(model))
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder, config, random_tensors(config, seed, deviation=0.15))
+
+
 def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
     """Write config.json and model.safetensors (fp32)."""
     config.save_pretrained(folder)

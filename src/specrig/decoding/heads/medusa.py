@@ -10,6 +10,7 @@ D hidden width, V vocabulary, K heads.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,13 @@ def random_tensors(config: Any, seed: int, deviation: float = 0.1) -> dict[str, 
     """Weights of untrained heads: all normal."""
     generator = torch.Generator().manual_seed(seed)
     return {name: deviation * torch.randn(shape, generator=generator) for name, shape in shapes(config).items()}
+
+
+def initialise(folder: Path, model: Path, seed: int) -> None:
+    """Write untrained heads of a model folder: for tests and the audit's laboratory, where any draft will do."""
+    described = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config = heads_config(hidden=described["hidden_size"], vocabulary=described["vocab_size"], heads=4)
+    save(folder, config, random_tensors(config, seed))
 
 
 def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:

@@ -1,0 +1,50 @@
+"""Where speculation stops paying: throughput against batch size."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+from specrig.reporting.panels import draw_band, empty, legend_below, lossy_note, make_panels, method_handles, method_lines
+from specrig.reporting.style import INK, task_name
+
+
+def swept(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of methods that ran at several batch sizes, at the study's lowest temperature and each method's k with the most."""
+    if cells.empty:
+        return cells
+    cells = cells[cells["temperature"] == cells["temperature"].min()]
+    frames = []
+    for _, frame in cells.groupby(["method", "variant"], sort=False):
+        sizes = frame.groupby("k")["batch_size"].nunique()
+        if sizes.max() > 1:
+            frames.append(frame[frame["k"] == sizes.idxmax()])
+    return pd.concat(frames) if frames else cells.iloc[:0]
+
+
+def batching(cells: pd.DataFrame, tasks: list[str]) -> Figure:
+    """Tokens/s of the whole batch against its size: a column a task, a line a method, the same batch without drafts dashed."""
+    cells = swept(cells)
+    if cells.empty:
+        return empty("no method of this study ran at several batch sizes")
+    figure, grid = make_panels(1, len(tasks), width=3.1, height=2.9, sharey="row")
+    sizes = sorted(cells["batch_size"].unique())
+    for ax, task in zip(grid[0], tasks, strict=True):
+        here = cells[cells["task"] == task].sort_values("batch_size")
+        for label, style, line in method_lines(here):
+            draw_band(ax, line.assign(k=line["batch_size"]), "tokens_per_s", style, label)
+        plain = here[here["method"] != "naive_batching"].groupby("batch_size")["baseline_tokens_per_s"].median()
+        ax.plot(plain.index, plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_locator(FixedLocator(sizes))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        ax.set_title(task_name(task))
+        ax.set_xlabel("batch size")
+    grid[0][0].set_ylabel("tokens/s of the batch")
+    grid[0][0].set_ylim(bottom=0)
+    baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive, same batch")
+    legend_below(figure, [*method_handles(cells), baseline], note=lossy_note(cells))
+    return figure

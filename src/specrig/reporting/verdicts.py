@@ -1,0 +1,56 @@
+"""The audit as the report shows it: one table of verdicts, failures first, and one sentence over it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pandas as pd
+
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.style import method_name, task_name
+
+TESTS = {"exact distribution": 0, "token identity": 1, "per-position uniformity": 2}
+
+
+def sentence(audit: pd.DataFrame) -> str:
+    """What the audit found, in one sentence."""
+    lossy = audit["finding"].astype(str).str.startswith("lossy by design")
+    claimed = audit[~lossy]
+    failed = claimed[~claimed["passed"].astype(bool)]
+    methods = claimed["method"].nunique()
+    if failed.empty:
+        text = f"All {len(claimed)} tests of the {methods} methods that claim to be lossless passed."
+    else:
+        names = ", ".join(sorted({method_name(name) for name in failed["method"]}))
+        text = f"{len(failed)} of {len(claimed)} tests failed ({names}): their speedups are struck through in the tables."
+    return text + (
+        f" {int(lossy.sum())} tests are of cells that are lossy by design; they are shown, not judged." if lossy.any() else ""
+    )
+
+
+def verdict_grid(audit: pd.DataFrame) -> Grid:
+    """One row a test. `audit`: the stacked `audit/*.csv` (see `specrig.audit.run.COLUMNS`)."""
+    frame = audit.fillna({"variant": "", "task": "", "pair": ""})
+    frame = frame.assign(order=frame["test"].map(TESTS).fillna(9))
+    frame = frame.sort_values(["passed", "order", "engine", "method", "variant", "temperature", "task"], kind="stable")
+    engines = len(set(frame["engine"])) > 1
+    rows = []
+    for row in cast("list[dict[str, Any]]", frame.to_dict("records")):
+        lossy = str(row["finding"]).startswith("lossy by design")
+        p_value = "" if pd.isna(row["p_value"]) else f"{row['p_value']:.2g}"
+        verdict = "lossy" if lossy else "passed" if row["passed"] else "FAILED"
+        rows.append(
+            [
+                *([Entry(str(row["engine"]))] if engines else []),
+                Entry(method_name(row["method"], variant=row["variant"], lossless=not lossy)),
+                Entry(task_name(row["task"]) if row["task"] else "small vocabulary"),
+                Entry(f"{row['temperature']:g}"),
+                Entry(str(row["ks"])),
+                Entry(str(row["test"])),
+                Entry(p_value),
+                Entry(verdict, "", not row["passed"]),
+                Entry(str(row["finding"]).removeprefix("lossy by design; ")),
+            ]
+        )
+    header = [*(["engine"] if engines else []), "method", "task", "T", "k", "test", "p-value", "verdict", "finding"]
+    return Grid(header=header, rows=rows, labels=len(header), caption="Verdicts of the audit.")
