@@ -1,4 +1,5 @@
 # Every helper of the workflow: the study, the files each stage makes, and what decides whether a stage is stale.
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -160,6 +161,14 @@ def job_settings(wildcards):
     )
     pair = STUDY.rows.pairs[wildcards.pair].model_dump(exclude={"notes"})
     return digest([{key: getattr(STUDY, key) for key in keys}, pair])
+
+
+def failed_cells(wildcards):
+    """Cells that failed last time: a change here makes the next run of Snakemake try them once more."""
+    index = Path(ROOT, "records", *wildcards, "index.json")
+    if not index.is_file():
+        return []
+    return sorted(json.loads(index.read_text(encoding="utf-8"))["failed"])
 
 
 def job_code(wildcards):

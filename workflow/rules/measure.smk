@@ -19,6 +19,7 @@ rule measure:
         cells=job_cell_names,
         settings=job_settings,
         code=job_code,
+        failed=failed_cells,
     message:
         "Measuring {wildcards.method} on {wildcards.pair} with {wildcards.engine}"
     shell:

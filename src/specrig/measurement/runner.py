@@ -7,6 +7,7 @@ block: they share prompts, seeds and the baseline, and run interleaved, so that 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -142,7 +143,8 @@ def _measure_block(
         except Exception as error:
             failed[cell.slug] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
             print(f"{cell.name} failed: {failed[cell.slug]}", file=sys.stderr)
-            traceback.print_exc()
+            if os.environ.get("SPECRIG_DEBUG"):
+                traceback.print_exc()
             return None
 
     for _ in range(study.warmup):
