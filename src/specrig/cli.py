@@ -102,8 +102,6 @@ def measure(
     method: Annotated[str, typer.Option()],
 ) -> None:
     """Measure the cells of one engine, pair and method that are not measured yet."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # no bars in logs
     from specrig.measurement.runner import measure
 
     loaded = _load(study)
@@ -170,8 +168,11 @@ def report(study: StudyFile) -> None:
 
 
 def _load(file: Path) -> Study:
+    """The study that a verb works on."""
     from specrig.study import load_study
 
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # no bars in logs
     return load_study(file)
 
 

@@ -108,9 +108,7 @@ def model_files(pair, models):
 
 def method_models(wildcards):
     """Files of the models that a method runs."""
-    return model_files(
-        wildcards.pair, ["target", *methods()[wildcards.method].needs]
-    )
+    return model_files(wildcards.pair, ["target", *methods()[wildcards.method].needs])
 
 
 def teachers(wildcards):
