@@ -174,6 +174,8 @@ class CachedModel(ABC):
                 ancestors[:, node, node] = True
                 depth[:, node] = depth[batch, rows[:, node]] + 1
             known = torch.from_numpy(depth[:, :n]).to(self.device), torch.from_numpy(ancestors[:, :n]).to(self.device)
-            if shared and len(self._ancestry) < 256:
+            if shared:
+                if len(self._ancestry) >= 256:  # trees that change every round push the oldest out
+                    del self._ancestry[next(iter(self._ancestry))]
                 self._ancestry[first] = known
         return known if not shared else (known[0].expand(len(parents), -1), known[1].expand(len(parents), -1, -1))

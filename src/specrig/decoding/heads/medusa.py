@@ -10,7 +10,6 @@ D hidden width, V vocabulary, K heads.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
@@ -112,8 +111,8 @@ def random_tensors(config: Any, seed: int, deviation: float = 0.1) -> dict[str, 
 
 def initialise(folder: Path, model: Path, seed: int) -> None:
     """Write untrained heads of a model folder: for tests and the audit's laboratory, where any draft will do."""
-    described = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    config = heads_config(hidden=described["hidden_size"], vocabulary=described["vocab_size"], heads=4)
+    described = AutoConfig.from_pretrained(model)
+    config = heads_config(hidden=described.hidden_size, vocabulary=described.vocab_size, heads=4)
     save(folder, config, random_tensors(config, seed))
 
 
