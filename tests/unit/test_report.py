@@ -85,7 +85,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"id": "code-0", "prompt": "def <b>f</b>(x):", "reference": ""}) + "\n"
     )
     (folder / "audit").mkdir()
-    (folder / "audit" / "greedy.csv").write_text("method,task,passed,reason\nngram,code,False,diverges at token 7\n")
+    (folder / "audit" / "records.csv").write_text(
+        "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,passed,finding\n"
+        "native,embedded,ngram,,code,0.0,token identity,2–4,8,,False,diverges at token 7\n"
+    )
     index_path = folder / "records" / "native" / "embedded" / "ngram" / "index.json"
     index = json.loads(index_path.read_text())
     index["failed"]["story-k4-t0-b1"] = "ValueError: <script>alert(1)</script>"

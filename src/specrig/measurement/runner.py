@@ -99,9 +99,10 @@ def _measured(path: Path, expected: str) -> bool:
 
 
 def _blocks(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    blocks: dict[Cell, list[Cell]] = {}
+    # Cells of different batch sizes group their prompts differently, even where they share a baseline that runs alone.
+    blocks: dict[tuple[Cell, int], list[Cell]] = {}
     for cell in cells:
-        blocks.setdefault(baseline_of(cell), []).append(cell)
+        blocks.setdefault((baseline_of(cell), cell.batch_size), []).append(cell)
     yield from blocks.values()
 
 

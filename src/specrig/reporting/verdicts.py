@@ -30,7 +30,8 @@ def sentence(audit: pd.DataFrame) -> str:
 
 def verdict_grid(audit: pd.DataFrame) -> Grid:
     """One row a test. `audit`: the stacked `audit/*.csv` (see `specrig.audit.run.COLUMNS`)."""
-    frame = audit.fillna({"variant": "", "task": "", "pair": ""})
+    texts = ["pair", "variant", "task"]  # a column without a single entry is read as numbers
+    frame = audit.astype(dict.fromkeys(texts, object)).fillna(dict.fromkeys(texts, ""))
     frame = frame.assign(order=frame["test"].map(TESTS).fillna(9))
     frame = frame.sort_values(["passed", "order", "engine", "method", "variant", "temperature", "task"], kind="stable")
     engines = len(set(frame["engine"])) > 1
