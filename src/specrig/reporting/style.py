@@ -18,7 +18,19 @@ METHODS = [
 """Order of methods in tables and legends; a method not named here comes after them, by name."""
 
 # Wong, Nature Methods 8, 441 (2011), and five more: told apart by all common kinds of colour blindness, mid-toned enough for light and dark pages.
-PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d", "#6b8e23", "#882255", "#44aa99"]
+PALETTE = [
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#8c6bb1",
+    "#a6761d",
+    "#6b8e23",
+    "#882255",
+    "#44aa99",
+]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">"]
 TASK_PALETTE = [
     "#4477aa",
