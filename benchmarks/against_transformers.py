@@ -44,14 +44,21 @@ def native(engine: Native, method: str, k: int, tokens: int) -> Callable[[list[i
     return run
 
 
-def transformers(target: Any, eos: frozenset[int], tokens: int, **speculation: Any) -> Callable[[list[int]], tuple[list[int], float]]:
+def transformers(
+    target: Any, eos: frozenset[int], tokens: int, **speculation: Any
+) -> Callable[[list[int]], tuple[list[int], float]]:
     """A timed greedy `generate`."""
 
     def run(prompt: list[int]) -> tuple[list[int], float]:
         ids = torch.tensor([prompt])
         start = perf_counter()
         output = target.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, eos_token_id=sorted(eos), **speculation
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=tokens,
+            eos_token_id=sorted(eos),
+            **speculation,
         )
         return output[0, len(prompt) :].tolist(), perf_counter() - start
 
@@ -88,7 +95,9 @@ def main() -> None:
     }
     prompts = prompts_of(given.study, given.prompts, engine)
     rng = np.random.default_rng(0)
-    print(f"{len(prompts)} prompts, {given.tokens} new tokens, k = {given.k}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(
+        f"{len(prompts)} prompts, {given.tokens} new tokens, k = {given.k}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
     print(f"{'method':16}{'native tok/s':>14}{'transformers':>14}{'ratio':>8}   95 % interval   outputs equal")
     for name, (ours, theirs) in contests.items():
         ours(prompts[0]), theirs(prompts[0])
