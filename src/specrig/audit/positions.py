@@ -8,14 +8,11 @@ values towards 0; pooled over all places, a G-test over equal bins sees it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
-
-Probabilities = Callable[[Sequence[int], int], NDArray[np.float64]]
-"""(token ids, n) -> `[n, V]`: the target's distributions of each of the last n tokens, given the ones before."""
 
 BINS = 20
 

@@ -119,6 +119,12 @@ class CachedModel(ABC):
         """A new batch of the same shape as another model's."""
         self.start(other.cache.batch_size, other.cache.slots)
 
+    def prefill_like(self, other: CachedModel, rows: Sequence[Sequence[int]], done: Sequence[bool]) -> None:
+        """Start a batch of another model's shape with `rows`, each row's last token held back; its passes are no decoding steps."""
+        self.start_like(other)
+        self.catch_up(rows, done, hold_last=True)
+        self.passes.clear()
+
     def catch_up(self, rows: Sequence[Sequence[int]], done: Sequence[bool], *, hold_last: bool = False) -> Tensor:
         """Run and keep what the cache does not hold yet of every unfinished row: next-token logits `[B, V]`.
 

@@ -7,7 +7,7 @@ Acceptance over the last `window` rounds above `raise_above`: k + 1, up to the c
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -52,8 +52,7 @@ class AdaptiveK(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """Each row's own k tokens from the wrapped drafter."""
-        self.ceiling = max(self.ceiling, k)  # k shrinks near the length limit, the ceiling does not
-        self.ceiling = max(getattr(self, "ceiling", 0), k)
+        self.ceiling = max(self.ceiling, k)  # k shrinks at the end of the model's context, the ceiling does not
         context.depths = [min(own, depth) for own, depth in zip(self.k, context.depths, strict=True)]
         draft = self.inner.propose(context, max(context.depths))
         n = draft.tokens.shape[1]
@@ -79,5 +78,4 @@ class AdaptiveK(Drafter):
 
     def passes(self) -> dict[int, tuple[int, float]]:
         """The wrapped drafter's."""
-        result: dict[int, Any] = self.inner.passes()
-        return result
+        return self.inner.passes()

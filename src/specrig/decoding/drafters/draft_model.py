@@ -24,9 +24,7 @@ class DraftModel(Drafter):
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
         self.model = self.resources.model("draft")
-        self.model.start_like(self.resources.target)
-        self.model.catch_up(context.tokens, context.done, hold_last=True)
-        self.model.passes.clear()
+        self.model.prefill_like(self.resources.target, context.tokens, context.done)
 
     def propose(self, context: Context, k: int) -> Draft:
         """Sample k tokens a row, each given the ones before."""

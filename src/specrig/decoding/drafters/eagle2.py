@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
+from specrig.decoding.drafters.eagle import Eagle
+from specrig.decoding.types import Context, Draft, MethodOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,28 +42,17 @@ def rerank(values: Tensor, parents: list[list[int]], nodes: int) -> tuple[Tensor
     return chosen, kept
 
 
-class Eagle2(Drafter):
+class Eagle2(Eagle):
     """The head runs once a level, over that level's expanded nodes only. Every row of a batch has its own tree."""
 
     name = "eagle2"
     summary = "EAGLE's head drafts a tree by its confidence, the best nodes are verified (EAGLE-2, 2406.16858)"
-    needs = ("eagle",)
 
     class Options(MethodOptions):
         """nodes: tree size m that is verified (the paper's 60 is for GPUs); top_k: nodes expanded a level, and their children."""
 
         nodes: int = Field(60, ge=1, le=128)
         top_k: int = Field(10, ge=1, le=16)
-
-    def __init__(self, options: MethodOptions, resources: Resources) -> None:
-        from specrig.decoding.heads.eagle import load
-
-        super().__init__(options, resources)
-        self.head = load(resources.head("eagle"), resources.target)
-
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
-        """Prefill the head with the prompts' features."""
-        self.head.begin(context, hidden)
 
     def propose(self, context: Context, k: int) -> Draft:
         """Expand k levels, then rerank."""
@@ -89,12 +79,3 @@ class Eagle2(Drafter):
             features = predicted.gather(1, above.unsqueeze(-1).expand(-1, -1, predicted.shape[-1]))
         chosen, kept = rerank(torch.cat(values, 1), torch.cat(parents, 1).tolist(), self.options.nodes)
         return Draft(torch.cat(tokens, 1).gather(1, chosen), parents=kept)
-
-    def observe(self, verdict: Verdict) -> None:
-        """Keep the true features of what was accepted."""
-        assert verdict.hidden is not None
-        self.head.learn(verdict.hidden, verdict)
-
-    def passes(self) -> dict[int, tuple[int, float]]:
-        """The head's bare forward passes."""
-        return self.head.pass_totals()

@@ -21,12 +21,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specrig.decoding.heads.checkpoint import faults, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.llama_model import Block, LlamaModel
 from specrig.decoding.model import CachedModel, Step
@@ -213,9 +214,7 @@ def initialise(folder: Path, model: Path, seed: int) -> None:
 
 def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
     """Write config.json and model.safetensors (fp32)."""
-    config.save_pretrained(folder)
-    kept = {name: tensors[name].detach().float().cpu().contiguous().clone() for name in shapes(config)}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    write(folder, config, tensors, shapes(config))
 
 
 def load(folder: Path, target: CachedModel) -> EagleHead:
@@ -235,15 +234,8 @@ def load(folder: Path, target: CachedModel) -> EagleHead:
 def _check(tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], target: CachedModel) -> None:
     if expected["fc.weight"][0] != target.hidden_size:
         raise DecodingError(f"the head is for a hidden size of {expected['fc.weight'][0]}, the target's is {target.hidden_size}")
-    wrong = [f"{name} is missing" for name in expected if name not in tensors]
-    wrong += [f"{name} does not belong there" for name in tensors if name not in expected]
-    wrong += [
-        f"{name} is {list(tensors[name].shape)} instead of {list(shape)}"
-        for name, shape in expected.items()
-        if name in tensors and tuple(tensors[name].shape) != shape
-    ]
-    if wrong:
-        raise DecodingError("not an EAGLE head of this target: " + "; ".join(wrong))
+    if wrong := faults(tensors, expected):
+        raise DecodingError("not an EAGLE head of this target: " + wrong)
 
 
 def _shared(target: CachedModel) -> tuple[Tensor, Linear]:

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import AutoConfig, PreTrainedConfig
 
+from specrig.decoding.heads.checkpoint import faults, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
 from specrig.decoding.types import DecodingError
@@ -118,9 +119,7 @@ def initialise(folder: Path, model: Path, seed: int) -> None:
 
 def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
     """Write config.json and model.safetensors (fp32)."""
-    config.save_pretrained(folder)
-    kept = {name: tensors[name].detach().float().cpu().contiguous().clone() for name in shapes(config)}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    write(folder, config, tensors, shapes(config))
 
 
 def load(folder: Path, model: CachedModel) -> MedusaHeads:
@@ -151,12 +150,5 @@ def _check(config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:
     if config.hidden_size != model.hidden_size:
         raise DecodingError(f"the heads are for a hidden size of {config.hidden_size}, the model's is {model.hidden_size}")
     expected = shapes(config)
-    wrong = [f"{name} is missing" for name in expected if name not in tensors]
-    wrong += [f"{name} does not belong there" for name in tensors if name not in expected]
-    wrong += [
-        f"{name} is {list(tensors[name].shape)} instead of {list(shape)}"
-        for name, shape in expected.items()
-        if name in tensors and tuple(tensors[name].shape) != shape
-    ]
-    if wrong:
-        raise DecodingError("not Medusa heads of one residual layer each: " + "; ".join(wrong))
+    if wrong := faults(tensors, expected):
+        raise DecodingError("not Medusa heads of one residual layer each: " + wrong)
