@@ -17,7 +17,7 @@ from specrig.engines.base import EngineError
 from specrig.engines.gate import check_decoder, check_vocabulary
 from specrig.entries import K_RANGE, MethodEntry, is_sweep
 from specrig.problems import Problems, nearest, reason_of
-from specrig.rows import CORPUS, TRAINED, Pair, Task, looks_like_path
+from specrig.rows import CORPUS, MEDUSA2, TRAINED, Pair, Task, looks_like_path
 from specrig.study import Study
 from specrig.tasks.prompts import PromptError
 from specrig.training.example import TASKS as CORPUS_TASKS
@@ -57,13 +57,15 @@ def _refuse_repeats(key: str, path: Sequence[str | int], values: Sequence[Any], 
             problems.key([*path, key], f"{value!r} stands there {count} times", "remove the repeats")
 
 
-def check_entry(study: Study, index: int, entry: MethodEntry, problems: Problems) -> None:
+def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, Pair], problems: Problems) -> None:
     """One entry of `methods`: its method, k's, options, and the names in its own lists."""
     path: list[str | int] = ["methods", index]
-    for key in ("tasks", "pairs"):
-        for name in getattr(entry, key) or []:
-            if name not in getattr(study, key):
-                problems.unknown([*path, key], f"{key.removesuffix('s')} (not one of the study's)", name, getattr(study, key))
+    for name in entry.tasks or []:
+        if name not in study.tasks:
+            problems.unknown([*path, "tasks"], "task (not one of the study's)", name, study.tasks)
+    for name in entry.pairs or []:
+        if name not in pairs:
+            problems.unknown([*path, "pairs"], "pair", name, pairs, f"or add a row to {study.tables.pairs}")
     for key in ("k", "tasks", "pairs", "temperatures", "batch_sizes"):
         values = getattr(entry, key)
         if values is not None and not values:
@@ -139,11 +141,15 @@ def check_cells(study: Study, problems: Problems) -> None:
 
 def check_pairs(study: Study, problems: Problems) -> None:
     """Model folders exist and fit each other; a draft is trained only with its target."""
-    for name in study.pairs:
+    for name, row in study.rows.pairs.items():
         _check_folder_files(study, name, problems)
-        row = study.rows.pairs[name]
+        if row.base is not None and (row.base not in study.rows.pairs or study.rows.pairs[row.base].target != TRAINED):
+            problems.row(
+                study.tables.pairs, None, f"row {name!r}, target", f"{row.base!r} is no row whose target is `{TRAINED}`",
+                f"`{MEDUSA2}` takes the name of such a row: its target and its Medusa heads are trained on together",
+            )  # fmt: skip
         for column, model in (("target", row.target), ("draft", row.draft)):
-            if model is None or model == TRAINED or not looks_like_path(model):
+            if model is None or model == TRAINED or (column == "target" and row.trains) or not looks_like_path(model):
                 continue
             if not (Path(model).expanduser() / "config.json").is_file():
                 exists = Path(model).expanduser().is_dir()
@@ -154,7 +160,7 @@ def check_pairs(study: Study, problems: Problems) -> None:
                     f"{model} holds no config.json" if exists else f"no model folder {model}",
                     "give a folder in Hugging Face format, a hub id (owner/name), or `trained`",
                 )
-        if row.draft == TRAINED and row.target != TRAINED:
+        if row.draft == TRAINED and not row.trains:
             problems.row(
                 study.tables.pairs, None, f"row {name!r}, draft", "only a pair whose target is `trained` can train its draft",
                 "make both `trained`, or name a draft model",

@@ -84,14 +84,35 @@ def train(
     if (pair, model) not in loaded.trained():
         known = ", ".join(" ".join(each) for each in loaded.trained()) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
-    import torch
-
     from specrig.training import stages
 
-    if loaded.threads is not None:
-        torch.set_num_threads(loaded.threads)
+    _set_threads(loaded)
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
     stages.train(model, loaded.training, loaded.root / "corpus", folder, progress)
+
+
+@app.command()
+def write_text(study: StudyFile, pair: Annotated[str, typer.Option(help="Row of pairs.tsv")]) -> None:
+    """Let the trained target of a pair write the text that its draft and heads learn from."""
+    from specrig.training.target_text import write_text as write
+
+    loaded = _load(study)
+    _set_threads(loaded)
+    write(loaded.training, loaded.root / "corpus", loaded.root / "models" / pair)
+
+
+@app.command()
+def train_jointly(study: StudyFile, pair: Annotated[str, typer.Option(help="Row of pairs.tsv")]) -> None:
+    """Medusa-2: train a target on together with its heads, from those of the pair that the row names."""
+    from specrig.training.medusa import train_jointly as train
+
+    loaded = _load(study)
+    base = loaded.rows.pairs[pair].base if pair in loaded.rows.pairs else None
+    if base is None:
+        raise typer.BadParameter(f"study {loaded.study} has no pair {pair!r} whose target is `medusa2:<pair>`")
+    _set_threads(loaded)
+    models = loaded.root / "models"
+    train(loaded.training, loaded.root / "corpus", models / base, models / pair, sys.stderr.isatty())
 
 
 @app.command()
@@ -174,6 +195,13 @@ def _load(file: Path) -> Study:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # no bars in logs
     return load_study(file)
+
+
+def _set_threads(study: Study) -> None:
+    if study.threads is not None:
+        import torch
+
+        torch.set_num_threads(study.threads)
 
 
 def main() -> None:

@@ -31,9 +31,11 @@ def resolve(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Study:
     tasks = read_rows(draft.tables.tasks, Task, problems)
     checks.check_names(draft, pairs, tasks, broken, problems)
     for index, entry in enumerate(draft.methods):
-        checks.check_entry(draft, index, entry, problems)
+        checks.check_entry(draft, index, entry, pairs, problems)
     problems.stop()
-    rows = {"pairs": {name: pairs[name] for name in draft.pairs}, "tasks": {name: tasks[name] for name in draft.tasks}}
+    used = dict.fromkeys([*draft.pairs, *(name for entry in draft.methods for name in entry.pairs or ())])
+    used |= dict.fromkeys(base for name in used if (base := pairs[name].base) in pairs)
+    rows = {"pairs": {name: pairs[name] for name in used}, "tasks": {name: tasks[name] for name in draft.tasks}}
     study = Study.model_validate({**draft.model_dump(), "rows": rows})
     checks.check_cells(study, problems)
     checks.check_pairs(study, problems)

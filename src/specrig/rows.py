@@ -12,6 +12,8 @@ from specrig.problems import Problems, nearest
 
 TRAINED = "trained"
 """In `pairs.tsv`: the DAG trains this model, and the heads that methods need on it. They lie in models/<pair>/<name>."""
+MEDUSA2 = "medusa2:"
+"""In `pairs.tsv`, before the name of a `trained` pair: that target, trained on together with its Medusa heads."""
 CORPUS = "corpus"
 """In `tasks.tsv`: the prompts are held-out text of the embedded corpus."""
 
@@ -28,7 +30,7 @@ class Pair(BaseModel):
 
     pair: Name
     target: str = Field(min_length=1)
-    """`trained`, a model folder or a hub id."""
+    """`trained`, `medusa2:` and the name of a trained pair, a model folder or a hub id."""
     draft: MaybeText = None
     """`trained`, a model folder, a hub id, or empty: methods that need a draft cannot run on the pair."""
     target_revision: MaybeText = None
@@ -37,6 +39,16 @@ class Pair(BaseModel):
     heads: Annotated[str, Field(pattern=r"^([a-z0-9_]+=\S+( +|$))*$")] = ""
     """Trained heads of a target that is not `trained` here, as `name=folder` with spaces between, e.g. `eagle=models/eagle`."""
     notes: str = ""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the DAG trains the target, and so the heads that methods need on it."""
+        return self.target == TRAINED or self.base is not None
+
+    @property
+    def base(self) -> str | None:
+        """The pair whose target and Medusa heads are trained on together (Medusa-2) to make this target."""
+        return self.target.removeprefix(MEDUSA2) if self.target.startswith(MEDUSA2) else None
 
     @property
     def head_folders(self) -> dict[str, str]:

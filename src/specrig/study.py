@@ -55,7 +55,7 @@ class Study(Part):
     seed: int = 0
     engines: Names = Field(default_factory=lambda: ["native"])
     pairs: Names = Field(default_factory=list)
-    """Rows of pairs.tsv."""
+    """Rows of pairs.tsv; an entry of `methods` may name others for itself."""
     tasks: Names = Field(default_factory=list)
     """Rows of tasks.tsv."""
     methods: list[MethodEntry] = Field(default_factory=list)
@@ -119,7 +119,7 @@ class Study(Part):
 
     def expand(self) -> Iterable[tuple[int, Cell]]:
         """(index of the entry in `methods`, cell) over the whole grid."""
-        for engine, pair, (index, entry) in product(self.engines, self.pairs, enumerate(self.methods)):
+        for engine, pair, (index, entry) in product(self.engines, self.rows.pairs, enumerate(self.methods)):
             if pair not in (entry.pairs or self.pairs):
                 continue
             for (variant, options), k, task, temperature, batch_size in product(
@@ -147,25 +147,28 @@ class Study(Part):
     def trained(self) -> list[tuple[str, str]]:
         """(pair, model) that the DAG trains: targets and drafts so marked, and the heads that methods need on such targets."""
         found: list[tuple[str, str]] = []
-        for pair in self.pairs:
-            row = self.rows.pairs[pair]
-            found += [(pair, model) for model in ("target", "draft") if getattr(row, model) == TRAINED]
-            found += [(pair, head) for head in self.heads(pair) if row.target == TRAINED and head not in row.head_folders]
+        for pair, row in self.rows.pairs.items():
+            found += [(pair, "target")] if row.trains else []
+            found += [(pair, "draft")] if row.draft == TRAINED else []
+            found += [(pair, head) for head in self.heads(pair) if row.trains and head not in row.head_folders]
         return found
 
     def heads(self, pair: str) -> list[str]:
-        """Names of the trained heads that the study's methods need on a pair."""
+        """Names of the trained heads that the study's methods need on a pair, and those that Medusa-2 begins with or makes."""
         entries = [entry for entry in self.methods if pair in (entry.pairs or self.pairs)]
-        return sorted({need for entry in entries for need in methods()[entry.method].needs} - {"draft"})
+        needs = {need for entry in entries for need in methods()[entry.method].needs} - {"draft"}
+        joint = any(pair in (name, row.base) for name, row in self.rows.pairs.items() if row.base)
+        return sorted(needs | ({"medusa"} if joint else set()))
 
     def model(self, pair: str, model: str, root: Path) -> str | None:
         """Folder or hub id of a pair's target, draft or head; None for one it does not have."""
         row = self.rows.pairs[pair]
         if model not in ("target", "draft"):
-            trained = str(root / "models" / pair / model) if row.target == TRAINED else None
+            trained = str(root / "models" / pair / model) if row.trains else None
             return row.head_folders.get(model, trained)
         source: str | None = getattr(row, model)
-        return str(root / "models" / pair / model) if source == TRAINED else source
+        made = row.trains if model == "target" else source == TRAINED
+        return str(root / "models" / pair / model) if made else source
 
     def pair_files(self, pair: str, root: Path) -> PairFiles:
         """Where the parts of a pair lie; `root` is the study's results folder."""

@@ -235,7 +235,7 @@ def every_path(head: EagleHead, row: list[int], hidden: Tensor, width: int, dept
 
 
 TINY = Shape(layers=2, hidden=32, heads=2, intermediate=48, context=64)
-TRAINING = EagleTraining(steps=200, batch=8, sequence=32, rollout=3, logits_weight=1.0, noise=0.0)
+TRAINING = EagleTraining(steps=200, batch=8, rollout=3, logits_weight=1.0, noise=0.0)
 
 
 def test_the_training_head_is_the_decoding_head(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ from specrig.training.distil import train_draft
 from specrig.training.example import TASKS
 from specrig.training.language_model import next_token_loss, train_target
 from specrig.training.llama import Llama
-from specrig.training.medusa import Heads, heads_loss, rank_accuracies, train_heads, train_jointly
+from specrig.training.medusa import Heads, heads_loss, rank_accuracies, train_draft_heads, train_heads, train_jointly
 from specrig.training.medusa_recipe import JointTraining, MedusaTraining
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe, Shape
+from specrig.training.stages import TEXT
+from specrig.training.target_text import write_text
 from specrig.training.trainer import TrainingError
 
 PERIOD = 29
@@ -37,10 +39,7 @@ SETTINGS = MedusaTraining(
     own_lm_heads=False,
     steps=20,
     batch=4,
-    sequence=32,
     corpus_sequences=16,
-    generated_sequences=8,
-    heldout_sequences=8,
     joint=JointTraining(steps=4),
 )
 
@@ -227,56 +226,71 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
     few = {"steps": 20, "batch": 4, "sequence": 32, "evaluations": 1}
     recipe = Recipe.model_validate(
         {"vocabulary": 300, "target": shape, "draft": shape, "target_training": few, "draft_training": few}
-        | {"distillation": {"generated_sequences": 8}}
+        | {"text": {"sequences": 8, "sequence": 32, "heldout_sequences": 8}, "medusa": SETTINGS}
     )
-    train_target(recipe, out / "corpus", out / "target", progress=False)
-    train_draft(recipe, out / "corpus", out / "target", out / "draft", progress=False)
+    train_target(recipe, out / "corpus", out, progress=False)
+    write_text(recipe, out / "corpus", out)
+    train_draft(recipe, out / "corpus", out, progress=False)
     return recipe, out
+
+
+def trained_again(train: Callable[..., None], recipe: Recipe, folder: Path, out: Path) -> Path:
+    """`out` with the pair's models but the heads, and what `train` adds."""
+    out.mkdir()
+    for name in ("target", "draft", TEXT):
+        (out / name).symlink_to(folder / name)
+    train(recipe, folder / "corpus", out, progress=False)
+    return out
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_heads_train_reproducibly_with_a_falling_loss(pair: tuple[Recipe, Path], tmp_path: Path, own: bool) -> None:
-    recipe, folder = pair
-    settings = SETTINGS.model_copy(update={"own_lm_heads": own})
-    for name in ("one", "two"):
-        train_heads(recipe, settings, folder / "corpus", folder / "target", tmp_path / name, progress=False)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    folder, settings = pair[1], SETTINGS.model_copy(update={"own_lm_heads": own})
+    recipe = pair[0].model_copy(update={"medusa": settings})
+    heads, again = (trained_again(train_heads, recipe, folder, tmp_path / name) / "medusa" for name in ("one", "two"))
+    one, two = (load_file(found / "model.safetensors") for found in (heads, again))
     assert all(torch.equal(one[name], two[name]) for name in one)
-    rows = [json.loads(line) for line in (tmp_path / "one" / "training.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (heads / "training.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == settings.steps and sum(losses[-5:]) < sum(losses[:5])
-    measured = json.loads((tmp_path / "one" / "config.json").read_text())["specrig"]
+    measured = json.loads((heads / "config.json").read_text())["specrig"]
     assert rows[-1]["accuracy"] == [shares[0] for shares in measured["accuracy"]]
     assert len(measured["accuracy"]) == 3 and all(len(shares) == 10 for shares in measured["accuracy"])
     assert measured["first"][0] > 0.95  # the model wrote the text: its own next token is its first choice (bfloat16 aside)
     assert all(0 <= sum(shares) <= 1.0001 for shares in measured["accuracy"])
     assert ("lm_heads.0.weight" in one) == own
-    checkpoint.load(tmp_path / "one", cached_model(AutoModelForCausalLM.from_pretrained(folder / "target")))
+    checkpoint.load(heads, cached_model(AutoModelForCausalLM.from_pretrained(folder / "target")))
 
 
 def test_the_drafts_heads_learn_from_the_target(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
     recipe, folder = pair
-    train_heads(
-        recipe, SETTINGS, folder / "corpus", folder / "draft", tmp_path / "heads", progress=False, writer=folder / "target"
-    )
-    heads = checkpoint.load(tmp_path / "heads", cached_model(AutoModelForCausalLM.from_pretrained(folder / "draft")))
+    trained = trained_again(train_draft_heads, recipe, folder, tmp_path / "pair") / "draft_medusa"
+    heads = checkpoint.load(trained, cached_model(AutoModelForCausalLM.from_pretrained(folder / "draft")))
     assert heads.count == 3 and 0 < heads.first[0] < 1  # the draft's own next token is not always the target's
 
 
 def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
     recipe, folder = pair
-    train_jointly(recipe, SETTINGS, folder / "corpus", folder / "target", tmp_path / "joint", progress=False)
+    base = trained_again(train_heads, recipe, folder, tmp_path / "base")
+    train_jointly(recipe, folder / "corpus", base, tmp_path / "joint", progress=False)
     assert sorted(path.name for path in (tmp_path / "joint").iterdir()) == ["medusa", "target"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "joint" / "target")
     before = AutoModelForCausalLM.from_pretrained(folder / "target")
     assert not all(torch.equal(new, old) for new, old in zip(model.parameters(), before.parameters(), strict=True))
     heads = load_file(tmp_path / "joint" / "medusa" / "model.safetensors")
     assert torch.equal(heads["lm_head.weight"], model.get_output_embeddings().weight)
-    rows = [json.loads(line) for line in (tmp_path / "joint" / "medusa" / "training.jsonl").read_text().splitlines()]
-    steps = [row["step"] for row in rows if "loss" in row]
-    assert all(later == earlier + 1 for earlier, later in pairwise(steps)) and len(steps) == 24
+    alone = load_file(base / "medusa" / "model.safetensors")
+    moved = (heads["blocks.0.layers.0.weight"] - alone["blocks.0.layers.0.weight"]).norm()
+    assert 0 < moved < alone["blocks.0.layers.0.weight"].norm()  # they began as the heads that were trained alone
+    for name in ("target", "medusa"):
+        rows = [json.loads(line) for line in (tmp_path / "joint" / name / "training.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows if "loss" in row] == list(range(1, SETTINGS.joint.steps + 1))
 
 
 def test_heads_without_a_model_are_refused(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="no trained model there"):
-        train_heads(pair[0], SETTINGS, pair[1] / "corpus", tmp_path / "none", tmp_path / "heads", progress=False)
+    with pytest.raises(TrainingError, match="no trained target there"):
+        train_heads(pair[0], pair[1] / "corpus", tmp_path, progress=False)
+    (tmp_path / "target").symlink_to(pair[1] / "target")
+    (tmp_path / TEXT).symlink_to(pair[1] / TEXT)
+    with pytest.raises(TrainingError, match="no trained medusa there"):
+        train_jointly(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "joint", progress=False)

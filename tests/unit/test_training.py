@@ -20,6 +20,8 @@ from specrig.training.language_model import next_token_loss, train_target
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer, orthogonalise
 from specrig.training.recipe import TINY, Optimisation, Recipe, Shape
+from specrig.training.stages import TEXT
+from specrig.training.target_text import heldout_prompts, read_text, write_text
 from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from specrig.training.trainer import (
     Curve,
@@ -41,8 +43,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny pair, really trained: corpus/, models/target, models/draft."""
     out = tmp_path_factory.mktemp("pair")
     corpus.build(TINY_RECIPE, out)
-    train_target(TINY_RECIPE, out / "corpus", out / "models" / "target", progress=False)
-    train_draft(TINY_RECIPE, out / "corpus", out / "models" / "target", out / "models" / "draft", progress=False)
+    train_target(TINY_RECIPE, out / "corpus", out / "models", progress=False)
+    write_text(TINY_RECIPE, out / "corpus", out / "models")
+    train_draft(TINY_RECIPE, out / "corpus", out / "models", progress=False)
     return out
 
 
@@ -121,17 +124,16 @@ def test_the_optimiser_learns_and_its_rate_warms_up_and_falls_to_zero(optimizer:
 
 def test_packing_keeps_every_token_in_order_and_reshuffles() -> None:
     texts = [[i] * 7 + [0] for i in range(1, 41)]
-    settings = Optimisation(steps=1, batch=2, sequence=15)
-    batches = list(islice(PackedText(texts, settings, seed=3), 20))
+    batches = list(islice(PackedText(texts, 2, 15, seed=3), 20))
     first = torch.cat(batches[:10]).flatten()
     assert all(batch.shape == (2, 16) for batch in batches)
     assert sorted(first.tolist()) == sorted(token for text in texts for token in text)
     assert torch.equal(first[7::8], torch.zeros(40, dtype=torch.int64))
     assert not torch.equal(first, torch.cat(batches[10:]).flatten())
-    again = next(iter(PackedText(texts, settings, seed=3)))
-    assert torch.equal(again, batches[0]) and not torch.equal(again, next(iter(PackedText(texts, settings, seed=4))))
+    again = next(iter(PackedText(texts, 2, 15, seed=3)))
+    assert torch.equal(again, batches[0]) and not torch.equal(again, next(iter(PackedText(texts, 2, 15, seed=4))))
     with pytest.raises(TrainingError, match="less than one sequence"):
-        PackedText([[1, 2]], settings, seed=0)
+        PackedText([[1, 2]], 2, 15, seed=0)
 
 
 def test_heldout_loss_is_the_mean_over_real_tokens() -> None:
@@ -149,11 +151,13 @@ def test_heldout_loss_is_the_mean_over_real_tokens() -> None:
 
 def test_distillation_loss_is_zero_only_for_the_teacher_itself() -> None:
     teacher, student = random_model(0), random_model(7)
-    batch = torch.randint(0, 97, (2, 17), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, 97, (2, 17), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        batch = tokens, teacher(tokens[:, :-1])
     same, other = distillation_loss(teacher, teacher, 1.0)(batch), distillation_loss(student, teacher, 1.0)(batch)
     assert abs(same.item()) < 1e-5 and other.item() > 0.01
     plain = distillation_loss(student, teacher, 0.0)(batch)
-    torch.testing.assert_close(plain, next_token_loss(student)(batch), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(plain, next_token_loss(student)(tokens), atol=1e-4, rtol=1e-4)
 
 
 def test_a_loss_that_is_not_finite_stops_training(tmp_path: Path) -> None:
@@ -214,7 +218,7 @@ def test_the_pair_loads_with_transformers_and_shares_its_tokenizer(pair: Path) -
         out = model.generate(**tokenizer("def f(x):\n", return_tensors="pt"), max_new_tokens=5, do_sample=False)
         assert 1 <= out.shape[1] - len(tokenizer("def f(x):\n").input_ids) <= 5
     assert (models / "target" / "tokenizer.json").read_bytes() == (models / "draft" / "tokenizer.json").read_bytes()
-    assert sorted(path.name for path in models.iterdir()) == ["draft", "target"]
+    assert sorted(path.name for path in models.iterdir()) == ["draft", "target", TEXT]
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
@@ -236,13 +240,34 @@ def test_the_same_recipe_gives_the_same_weights(pair: Path, tmp_path: Path) -> N
     )
     for name in ("one", "two"):
         train_target(recipe, pair / "corpus", tmp_path / name, progress=False)
-    one, two = (llama.load(tmp_path / name) for name in ("one", "two"))
+    one, two = (llama.load(tmp_path / name / "target") for name in ("one", "two"))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
-def test_a_draft_without_a_target_is_refused(pair: Path, tmp_path: Path) -> None:
+def test_a_draft_without_a_target_or_its_text_is_refused(pair: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no trained target there"):
-        train_draft(TINY_RECIPE, pair / "corpus", tmp_path / "target", tmp_path / "draft", progress=False)
+        train_draft(TINY_RECIPE, pair / "corpus", tmp_path, progress=False)
+    (tmp_path / "target").symlink_to(pair / "models" / "target")
+    with pytest.raises(TrainingError, match="write it first with `specrig write-text`"):
+        train_draft(TINY_RECIPE, pair / "corpus", tmp_path, progress=False)
+
+
+def test_what_the_target_writes(pair: Path, tmp_path: Path) -> None:
+    text, settings = read_text(pair / "models"), TINY_RECIPE.text
+    assert text.train.shape == (settings.sequences, settings.sequence + 1) and text.train.dtype == torch.int64
+    tokenizer = load_tokenizer(pair / "models" / "target")
+    prompts = heldout_prompts(TINY_RECIPE, pair / "corpus", tokenizer)
+    assert 4 <= len(prompts) <= settings.heldout_sequences
+    assert text.heldout.shape == text.written.shape == (len(prompts), settings.sequence + 1)
+    eos = tokenizer.token_to_id(END_OF_TEXT)
+    for row, prompt in enumerate(prompts):
+        assert text.heldout[row, : len(prompt)].tolist() == prompt and not text.written[row, : len(prompt)].any()
+        written = text.heldout[row][text.written[row]].tolist()
+        assert text.written[row, len(prompt)] and eos not in written[:-1]
+        assert len(prompt) + len(written) == settings.sequence + 1 or written[-1] == eos
+    (tmp_path / "target").symlink_to(pair / "models" / "target")
+    write_text(TINY_RECIPE, pair / "corpus", tmp_path)
+    assert torch.equal(read_text(tmp_path).train, text.train)
 
 
 def test_the_default_recipe_is_the_quick_pair_and_refuses_nonsense() -> None:

@@ -10,10 +10,10 @@ from specrig.cell import digest
 from specrig.measurement.records import write_atomically
 from specrig.decoding.drafters import registry as methods
 from specrig.digests import audit_digest, code_digest, job_digest, stage_digest
-from specrig.rows import CORPUS, TRAINED
+from specrig.rows import CORPUS
 from specrig.study import StudyError, load_study
 from specrig.training.example import TASKS
-from specrig.training.stages import FILES, STAGES
+from specrig.training.stages import FILES, JOINT, STAGES, TEXT
 
 try:
     STUDY = load_study(config, [Path(file) for file in workflow.configfiles])
@@ -70,7 +70,7 @@ FIGURES = [
 
 wildcard_constraints:
     engine="|".join(STUDY.engines),
-    pair="|".join(STUDY.pairs),
+    pair="|".join(STUDY.rows.pairs),
     model="|".join(STAGES),
     method="|".join(sorted({entry.method for entry in STUDY.methods})),
 
@@ -112,8 +112,19 @@ def method_models(wildcards):
 
 
 def teachers(wildcards):
-    """Files of the models that another one is trained from."""
-    return model_files(wildcards.pair, STAGES[wildcards.model].needs)
+    """Files of the models that another one is trained from, and what the target wrote for it."""
+    needs = STAGES[wildcards.model].needs
+    return teaching_files(wildcards.pair, needs) if needs else []
+
+
+def joint_teachers(wildcards):
+    """The same for a target that is trained on together with its heads."""
+    return teaching_files(STUDY.rows.pairs[wildcards.pair].base, JOINT.needs)
+
+
+def teaching_files(pair, models):
+    """Files of some of a pair's models, and its target's text."""
+    return model_files(pair, models) + [f"{ROOT}/models/{pair}/{TEXT}"]
 
 
 def prompt_inputs(wildcards):

@@ -20,6 +20,31 @@ rule corpus:
         "python -m specrig corpus --study {params.study} 2>&1 | tee {log} >&2"
 
 
+rule write_text:
+    input:
+        corpus=rules.corpus.output.train,
+        heldout=rules.corpus.output.heldout,
+        target=lambda wildcards: model_files(wildcards.pair, ["target"]),
+    output:
+        f"{ROOT}/models/{{pair}}/{TEXT}",
+    log:
+        f"{ROOT}/logs/train/{{pair}}-text.log",
+    conda:
+        "../../environment.yml"
+    threads: ALL_CORES
+    resources:
+        gpu=GPU,
+    params:
+        study=STUDY_FILE,
+        recipe=recipe("text"),
+        threads=STUDY.threads,
+        code=code_digest("specrig.training.target_text"),
+    message:
+        "The target of {wildcards.pair} writes what its draft and heads learn from"
+    shell:
+        "python -m specrig write-text --study {params.study} --pair {wildcards.pair} 2>&1 | tee {log} >&2"
+
+
 rule train:
     input:
         corpus=rules.corpus.output.train,
@@ -43,3 +68,37 @@ rule train:
         "Training the {wildcards.model} of {wildcards.pair}"
     shell:
         "python -m specrig train --study {params.study} --pair {wildcards.pair} --model {wildcards.model} 2>&1 | tee {log} >&2"
+
+
+# Medusa-2: one training makes a target and its heads.
+rule train_jointly:
+    input:
+        corpus=rules.corpus.output.train,
+        teachers=joint_teachers,
+    output:
+        expand(
+            f"{ROOT}/models/{{{{pair}}}}/{{model}}/{{file}}",
+            model=["target", "medusa"],
+            file=FILES,
+        ),
+    log:
+        f"{ROOT}/logs/train/{{pair}}-joint.log",
+    conda:
+        "../../environment.yml"
+    wildcard_constraints:
+        pair="|".join(name for name, row in STUDY.rows.pairs.items() if row.base) or "-",
+    threads: ALL_CORES
+    resources:
+        gpu=GPU,
+    params:
+        study=STUDY_FILE,
+        recipe=recipe(*JOINT.keys),
+        threads=STUDY.threads,
+        code=code_digest(JOINT.module),
+    message:
+        "Training the target of {wildcards.pair} together with its Medusa heads"
+    shell:
+        "python -m specrig train-jointly --study {params.study} --pair {wildcards.pair} 2>&1 | tee {log} >&2"
+
+
+ruleorder: train_jointly > train

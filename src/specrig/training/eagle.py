@@ -9,28 +9,24 @@ Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from transformers import LlamaConfig
 
 from specrig.decoding.heads import eagle as checkpoint
-from specrig.training import corpus, llama
-from specrig.training.distil import target_text
+from specrig.training import llama
 from specrig.training.eagle_recipe import EagleTraining
-from specrig.training.generate import continuations
 from specrig.training.llama import EPSILON, Llama, rotate
 from specrig.training.losses import distillation
-from specrig.training.medusa import heldout_prompts, states
 from specrig.training.optimizer import Optimizer
-from specrig.training.recipe import Distillation, Optimisation, Recipe
+from specrig.training.recipe import Optimisation, Recipe
+from specrig.training.target_text import read_text, row_batches, states, trained, with_corpus
 from specrig.training.tokenizer import end_of_text, load_tokenizer
-from specrig.training.trainer import Curve, PackedText, TrainingError, autocast, device, model_folder, tokenize
+from specrig.training.trainer import Curve, autocast, device, model_folder, take_step
 
 
 class Layer(nn.Module):
@@ -148,87 +144,34 @@ def agreement(head: Layer, target: Llama, texts: Tensor, counted: Tensor, depth:
     return [round(count / max(1, int(wanted.sum())), 4) for count in same]
 
 
-def train_head(recipe: Recipe, settings: EagleTraining, corpus_dir: Path, target: Path, out: Path, progress: bool) -> None:
-    """Train an EAGLE head for the target folder `target` and write the folder `out` (config.json, model.safetensors).
+def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
+    """Train an EAGLE head for `models`/target and write the folder `models`/eagle (config.json, model.safetensors).
 
-    Also writes `out/training.jsonl`: the loss, and at the end the agreement with the target by depth. Raises CorpusError for a
-    missing corpus, TrainingError when there is no target or the loss is not finite.
+    Also writes its `training.jsonl`: the loss, and at the end the agreement with the target by depth. Raises CorpusError for a
+    missing corpus, TrainingError when there is no target or no text of it, or the loss is not finite.
     """
-    if not (target / "model.safetensors").is_file():
-        raise TrainingError(f"{target}: no trained target there; train it with `specrig train --model target`")
-    tokenizer, where = load_tokenizer(target), device()
-    eos = end_of_text(tokenizer)
+    target, text, settings, where = trained(models, "target"), read_text(models), recipe.eagle, device()
+    tokenizer = load_tokenizer(target)
     teacher = llama.load(target).to(where).eval().requires_grad_(False)
     head = Layer(teacher).initialise(recipe.seed + 3).to(where)
-    optimizer = Optimizer(head, _optimisation(settings))
+    schedule = Optimisation(steps=settings.steps, batch=settings.batch, lr=settings.lr, matrix_lr=settings.matrix_lr)
+    optimizer = Optimizer(head, schedule)
     generator = torch.Generator(where).manual_seed(recipe.seed + 3)
-    with model_folder(out) as folder, Curve(folder / "training.jsonl", out.name, settings.steps, progress) as curve:
-        texts = _texts(recipe, settings, corpus_dir, tokenizer, teacher)
+    with (
+        model_folder(models / "eagle") as folder,
+        Curve(folder / "training.jsonl", "eagle", settings.steps, progress) as curve,
+    ):
+        texts = with_corpus(text.train, settings.corpus_sequences, corpus_dir, tokenizer, recipe.seed + 3)
         hidden = states(teacher, texts)  # once: a step then costs the head alone
-        curve.say(f"learns from {texts.numel()} tokens")
-        batches = _batches(len(texts), settings.batch, recipe.seed + 4)
+        batches = row_batches(len(texts), settings.batch, recipe.seed + 4)
         for step in range(1, settings.steps + 1):
             rows = next(batches)
-            loss = head_loss(head, teacher, texts[rows].to(where), hidden[rows].to(where), settings, generator)
-            value = loss.item()
-            if not math.isfinite(value):
-                raise TrainingError(f"{curve.label}: the loss is {value} at step {step}; lower lr and matrix_lr")
-            loss.backward()
-            rate = optimizer.rate()
-            optimizer.step()
-            tokens = step * settings.batch * settings.sequence
-            curve.write(step, tokens=tokens, loss=round(value, 5), lr=settings.lr * rate)
-            curve.show(step, value)
-        shares = agreement(head, teacher, *_heldout(settings, corpus_dir, tokenizer, teacher, eos, recipe.seed), depth=5)
+            tokens = texts[rows].to(where)
+            loss = head_loss(head, teacher, tokens, hidden[rows].to(where), settings, generator)
+            take_step(step, loss, [optimizer], curve, tokens=step * tokens.numel(), lr=settings.lr)
+        # The choice after the end of the text is never drafted.
+        counted = text.written & (text.heldout != end_of_text(tokenizer))
+        shares = agreement(head, teacher, text.heldout, counted, depth=5)
         curve.write(settings.steps, agreement=shares)
         curve.say(f"first choice the target's at depth 1 to 5, held-out prompts: {', '.join(f'{share:.3f}' for share in shares)}")
         checkpoint.save(folder, checkpoint.head_config(LlamaConfig.from_pretrained(target)), head.tensors())
-
-
-def _optimisation(settings: EagleTraining, batch: int | None = None) -> Optimisation:
-    return Optimisation(
-        steps=settings.steps,
-        batch=batch or settings.batch,
-        sequence=settings.sequence,
-        lr=settings.lr,
-        matrix_lr=settings.matrix_lr,
-    )
-
-
-def _texts(recipe: Recipe, settings: EagleTraining, corpus_dir: Path, tokenizer: Tokenizer, teacher: Llama) -> Tensor:
-    """What the target wrote itself, and sequences of the corpus: `[N, sequence + 1]`."""
-    rows = corpus.read(corpus_dir / "train.jsonl")
-    wishes = Distillation(generated_sequences=settings.generated_sequences, temperatures=settings.temperatures)
-    width = recipe.draft_training.model_copy(update={"sequence": settings.sequence})
-    own = target_text(recipe.model_copy(update={"distillation": wishes, "draft_training": width}), rows, tokenizer, teacher)
-    if not settings.corpus_sequences:
-        return own
-    packed = PackedText(
-        tokenize(rows, tokenizer, end_of_text(tokenizer)), _optimisation(settings, settings.corpus_sequences), recipe.seed + 3
-    )
-    return torch.cat((own, next(iter(packed))))
-
-
-def _batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """`batch` of `count` rows at a time, in a new order each epoch."""
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.empty(0, dtype=torch.int64)
-    while True:
-        while len(order) < batch:
-            order = torch.cat((order, torch.randperm(count, generator=generator)))
-        yield order[:batch]
-        order = order[batch:]
-
-
-def _heldout(
-    settings: EagleTraining, corpus_dir: Path, tokenizer: Tokenizer, teacher: Llama, eos: int, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Greedy continuations of held-out prompts: tokens `[N, sequence + 1]`, and which positions' choices would be drafted."""
-    width = settings.sequence + 1
-    prompts = heldout_prompts(corpus_dir, tokenizer, settings.heldout_sequences, width // 2)
-    texts = continuations(teacher, prompts, width, (0.0,), seed)
-    counted = torch.zeros_like(texts, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        ends = (texts[row, len(prompt) :] == eos).nonzero()
-        counted[row, len(prompt) : len(prompt) + int(ends[0]) if len(ends) else width] = True
-    return texts, counted

@@ -13,8 +13,6 @@ class EagleTraining(BaseModel):
     steps: int = Field(default=80, ge=1)
     batch: int = Field(default=8, ge=1)
     """Sequences a step."""
-    sequence: int = Field(default=256, ge=8)
-    """Tokens a sequence."""
     lr: float = Field(default=3e-3, gt=0)
     """Peak learning rate of AdamW, for the norm."""
     matrix_lr: float = Field(default=0.02, gt=0)
@@ -29,9 +27,3 @@ class EagleTraining(BaseModel):
     """True features are fed with noise from U(-noise, noise)."""
     corpus_sequences: int = Field(default=128, ge=0)
     """Sequences of the corpus to learn from."""
-    generated_sequences: int = Field(default=256, ge=4)
-    """Continuations of training prompts to learn from, written by the target: what it will be asked to draft for."""
-    temperatures: tuple[float, ...] = Field(default=(0.0, 0.6, 1.0), min_length=1)
-    """Sampling temperatures of the continuations, in turn."""
-    heldout_sequences: int = Field(default=32, ge=4)
-    """Greedy continuations of held-out prompts on which the finished head is compared with the target."""

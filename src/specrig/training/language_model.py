@@ -15,21 +15,21 @@ from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokeni
 from specrig.training.trainer import Curve, PackedText, autocast, device, evaluate, model_folder, read_heldout, tokenize, train
 
 
-def train_target(recipe: Recipe, corpus_dir: Path, out: Path, progress: bool) -> None:
-    """Train the tokenizer and the target on `corpus_dir` and write the model folder `out` (Hugging Face format, fp32).
+def train_target(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
+    """Train the tokenizer and the target on `corpus_dir` and write the model folder `models`/target (Hugging Face format, fp32).
 
-    Also writes `out/training.jsonl`, the loss curve. Raises CorpusError for a missing corpus, TrainingError for a corpus
+    Also writes its `training.jsonl`, the loss curve. Raises CorpusError for a missing corpus, TrainingError for a corpus
     shorter than a sequence and for a loss that is not finite.
     """
     rows = corpus.read(corpus_dir / "train.jsonl")
     tokenizer = train_tokenizer((row["text"] for row in rows), recipe.vocabulary)
     eos = end_of_text(tokenizer)
     settings, where = recipe.target_training, device()
-    batches = iter(PackedText(tokenize(rows, tokenizer, eos), settings, recipe.seed))
+    batches = iter(PackedText(tokenize(rows, tokenizer, eos), settings.batch, settings.sequence, recipe.seed))
     heldout = read_heldout(corpus_dir, tokenizer, eos)
     layers = settings.growth[0].layers if settings.growth else recipe.target.layers
     model = Llama(recipe.target, tokenizer.get_vocab_size(), layers).initialise(recipe.seed).to(where)
-    with model_folder(out) as folder, Curve(folder / "training.jsonl", "target", settings.steps, progress) as curve:
+    with model_folder(models / "target") as folder, Curve(folder / "training.jsonl", "target", settings.steps, progress) as curve:
         train(model, settings, batches, next_token_loss(model), lambda: evaluate(model, heldout), curve)
         llama.save(model, folder, eos)
         save_tokenizer(tokenizer, folder, recipe.target.context)

@@ -1,32 +1,28 @@
 """Training of Medusa heads (Cai et al., 2401.10774, section 2.2): on a frozen model (Medusa-1) or together with it (Medusa-2).
 
 A frozen model's hidden states are computed once and the heads train on them, so a step costs the heads alone. The text is part
-corpus, part what the model itself writes. Shapes: N sequences, T tokens, D hidden, V vocabulary, K heads.
+corpus, part what the target itself wrote. Shapes: N sequences, T tokens, D hidden, V vocabulary, K heads.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.decoding.heads import medusa as checkpoint
-from specrig.training import corpus, llama
-from specrig.training.distil import target_text
-from specrig.training.example import TASKS
-from specrig.training.generate import continuations
+from specrig.training import llama
 from specrig.training.llama import Llama
 from specrig.training.losses import distillation
 from specrig.training.medusa_recipe import MedusaTraining
 from specrig.training.optimizer import Optimizer
-from specrig.training.recipe import Distillation, Optimisation, Recipe
+from specrig.training.recipe import Optimisation, Recipe
+from specrig.training.target_text import read_text, row_batches, states, trained, with_corpus
 from specrig.training.tokenizer import end_of_text, load_tokenizer, save_tokenizer
-from specrig.training.trainer import Curve, PackedText, TrainingError, autocast, device, model_folder, tokenize
+from specrig.training.trainer import Curve, autocast, device, model_folder, take_step
 
 RANKS = 10
 """Choices of a head whose accuracy is measured."""
@@ -62,7 +58,17 @@ class Heads(nn.ModuleList):
             found |= {f"blocks.{index}.layers.0.weight": head.weight, f"blocks.{index}.layers.0.bias": head.bias}
             if head.embedding is not None:
                 found[f"lm_heads.{index}.weight"] = head.embedding
-        return found if f"lm_heads.{0}.weight" in found else found | {"lm_head.weight": model.embedding}
+        return found if "lm_heads.0.weight" in found else found | {"lm_head.weight": model.embedding}
+
+    def restore(self, folder: Path) -> None:
+        """Become the heads of a checkpoint that `tensors` named, made with the same settings."""
+        found = load_file(folder / "model.safetensors")
+        for index, head in enumerate(self):
+            assert isinstance(head, Head)
+            state = {"weight": found[f"blocks.{index}.layers.0.weight"], "bias": found[f"blocks.{index}.layers.0.bias"]}
+            if head.embedding is not None:
+                state["embedding"] = found[f"lm_heads.{index}.weight"]
+            head.load_state_dict(state)
 
 
 def heads_loss(heads: Heads, lm_head: Tensor, hidden: Tensor, goal: Tensor, tokens: Tensor, settings: MedusaTraining) -> Tensor:
@@ -81,83 +87,79 @@ def heads_loss(heads: Heads, lm_head: Tensor, hidden: Tensor, goal: Tensor, toke
     return total
 
 
-def train_heads(
-    recipe: Recipe,
-    settings: MedusaTraining,
-    corpus_dir: Path,
-    model: Path,
-    out: Path,
-    progress: bool,
-    *,
-    writer: Path | None = None,
-) -> None:
-    """Medusa-1: train heads on the frozen model folder `model` and write the folder `out` (config.json, model.safetensors).
+def train_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
+    """Medusa-1: train heads on the frozen `models`/target and write the folder `models`/medusa (config.json, model.safetensors).
 
-    `writer` is the model that the heads have to please, where it is another one of the same tokenizer: the target, for heads of
-    the draft. It writes the text and is the teacher. Also writes `out/training.jsonl`: the loss, and at the end how often each
-    head's first choice is what the writer says on held-out prompts. Raises CorpusError for a missing corpus, TrainingError when
-    there is no model or the loss is not finite.
+    Also writes its `training.jsonl`: the loss, and at the end how often each head's first choice is what the target says to held-out
+    prompts. Raises CorpusError for a missing corpus, TrainingError when there is no model or text, or the loss is not finite.
     """
-    session = Session(recipe, settings, corpus_dir, model, writer)
-    with model_folder(out) as folder, Curve(folder / "training.jsonl", out.name, settings.steps, progress) as curve:
-        heads = session.fit(curve)
+    _train_frozen(Session(recipe, corpus_dir, models, "target"), models / "medusa", progress)
+
+
+def train_draft_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
+    """Heads of `models`/draft, written to `models`/draft_medusa; they have to please the target, which is their teacher."""
+    _train_frozen(Session(recipe, corpus_dir, models, "draft"), models / "draft_medusa", progress)
+
+
+def _train_frozen(session: Session, out: Path, progress: bool) -> None:
+    with model_folder(out) as folder, Curve(folder / "training.jsonl", out.name, session.settings.steps, progress) as curve:
+        heads = Heads(session.model, session.settings).to(session.where)
+        session.fit(heads, curve)
         session.finish(heads, folder, curve)
 
 
-def train_jointly(recipe: Recipe, settings: MedusaTraining, corpus_dir: Path, model: Path, out: Path, progress: bool) -> None:
-    """Medusa-2: heads alone first, as their warm-up, then heads and model; writes `out/target` and `out/medusa`.
+def train_jointly(recipe: Recipe, corpus_dir: Path, base: Path, models: Path, progress: bool) -> None:
+    """Medusa-2: train the target of the pair folder `base` further, together with its heads; writes `models`/target and /medusa.
 
-    The model's own loss is its distance from what it was, so that it stays the model it was (self-distillation, section 2.3.2).
-    Raises like `train_heads`.
+    The heads begin as `base`/medusa, trained alone: the paper's warm-up (section 2.2.2). The model's own loss is its distance from
+    what it was, so that it stays the model it was (self-distillation, section 2.3.2). Raises like `train_heads`.
     """
-    session = Session(recipe, settings, corpus_dir, model, None)
-    joint = settings.joint
-    with model_folder(out) as folder:
-        (folder / "medusa").mkdir()
-        (folder / "target").mkdir()
-        steps = settings.steps + joint.steps
-        with Curve(folder / "medusa" / "training.jsonl", out.name, steps, progress) as curve:
-            heads = session.fit(curve)
-            session.fit_jointly(heads, curve)
-            session.finish(heads, folder / "medusa", curve)
-        llama.save(session.model, folder / "target", session.eos)
-        save_tokenizer(session.tokenizer, folder / "target", session.model.shape.context)
+    session, steps = Session(recipe, corpus_dir, base, "target"), recipe.medusa.joint.steps
+    heads = Heads(session.model, session.settings)
+    heads.restore(trained(base, "medusa"))
+    with model_folder(models / "target") as target, model_folder(models / "medusa") as folder:
+        with (
+            Curve(target / "training.jsonl", "target", steps, False) as own,
+            Curve(folder / "training.jsonl", "medusa", steps, progress) as curve,
+        ):
+            session.fit_jointly(heads.to(session.where), own, curve)
+            session.finish(heads, folder, curve)
+        llama.save(session.model, target, session.eos)
+        save_tokenizer(session.tokenizer, target, session.model.shape.context)
 
 
 class Session:
-    """What both trainings share: the models, the text, the hidden states, the measuring."""
+    """What the trainings share: the models, the text, the hidden states, the measuring."""
 
-    def __init__(self, recipe: Recipe, settings: MedusaTraining, corpus_dir: Path, model: Path, writer: Path | None) -> None:
-        for folder in (model, writer or model):
-            if not (folder / "model.safetensors").is_file():
-                raise TrainingError(f"{folder}: no trained model there; train it first with `specrig train`")
-        self.recipe, self.settings, self.corpus_dir = recipe, settings, corpus_dir
-        self.tokenizer = load_tokenizer(model)
+    def __init__(self, recipe: Recipe, corpus_dir: Path, models: Path, name: str) -> None:
+        folder, self.text = trained(models, name), read_text(models)
+        self.recipe, self.settings = recipe, recipe.medusa
+        self.tokenizer = load_tokenizer(folder)
         self.eos = end_of_text(self.tokenizer)
         self.where = device()
-        self.model = llama.load(model).to(self.where).eval().requires_grad_(False)
-        self.writer = llama.load(writer).to(self.where).eval().requires_grad_(False) if writer else self.model
-        self.texts = self._texts()
+        self.model = self._load(folder)
+        self.teacher = self.model if name == "target" else self._load(trained(models, "target"))
+        self.texts = with_corpus(
+            self.text.train, self.settings.corpus_sequences, corpus_dir, self.tokenizer, recipe.seed + 5
+        )  # `[N, T + 1]`
         self.hidden = states(self.model, self.texts)
-        self.taught = self.hidden if writer is None else states(self.writer, self.texts)
+        self.taught = self.hidden if self.teacher is self.model else states(self.teacher, self.texts)
 
-    def fit(self, curve: Curve) -> Heads:
-        """The heads, trained on the frozen model's hidden states."""
+    def fit(self, heads: Heads, curve: Curve) -> None:
+        """Train heads on the frozen model's hidden states."""
         settings = self.settings
-        heads = Heads(self.model, settings).to(self.where)
         optimizer = Optimizer(heads, self._optimisation(settings.steps, settings.lr, settings.matrix_lr))
-        batches = self._batches(self.recipe.seed + 5)
+        batches = row_batches(len(self.texts), settings.batch, self.recipe.seed + 5)
         for step in range(1, settings.steps + 1):
             rows = next(batches)
             with autocast(self.where):
                 with torch.no_grad():
-                    goal = self.writer.logits(self.taught[rows].to(self.where))
+                    goal = self.teacher.logits(self.taught[rows].to(self.where))
                 tokens = self.texts[rows].to(self.where)
                 loss = heads_loss(heads, self.model.embedding, self.hidden[rows].to(self.where), goal, tokens, settings)
-            self._step(step, loss, [optimizer], curve)
-        return heads
+            take_step(step, loss, [optimizer], curve, tokens=step * tokens.numel(), lr=settings.lr)
 
-    def fit_jointly(self, heads: Heads, curve: Curve) -> None:
+    def fit_jointly(self, heads: Heads, own_curve: Curve, curve: Curve) -> None:
         """Train heads and model together. The teacher is the model as it was."""
         settings, joint = self.settings, self.settings.joint
         before = self.model.embedding.detach().clone()
@@ -166,7 +168,7 @@ class Session:
             Optimizer(heads, self._optimisation(joint.steps, settings.lr, settings.matrix_lr)),
             Optimizer(self.model, self._optimisation(joint.steps, joint.lr, joint.matrix_lr)),
         ]
-        batches = self._batches(self.recipe.seed + 6)
+        batches = row_batches(len(self.texts), settings.batch, self.recipe.seed + 6)
         for step in range(1, joint.steps + 1):
             rows = next(batches)
             tokens = self.texts[rows].to(self.where)
@@ -174,15 +176,16 @@ class Session:
                 with torch.no_grad():
                     goal = F.linear(self.taught[rows].to(self.where), before)
                 hidden = self.model(tokens)
-                own = self.model.logits(hidden[:, :-1]).flatten(0, 1)
-                loss = distillation(own, goal[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), settings.kl_weight)
-                loss = loss + joint.heads_weight * heads_loss(heads, self.model.embedding, hidden, goal, tokens, settings)
-            self._step(settings.steps + step, loss, optimizers, curve)
+                logits = self.model.logits(hidden[:, :-1]).flatten(0, 1)
+                own = distillation(logits, goal[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), settings.kl_weight)
+                loss = own + joint.heads_weight * heads_loss(heads, self.model.embedding, hidden, goal, tokens, settings)
+            own_curve.write(step, tokens=step * tokens.numel(), loss=round(own.item(), 5))
+            take_step(step, loss, optimizers, curve, tokens=step * tokens.numel(), lr=settings.lr)
         self.model.requires_grad_(False).eval()
 
     def finish(self, heads: Heads, folder: Path, curve: Curve) -> None:
         """Measure the heads and write their checkpoint."""
-        first, *accuracy = rank_accuracies(heads, self.model, *self._heldout())
+        first, *accuracy = rank_accuracies(heads, self.model, self.text.heldout, self.text.written)
         curve.write(curve.steps, accuracy=[shares[0] for shares in accuracy])
         curve.say(f"first choices right on held-out prompts: {', '.join(f'{shares[0]:.3f}' for shares in accuracy)}")
         config = checkpoint.heads_config(
@@ -194,76 +197,11 @@ class Session:
         )
         checkpoint.save(folder, config, heads.tensors(self.model))
 
-    def _step(self, step: int, loss: Tensor, optimizers: list[Optimizer], curve: Curve) -> None:
-        value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(f"{curve.label}: the loss is {value} at step {step}; lower lr and matrix_lr")
-        loss.backward()
-        rate = optimizers[0].rate()
-        for optimizer in optimizers:
-            optimizer.step()
-        tokens = step * self.settings.batch * self.settings.sequence
-        curve.write(step, tokens=tokens, loss=round(value, 5), lr=self.settings.lr * rate)
-        curve.show(step, value)
-
     def _optimisation(self, steps: int, lr: float, matrix_lr: float) -> Optimisation:
-        settings = self.settings
-        return Optimisation(steps=steps, batch=settings.batch, sequence=settings.sequence, lr=lr, matrix_lr=matrix_lr)
+        return Optimisation(steps=steps, batch=self.settings.batch, lr=lr, matrix_lr=matrix_lr)
 
-    def _texts(self) -> Tensor:
-        """Sequences of the corpus and of the writer's own: `[N, sequence + 1]`."""
-        settings, rows = self.settings, corpus.read(self.corpus_dir / "train.jsonl")
-        wishes = Distillation(generated_sequences=settings.generated_sequences, temperatures=settings.temperatures)
-        width = self.recipe.draft_training.model_copy(update={"sequence": settings.sequence})
-        recipe = self.recipe.model_copy(update={"distillation": wishes, "draft_training": width})
-        made = [target_text(recipe, rows, self.tokenizer, self.writer)]
-        if settings.corpus_sequences:
-            packed = self._optimisation(1, settings.lr, settings.matrix_lr).model_copy(
-                update={"batch": settings.corpus_sequences}
-            )
-            made.append(next(iter(PackedText(tokenize(rows, self.tokenizer, self.eos), packed, self.recipe.seed + 5))))
-        return torch.cat(made)
-
-    def _batches(self, seed: int) -> Iterator[Tensor]:
-        """Rows of the texts, `settings.batch` at a time, in a new order each epoch."""
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.empty(0, dtype=torch.int64)
-        while True:
-            while len(order) < self.settings.batch:
-                order = torch.cat((order, torch.randperm(len(self.texts), generator=generator)))
-            yield order[: self.settings.batch]
-            order = order[self.settings.batch :]
-
-    def _heldout(self) -> tuple[Tensor, Tensor]:
-        """What the writer says to held-out prompts: tokens `[N, sequence + 1]`, and which of them it wrote (up to end-of-text)."""
-        width = self.settings.sequence + 1
-        prompts = heldout_prompts(self.corpus_dir, self.tokenizer, self.settings.heldout_sequences, width // 2)
-        texts = continuations(self.writer, prompts, width, (0.0,), self.recipe.seed)
-        written = torch.zeros_like(texts, dtype=torch.bool)
-        for row, prompt in enumerate(prompts):
-            ends = (texts[row, len(prompt) :] == self.eos).nonzero()
-            written[row, len(prompt) : len(prompt) + int(ends[0]) + 1 if len(ends) else width] = True
-        return texts, written
-
-
-@torch.no_grad()
-def states(model: Llama, texts: Tensor) -> Tensor:
-    """Hidden states after the final norm, `[N, T, D]` bfloat16 on the CPU."""
-    where, found = model.embedding.device, []
-    with autocast(where):
-        for rows in texts.split(16):
-            found.append(model(rows.to(where)).bfloat16().cpu())
-    return torch.cat(found)
-
-
-def heldout_prompts(corpus_dir: Path, tokenizer: Tokenizer, count: int, longest: int) -> list[list[int]]:
-    """Held-out prompts of at most `longest` tokens, shortest first, as many of every task."""
-    rows = corpus.read(corpus_dir / "heldout.jsonl")
-    prompts: list[list[int]] = []
-    for task in TASKS:
-        ids = (tokenizer.encode(row["prompt"]).ids for row in rows if row["task"] == task)
-        prompts += [prompt for prompt in ids if 0 < len(prompt) <= longest][: count // len(TASKS)]
-    return sorted(prompts, key=len)
+    def _load(self, folder: Path) -> Llama:
+        return llama.load(folder).to(self.where).eval().requires_grad_(False)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ class JointTraining(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: int = Field(default=60, ge=1)
+    steps: int = Field(default=30, ge=1)
     lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate of AdamW for the model; the heads keep theirs, several times as high."""
     matrix_lr: float = Field(default=2e-3, gt=0)
@@ -28,11 +28,9 @@ class MedusaTraining(BaseModel):
     own_lm_heads: bool = True
     """Whether every head trains an LM head of its own, as the paper does; else all share the model's, frozen. Sharing drafts faster
     but learns slowly: SiLU is bounded below, so h + SiLU(Wh + b) can hardly lower any part of h."""
-    steps: int = Field(default=150, ge=1)
+    steps: int = Field(default=80, ge=1)
     batch: int = Field(default=8, ge=1)
     """Sequences a step."""
-    sequence: int = Field(default=256, ge=32)
-    """Tokens a sequence."""
     lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate of AdamW, for biases and LM heads."""
     matrix_lr: float = Field(default=0.02, gt=0)
@@ -43,10 +41,4 @@ class MedusaTraining(BaseModel):
     """Loss of a head = kl_weight x KL(what the model itself says there, head) + (1 - kl_weight) x cross-entropy of the token there."""
     corpus_sequences: int = Field(default=256, ge=0)
     """Sequences of the corpus to learn from; their hidden states are computed once."""
-    generated_sequences: int = Field(default=256, ge=0)
-    """Continuations of training prompts to learn from, written by the model that the heads have to please."""
-    temperatures: tuple[float, ...] = Field(default=(0.0, 0.6, 1.0), min_length=1)
-    """Sampling temperatures of the continuations, in turn."""
-    heldout_sequences: int = Field(default=32, ge=4)
-    """Greedy continuations of held-out prompts on which the finished heads' accuracies are measured."""
     joint: JointTraining = JointTraining()

@@ -97,17 +97,26 @@ class Optimisation(Part):
     """Held-out evaluations, evenly spread, the last at the end."""
 
 
+class TargetText(Part):
+    """What the target writes, for its draft and its heads to learn from."""
+
+    sequences: int = Field(default=256, ge=0)
+    """Continuations of training prompts."""
+    sequence: int = Field(default=256, ge=32)
+    """Tokens a sequence, the prompt included."""
+    temperatures: tuple[float, ...] = Field(default=(0.0, 0.6, 1.0), min_length=1)
+    """Sampling temperatures of the continuations, in turn."""
+    heldout_sequences: int = Field(default=32, ge=4)
+    """Greedy continuations of held-out prompts, on which finished heads are measured."""
+
+
 class Distillation(Part):
     """How the draft learns from the target."""
 
     kl_weight: float = Field(default=0.9, ge=0, le=1)
     """Loss = kl_weight x KL(target, draft) + (1 - kl_weight) x cross-entropy."""
-    generated_sequences: int = Field(default=256, ge=0)
-    """Continuations of training prompts that the target samples and the draft learns from; 0: corpus only."""
     generated_share: float = Field(default=0.5, ge=0, le=1)
-    """Share of the steps, at the end, that learn from those continuations; the steps before learn from the corpus."""
-    temperatures: tuple[float, ...] = (0.0, 0.6, 1.0)
-    """Sampling temperatures of the continuations, in turn."""
+    """Share of the steps, at the end, that learn from the target's own text; the steps before learn from the corpus."""
 
 
 class Recipe(Part):
@@ -122,6 +131,7 @@ class Recipe(Part):
         steps=330, growth=(Growth(until=0.6, layers=2), Growth(until=0.75, layers=4)), evaluations=2
     )
     draft_training: Optimisation = Optimisation(steps=240, evaluations=2)
+    text: TargetText = TargetText()
     distillation: Distillation = Distillation()
     medusa: MedusaTraining = MedusaTraining()
     eagle: EagleTraining = EagleTraining()
@@ -140,6 +150,8 @@ class Recipe(Part):
                     raise ValueError(f"{name}_training.growth: `until` and `layers` must rise from stage to stage")
             if stages and stages[-1].layers >= shape.layers:
                 raise ValueError(f"{name}_training.growth must stay below {name}.layers ({shape.layers})")
+        if self.text.sequence > self.target.context:
+            raise ValueError(f"text.sequence {self.text.sequence} is longer than target.context {self.target.context}")
         if self.draft.context < self.target.context:
             raise ValueError("draft.context must not be shorter than target.context")
         return self
@@ -156,6 +168,6 @@ TINY: dict[str, Any] = {
     "draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 96},
     "target_training": {"steps": 30, "batch": 4, "evaluations": 2},
     "draft_training": {"steps": 30, "batch": 4, "evaluations": 2},
-    "distillation": {"generated_sequences": 16},
+    "text": {"sequences": 16, "heldout_sequences": 8},
 }
 """A pair for tests, trained in seconds: `Recipe.model_validate(TINY)`. It shows that the rules work, not how models behave."""

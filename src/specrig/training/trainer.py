@@ -66,25 +66,25 @@ class Losses:
 class PackedText:
     """Texts joined by end-of-text into one stream, cut into sequences; a new order of the texts each epoch."""
 
-    def __init__(self, texts: Sequence[list[int]], settings: Optimisation, seed: int) -> None:
+    def __init__(self, texts: Sequence[list[int]], batch: int, sequence: int, seed: int) -> None:
         length = sum(map(len, texts))
-        if length <= settings.sequence:
+        if length <= sequence:
             raise TrainingError(
-                f"the corpus has {length} tokens, less than one sequence of {settings.sequence}; "
+                f"the corpus has {length} tokens, less than one sequence of {sequence}; "
                 "raise corpus.characters or shorten the sequence"
             )
-        self.texts, self.settings, self.seed = texts, settings, seed
+        self.texts, self.batch, self.sequence, self.seed = texts, batch, sequence, seed
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yield `[batch, sequence + 1]` int64 without end: inputs are `[:, :-1]`, labels `[:, 1:]`."""
         generator = torch.Generator().manual_seed(self.seed)
-        width, rows = self.settings.sequence + 1, []
+        width, rows = self.sequence + 1, []
         while True:
             order = torch.randperm(len(self.texts), generator=generator).tolist()
             stream = torch.tensor([token for index in order for token in self.texts[index]])
             for row in stream[: len(stream) // width * width].view(-1, width):
                 rows.append(row)
-                if len(rows) == self.settings.batch:
+                if len(rows) == self.batch:
                     yield torch.stack(rows)
                     rows = []
 
@@ -206,15 +206,7 @@ def train(
         if step - 1 in growth:
             model.grow(depths.pop(0))
             optimizer.adopt(model)
-        loss = loss_of(next(batches))
-        value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(f"{curve.label}: the loss is {value} at step {step}; lower lr and matrix_lr")
-        loss.backward()
-        rate = optimizer.rate()
-        optimizer.step()
-        curve.write(step, tokens=step * tokens, loss=round(value, 5), lr=settings.lr * rate)
-        curve.show(step, value)
+        take_step(step, loss_of(next(batches)), [optimizer], curve, tokens=step * tokens, lr=settings.lr)
         if step in due:
             model.eval()
             result = losses()
@@ -224,6 +216,19 @@ def train(
     summary = ", ".join(f"{t} {result.nats[t]:.3f} ({result.bits_per_byte[t]:.3f} b/B)" for t in result.nats)
     curve.say(f"held-out loss after {settings.steps} steps, {time.perf_counter() - curve.start:.0f} s: {summary}")
     return result
+
+
+def take_step(step: int, loss: Tensor, optimizers: Sequence[Optimizer], curve: Curve, *, tokens: int, lr: float) -> None:
+    """Descend once and write it down: `tokens` seen so far, `lr` the peak rate. Raises TrainingError for a loss that is not finite."""
+    value = loss.item()
+    if not math.isfinite(value):
+        raise TrainingError(f"{curve.label}: the loss is {value} at step {step}; lower lr and matrix_lr")
+    loss.backward()
+    rate = optimizers[0].rate()
+    for optimizer in optimizers:
+        optimizer.step()
+    curve.write(step, tokens=tokens, loss=round(value, 5), lr=lr * rate)
+    curve.show(step, value)
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:

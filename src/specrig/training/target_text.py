@@ -1,0 +1,144 @@
+"""Text that the target writes: drafts and heads learn from it what they will be asked to draft. Written once a pair.
+
+On the target's own text a draft sees the states it will meet when it drafts (DistillSpec, arXiv:2310.08461). Shapes: N sequences,
+T tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from specrig.training import corpus, llama
+from specrig.training.example import TASKS, number
+from specrig.training.generate import continuations
+from specrig.training.llama import Llama
+from specrig.training.recipe import Recipe
+from specrig.training.stages import TEXT
+from specrig.training.tokenizer import end_of_text, load_tokenizer
+from specrig.training.trainer import PackedText, TrainingError, autocast, device, tokenize
+
+_ROWS = 128  # sequences generated side by side
+
+
+@dataclass(frozen=True, slots=True)
+class TargetText:
+    """What one target wrote."""
+
+    train: Tensor
+    """Training prompts with sampled continuations: `[N, text.sequence + 1]` int64."""
+    heldout: Tensor
+    """Held-out prompts with greedy continuations: `[M, text.sequence + 1]` int64."""
+    written: Tensor
+    """Which tokens of `heldout` the target wrote, its end-of-text included: `[M, text.sequence + 1]` bool."""
+
+
+def write_text(recipe: Recipe, corpus_dir: Path, models: Path) -> None:
+    """Let `models`/target continue prompts of the corpus and write `models`/text.safetensors.
+
+    Raises CorpusError for a missing corpus, TrainingError when there is no target.
+    """
+    target, width = trained(models, "target"), recipe.text.sequence + 1
+    tokenizer = load_tokenizer(target)
+    # In bfloat16, twice as fast: what it writes is text, its teaching stays float32's.
+    writer = llama.load(target).to(device()).eval().bfloat16()
+    prompts = training_prompts(recipe, corpus_dir, tokenizer)
+    made = [
+        continuations(writer, prompts[start : start + _ROWS], width, recipe.text.temperatures, recipe.seed + start)
+        for start in range(0, len(prompts), _ROWS)
+    ]
+    asked = heldout_prompts(recipe, corpus_dir, tokenizer)
+    heldout = continuations(writer, asked, width, (0.0,), recipe.seed)
+    tensors = {
+        "train": torch.cat(made) if made else torch.zeros(0, width, dtype=torch.int64),
+        "heldout": heldout,
+        "written": _written(heldout, asked, end_of_text(tokenizer)),
+    }
+    out = models / TEXT
+    save_file(tensors, out.with_suffix(".unfinished"))
+    out.with_suffix(".unfinished").replace(out)
+
+
+def read_text(models: Path) -> TargetText:
+    """The text of a pair's folder. Raises TrainingError when it is not written yet."""
+    if not (models / TEXT).is_file():
+        raise TrainingError(f"{models / TEXT}: the target's text is missing; write it first with `specrig write-text`")
+    return TargetText(**load_file(models / TEXT))
+
+
+def trained(models: Path, name: str) -> Path:
+    """`models`/`name`. Raises TrainingError when no model is there."""
+    folder = models / name
+    if not (folder / "model.safetensors").is_file():
+        raise TrainingError(f"{folder}: no trained {name} there; train it first with `specrig train --model {name}`")
+    return folder
+
+
+def training_prompts(recipe: Recipe, corpus_dir: Path, tokenizer: Tokenizer) -> list[list[int]]:
+    """Prompts of the training text, shortest first, as many of every task; half of the sequence is left for the answer."""
+    rows = corpus.read(corpus_dir / "train.jsonl")
+    prompts: list[list[int]] = []
+    for task in TASKS:
+        mine = sorted({row["prompt"] for row in rows if row["task"] == task}, key=lambda p: number(recipe.seed, p))
+        prompts += _fitting(mine[: 2 * recipe.text.sequences], tokenizer, recipe.text.sequences, recipe.text.sequence)
+    return sorted(prompts, key=len)
+
+
+def heldout_prompts(recipe: Recipe, corpus_dir: Path, tokenizer: Tokenizer) -> list[list[int]]:
+    """Held-out prompts, likewise."""
+    rows = corpus.read(corpus_dir / "heldout.jsonl")
+    prompts: list[list[int]] = []
+    for task in TASKS:
+        mine = [row["prompt"] for row in rows if row["task"] == task]
+        prompts += _fitting(mine, tokenizer, recipe.text.heldout_sequences, recipe.text.sequence)
+    return sorted(prompts, key=len)
+
+
+def _fitting(prompts: list[str], tokenizer: Tokenizer, count: int, sequence: int) -> list[list[int]]:
+    """A task's share of `count` prompts, those that fill at most half of a sequence."""
+    ids = (encoding.ids for encoding in tokenizer.encode_batch(prompts))
+    return [prompt for prompt in ids if 0 < len(prompt) <= (sequence + 1) // 2][: count // len(TASKS)]
+
+
+def _written(texts: Tensor, prompts: list[list[int]], eos: int) -> Tensor:
+    written = torch.zeros_like(texts, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        ends = (texts[row, len(prompt) :] == eos).nonzero()
+        written[row, len(prompt) : len(prompt) + int(ends[0]) + 1 if len(ends) else texts.shape[1]] = True
+    return written
+
+
+def with_corpus(own: Tensor, count: int, corpus_dir: Path, tokenizer: Tokenizer, seed: int) -> Tensor:
+    """`own` `[N, T + 1]` and `count` sequences of the corpus, as long: `[N + count, T + 1]`."""
+    if not count:
+        return own
+    rows = corpus.read(corpus_dir / "train.jsonl")
+    packed = PackedText(tokenize(rows, tokenizer, end_of_text(tokenizer)), count, own.shape[1] - 1, seed)
+    return torch.cat((own, next(iter(packed))))
+
+
+@torch.no_grad()
+def states(model: Llama, texts: Tensor) -> Tensor:
+    """Hidden states after the final norm, `[N, T, D]` bfloat16 on the CPU."""
+    where, found = model.embedding.device, []
+    with autocast(where):
+        for rows in texts.split(16):
+            found.append(model(rows.to(where)).bfloat16().cpu())
+    return torch.cat(found)
+
+
+def row_batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """Indices of `batch` of `count` rows at a time, in a new order each epoch, without end."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.empty(0, dtype=torch.int64)
+    while True:
+        while len(order) < batch:
+            order = torch.cat((order, torch.randperm(count, generator=generator)))
+        yield order[:batch]
+        order = order[batch:]
