@@ -83,10 +83,10 @@ rule train_jointly:
         ),
     log:
         f"{ROOT}/logs/train/{{pair}}-joint.log",
-    conda:
-        "../../environment.yml"
     wildcard_constraints:
         pair="|".join(name for name, row in STUDY.rows.pairs.items() if row.base) or "-",
+    conda:
+        "../../environment.yml"
     threads: ALL_CORES
     resources:
         gpu=GPU,
