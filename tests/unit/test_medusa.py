@@ -29,9 +29,9 @@ from specrig.training.medusa import Heads, heads_loss, rank_accuracies, train_dr
 from specrig.training.medusa_recipe import JointTraining, MedusaTraining
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe, Shape
+from specrig.training.run import TrainingError
 from specrig.training.stages import TEXT
 from specrig.training.target_text import write_text
-from specrig.training.trainer import TrainingError
 
 PERIOD = 29
 SETTINGS = MedusaTraining(

@@ -14,23 +14,22 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specrig.training import corpus, llama, losses
+from specrig.training.checkpoint import State
 from specrig.training.distil import distillation_loss, train_draft
 from specrig.training.generate import continuations
 from specrig.training.language_model import next_token_loss, train_target
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer, orthogonalise
-from specrig.training.recipe import TINY, Optimisation, Recipe, Shape
+from specrig.training.recipe import TINY, Growth, Optimisation, Recipe, Shape
+from specrig.training.run import TrainingError, model_folder, training
 from specrig.training.stages import TEXT
 from specrig.training.target_text import heldout_prompts, read_text, write_text
 from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from specrig.training.trainer import (
-    Curve,
     Heldout,
     Losses,
     PackedText,
-    TrainingError,
     evaluate,
-    model_folder,
     train,
 )
 
@@ -166,15 +165,16 @@ def test_a_loss_that_is_not_finite_stops_training(tmp_path: Path) -> None:
     def batches() -> Iterator[int]:
         yield from range(10)
 
-    with Curve(tmp_path / "training.jsonl", "target", 5, False) as curve, pytest.raises(TrainingError, match="at step 1; lower"):
+    with pytest.raises(TrainingError, match="at step 1; lower"), training(tmp_path / "target", 5, False, "key") as run:
         train(
             model,
             Optimisation(steps=5),
             batches(),
             lambda batch: model.embedding.sum() * float("nan"),
             lambda: Losses({}, {}),
-            curve,
+            run,
         )
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_training_leaves_no_folder_and_the_old_model(tmp_path: Path) -> None:
@@ -182,18 +182,66 @@ def test_an_interrupted_training_leaves_no_folder_and_the_old_model(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt), model_folder(out) as folder:
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt
-    assert list(out.parent.iterdir()) == []
+    assert [path.name for path in out.parent.iterdir()] == [".target.unfinished"]
     with model_folder(out) as folder:
+        assert list(folder.iterdir()) == []
         (folder / "config.json").write_text("old")
     with pytest.raises(KeyboardInterrupt), model_folder(out) as folder:
         (folder / "config.json").write_text("new")
         raise KeyboardInterrupt
     assert (out / "config.json").read_text() == "old"
-    # A kill leaves the hidden folder behind; the next training starts clean.
-    (out.parent / ".target.unfinished").mkdir()
-    (out.parent / ".target.unfinished" / "stale").touch()
-    with model_folder(out) as folder:
-        assert list(folder.iterdir()) == []
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("cut", [1, 5, 9])
+def test_a_training_that_was_cut_goes_on_to_the_same_weights(
+    pair: Path, tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut before, at and after the growth of the model, with Muon's and AdamW's state."""
+    growth = (Growth(until=0.5, layers=1),)
+    few = TINY_RECIPE.target_training.model_copy(update={"steps": 10, "evaluations": 1, "growth": growth})
+    recipe = TINY_RECIPE.model_copy(update={"target_training": few})
+    train_target(recipe, pair / "corpus", tmp_path / "whole", progress=False)
+
+    def save_and_die(state: State, step: int) -> None:
+        if step == cut:
+            state.save(step)
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(State, "keep", save_and_die)
+        train_target(recipe, pair / "corpus", tmp_path / "cut", progress=False)
+    assert not (tmp_path / "cut" / "target").exists()
+    taken: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "keep", lambda state, step: taken.append(step))
+        train_target(recipe, pair / "corpus", tmp_path / "cut", progress=False)
+    assert taken == list(range(cut + 1, 11))
+    whole, again = tmp_path / "whole" / "target", tmp_path / "cut" / "target"
+    states = [llama.load(folder).state_dict() for folder in (whole, again)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    curves = [(folder / "training.jsonl").read_text().splitlines() for folder in (whole, again)]
+    assert [json.loads(line).get("loss") for line in curves[0]] == [json.loads(line).get("loss") for line in curves[1]]
+    assert sorted(path.name for path in again.iterdir()) == sorted(path.name for path in whole.iterdir())
+
+
+def test_another_training_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    module = torch.nn.Linear(2, 2)
+    optimizer = Optimizer(module, Optimisation(steps=3))
+    with pytest.raises(Killed), training(tmp_path / "draft", 3, False, "one") as run:
+        run.begin({"model": (module, optimizer)})
+        module(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        run.state.save(1)
+        raise Killed
+    with pytest.raises(Killed), training(tmp_path / "draft", 3, False, "one") as run:
+        assert run.done == 1
+        raise Killed
+    with training(tmp_path / "draft", 3, False, "two") as run:
+        assert run.done == 0 and [path.name for path in run.folder.iterdir()] == ["training.jsonl"]
 
 
 def test_the_tokenizer_round_trips_any_text() -> None:

@@ -16,19 +16,21 @@ from specrig.training import corpus, llama
 from specrig.training.llama import Llama
 from specrig.training.losses import distillation
 from specrig.training.recipe import Recipe
-from specrig.training.target_text import read_text, row_batches, states, trained
+from specrig.training.run import training
+from specrig.training.target_text import learnt_from, read_text, row_batches, states, trained
 from specrig.training.tokenizer import end_of_text, load_tokenizer, save_tokenizer
 from specrig.training.trainer import (
-    Curve,
     PackedText,
     autocast,
     device,
     evaluate,
-    model_folder,
     read_heldout,
     tokenize,
     train,
 )
+
+Taught = tuple[Tensor, Tensor | None]
+"""Tokens `[B, T + 1]`, and the teacher's hidden states `[B, T, D]` of all but the last where they are known already."""
 
 
 def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
@@ -45,26 +47,24 @@ def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) 
     teacher = llama.load(target).to(where).eval()
     heldout = read_heldout(corpus_dir, tokenizer, eos)
     model = Llama(recipe.draft, teacher.vocabulary).initialise(recipe.seed + 1).to(where)
-    with model_folder(models / "draft") as folder, Curve(folder / "training.jsonl", "draft", settings.steps, progress) as curve:
+    with training(models / "draft", settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
         text = iter(PackedText(tokenize(rows, tokenizer, eos), settings.batch, settings.sequence, recipe.seed + 1))
         batches = _mixed(text, own, teacher, recipe)
         loss = distillation_loss(model, teacher, recipe.distillation.kl_weight)
-        train(model, settings, batches, loss, lambda: evaluate(model, heldout), curve)
-        llama.save(model, folder, eos)
-        save_tokenizer(tokenizer, folder, recipe.draft.context)
+        train(model, settings, batches, loss, lambda: evaluate(model, heldout), run)
+        llama.save(model, run.folder, eos)
+        save_tokenizer(tokenizer, run.folder, recipe.draft.context)
 
 
-def distillation_loss(model: Llama, teacher: Llama, kl_weight: float) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-    """kl_weight x KL(teacher || model) + (1 - kl_weight) x cross-entropy, nats a token.
-
-    Of tokens `[B, T + 1]` and the teacher's hidden states `[B, T, D]` of all but the last.
-    """
+def distillation_loss(model: Llama, teacher: Llama, kl_weight: float) -> Callable[[Taught], Tensor]:
+    """kl_weight x KL(teacher || model) + (1 - kl_weight) x cross-entropy, nats a token."""
     where = model.embedding.device
 
-    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
-        tokens, hidden = (part.to(where, non_blocking=True) for part in batch)
+    def loss(batch: Taught) -> Tensor:
+        tokens = batch[0].to(where, non_blocking=True)
         with autocast(where):
             with torch.no_grad():
+                hidden = teacher(tokens[:, :-1]) if batch[1] is None else batch[1].to(where, non_blocking=True)
                 goal = teacher.logits(hidden).flatten(0, 1)
             logits = model.logits(model(tokens[:, :-1])).flatten(0, 1)
         return distillation(logits, goal, tokens[:, 1:].flatten(), kl_weight)
@@ -72,13 +72,12 @@ def distillation_loss(model: Llama, teacher: Llama, kl_weight: float) -> Callabl
     return loss
 
 
-def _mixed(text: Iterator[Tensor], own: Tensor, teacher: Llama, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of the corpus, and of the target's own text for the last `generated_share` of the steps, with the teacher's states."""
+def _mixed(text: Iterator[Tensor], own: Tensor, teacher: Llama, recipe: Recipe) -> Iterator[Taught]:
+    """Batches of the corpus, and of the target's own text for the last `generated_share` of the steps."""
     settings, share = recipe.draft_training, recipe.distillation.generated_share if len(own) else 0.0
     switch = round(settings.steps * (1 - share))
     for _ in range(switch):
-        tokens = next(text)
-        yield tokens, states(teacher, tokens[:, :-1])
+        yield next(text), None
     hidden = states(teacher, own[:, :-1])  # once: its sequences come up several times
     for rows in row_batches(len(own), settings.batch, recipe.seed + 2):
         yield own[rows], hidden[rows]

@@ -10,6 +10,7 @@ Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -24,9 +25,10 @@ from specrig.training.llama import EPSILON, Llama, rotate
 from specrig.training.losses import distillation
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
-from specrig.training.target_text import read_text, row_batches, states, trained, with_corpus
+from specrig.training.run import training
+from specrig.training.target_text import learnt_from, read_text, row_batches, states, trained, with_corpus
 from specrig.training.tokenizer import end_of_text, load_tokenizer
-from specrig.training.trainer import Curve, autocast, device, model_folder, take_step
+from specrig.training.trainer import autocast, device
 
 
 class Layer(nn.Module):
@@ -157,21 +159,20 @@ def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -
     schedule = Optimisation(steps=settings.steps, batch=settings.batch, lr=settings.lr, matrix_lr=settings.matrix_lr)
     optimizer = Optimizer(head, schedule)
     generator = torch.Generator(where).manual_seed(recipe.seed + 3)
-    with (
-        model_folder(models / "eagle") as folder,
-        Curve(folder / "training.jsonl", "eagle", settings.steps, progress) as curve,
-    ):
+    with training(models / "eagle", settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
+        run.begin({"head": (head, optimizer)}, [generator])
         texts = with_corpus(text.train, settings.corpus_sequences, corpus_dir, tokenizer, recipe.seed + 3)
         hidden = states(teacher, texts)  # once: a step then costs the head alone
         batches = row_batches(len(texts), settings.batch, recipe.seed + 4)
-        for step in range(1, settings.steps + 1):
-            rows = next(batches)
+        for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):
             tokens = texts[rows].to(where)
             loss = head_loss(head, teacher, tokens, hidden[rows].to(where), settings, generator)
-            take_step(step, loss, [optimizer], curve, tokens=step * tokens.numel(), lr=settings.lr)
+            run.take_step(step, loss, tokens=step * tokens.numel(), lr=settings.lr)
         # The choice after the end of the text is never drafted.
         counted = text.written & (text.heldout != end_of_text(tokenizer))
         shares = agreement(head, teacher, text.heldout, counted, depth=5)
-        curve.write(settings.steps, agreement=shares)
-        curve.say(f"first choice the target's at depth 1 to 5, held-out prompts: {', '.join(f'{share:.3f}' for share in shares)}")
-        checkpoint.save(folder, checkpoint.head_config(LlamaConfig.from_pretrained(target)), head.tensors())
+        run.curve.write(settings.steps, agreement=shares)
+        run.curve.say(
+            f"first choice the target's at depth 1 to 5, held-out prompts: {', '.join(f'{share:.3f}' for share in shares)}"
+        )
+        checkpoint.save(run.folder, checkpoint.head_config(LlamaConfig.from_pretrained(target)), head.tensors())

@@ -11,8 +11,9 @@ from specrig.training import corpus, llama
 from specrig.training.llama import Llama
 from specrig.training.losses import cross_entropy
 from specrig.training.recipe import Recipe
+from specrig.training.run import key_of, training
 from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokenizer
-from specrig.training.trainer import Curve, PackedText, autocast, device, evaluate, model_folder, read_heldout, tokenize, train
+from specrig.training.trainer import PackedText, autocast, device, evaluate, read_heldout, tokenize, train
 
 
 def train_target(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
@@ -29,10 +30,10 @@ def train_target(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool)
     heldout = read_heldout(corpus_dir, tokenizer, eos)
     layers = settings.growth[0].layers if settings.growth else recipe.target.layers
     model = Llama(recipe.target, tokenizer.get_vocab_size(), layers).initialise(recipe.seed).to(where)
-    with model_folder(models / "target") as folder, Curve(folder / "training.jsonl", "target", settings.steps, progress) as curve:
-        train(model, settings, batches, next_token_loss(model), lambda: evaluate(model, heldout), curve)
-        llama.save(model, folder, eos)
-        save_tokenizer(tokenizer, folder, recipe.target.context)
+    with training(models / "target", settings.steps, progress, key_of(recipe, corpus_dir / "train.jsonl")) as run:
+        train(model, settings, batches, next_token_loss(model), lambda: evaluate(model, heldout), run)
+        llama.save(model, run.folder, eos)
+        save_tokenizer(tokenizer, run.folder, recipe.target.context)
 
 
 def next_token_loss(model: Llama) -> Callable[[Tensor], Tensor]:

@@ -6,6 +6,7 @@ corpus, part what the target itself wrote. Shapes: N sequences, T tokens, D hidd
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -20,9 +21,10 @@ from specrig.training.losses import distillation
 from specrig.training.medusa_recipe import MedusaTraining
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
-from specrig.training.target_text import read_text, row_batches, states, trained, with_corpus
+from specrig.training.run import Curve, Run, model_folder, training
+from specrig.training.target_text import learnt_from, read_text, row_batches, states, trained, with_corpus
 from specrig.training.tokenizer import end_of_text, load_tokenizer, save_tokenizer
-from specrig.training.trainer import Curve, autocast, device, model_folder, take_step
+from specrig.training.trainer import autocast, device
 
 RANKS = 10
 """Choices of a head whose accuracy is measured."""
@@ -102,10 +104,10 @@ def train_draft_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: 
 
 
 def _train_frozen(session: Session, out: Path, progress: bool) -> None:
-    with model_folder(out) as folder, Curve(folder / "training.jsonl", out.name, session.settings.steps, progress) as curve:
+    with training(out, session.settings.steps, progress, session.key) as run:
         heads = Heads(session.model, session.settings).to(session.where)
-        session.fit(heads, curve)
-        session.finish(heads, folder, curve)
+        session.fit(heads, run)
+        session.finish(heads, run)
 
 
 def train_jointly(recipe: Recipe, corpus_dir: Path, base: Path, models: Path, progress: bool) -> None:
@@ -117,15 +119,12 @@ def train_jointly(recipe: Recipe, corpus_dir: Path, base: Path, models: Path, pr
     session, steps = Session(recipe, corpus_dir, base, "target"), recipe.medusa.joint.steps
     heads = Heads(session.model, session.settings)
     heads.restore(trained(base, "medusa"))
-    with model_folder(models / "target") as target, model_folder(models / "medusa") as folder:
-        with (
-            Curve(target / "training.jsonl", "target", steps, False) as own,
-            Curve(folder / "training.jsonl", "medusa", steps, progress) as curve,
-        ):
-            session.fit_jointly(heads.to(session.where), own, curve)
-            session.finish(heads, folder, curve)
-        llama.save(session.model, target, session.eos)
-        save_tokenizer(session.tokenizer, target, session.model.shape.context)
+    with model_folder(models / "target") as folder, training(models / "medusa", steps, progress, session.key) as run:
+        with Curve(folder / "training.jsonl", "target", steps, False) as own:
+            session.fit_jointly(heads.to(session.where), own, run)
+        session.finish(heads, run)
+        llama.save(session.model, folder, session.eos)
+        save_tokenizer(session.tokenizer, folder, session.model.shape.context)
 
 
 class Session:
@@ -137,6 +136,7 @@ class Session:
         self.tokenizer = load_tokenizer(folder)
         self.eos = end_of_text(self.tokenizer)
         self.where = device()
+        self.key = learnt_from(recipe, corpus_dir, models, *dict.fromkeys((name, "target")))
         self.model = self._load(folder)
         self.teacher = self.model if name == "target" else self._load(trained(models, "target"))
         self.texts = with_corpus(
@@ -145,32 +145,33 @@ class Session:
         self.hidden = states(self.model, self.texts)
         self.taught = self.hidden if self.teacher is self.model else states(self.teacher, self.texts)
 
-    def fit(self, heads: Heads, curve: Curve) -> None:
+    def fit(self, heads: Heads, run: Run) -> None:
         """Train heads on the frozen model's hidden states."""
         settings = self.settings
         optimizer = Optimizer(heads, self._optimisation(settings.steps, settings.lr, settings.matrix_lr))
         batches = row_batches(len(self.texts), settings.batch, self.recipe.seed + 5)
-        for step in range(1, settings.steps + 1):
-            rows = next(batches)
+        run.begin({"heads": (heads, optimizer)})
+        for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):
             with autocast(self.where):
                 with torch.no_grad():
                     goal = self.teacher.logits(self.taught[rows].to(self.where))
                 tokens = self.texts[rows].to(self.where)
                 loss = heads_loss(heads, self.model.embedding, self.hidden[rows].to(self.where), goal, tokens, settings)
-            take_step(step, loss, [optimizer], curve, tokens=step * tokens.numel(), lr=settings.lr)
+            run.take_step(step, loss, tokens=step * tokens.numel(), lr=settings.lr)
 
-    def fit_jointly(self, heads: Heads, own_curve: Curve, curve: Curve) -> None:
+    def fit_jointly(self, heads: Heads, own_curve: Curve, run: Run) -> None:
         """Train heads and model together. The teacher is the model as it was."""
         settings, joint = self.settings, self.settings.joint
         before = self.model.embedding.detach().clone()
         self.model.requires_grad_(True).train()
-        optimizers = [
-            Optimizer(heads, self._optimisation(joint.steps, settings.lr, settings.matrix_lr)),
-            Optimizer(self.model, self._optimisation(joint.steps, joint.lr, joint.matrix_lr)),
-        ]
+        run.begin(
+            {
+                "heads": (heads, Optimizer(heads, self._optimisation(joint.steps, settings.lr, settings.matrix_lr))),
+                "model": (self.model, Optimizer(self.model, self._optimisation(joint.steps, joint.lr, joint.matrix_lr))),
+            }
+        )
         batches = row_batches(len(self.texts), settings.batch, self.recipe.seed + 6)
-        for step in range(1, joint.steps + 1):
-            rows = next(batches)
+        for step, rows in islice(enumerate(batches, 1), run.done, joint.steps):
             tokens = self.texts[rows].to(self.where)
             with autocast(self.where):
                 with torch.no_grad():
@@ -180,14 +181,14 @@ class Session:
                 own = distillation(logits, goal[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), settings.kl_weight)
                 loss = own + joint.heads_weight * heads_loss(heads, self.model.embedding, hidden, goal, tokens, settings)
             own_curve.write(step, tokens=step * tokens.numel(), loss=round(own.item(), 5))
-            take_step(step, loss, optimizers, curve, tokens=step * tokens.numel(), lr=settings.lr)
+            run.take_step(step, loss, tokens=step * tokens.numel(), lr=settings.lr)
         self.model.requires_grad_(False).eval()
 
-    def finish(self, heads: Heads, folder: Path, curve: Curve) -> None:
+    def finish(self, heads: Heads, run: Run) -> None:
         """Measure the heads and write their checkpoint."""
         first, *accuracy = rank_accuracies(heads, self.model, self.text.heldout, self.text.written)
-        curve.write(curve.steps, accuracy=[shares[0] for shares in accuracy])
-        curve.say(f"first choices right on held-out prompts: {', '.join(f'{shares[0]:.3f}' for shares in accuracy)}")
+        run.curve.write(run.curve.steps, accuracy=[shares[0] for shares in accuracy])
+        run.curve.say(f"first choices right on held-out prompts: {', '.join(f'{shares[0]:.3f}' for shares in accuracy)}")
         config = checkpoint.heads_config(
             hidden=self.model.shape.hidden,
             vocabulary=self.model.vocabulary,
@@ -195,7 +196,7 @@ class Session:
             shared=not self.settings.own_lm_heads,
             measured={"accuracy": accuracy, "first": first},
         )
-        checkpoint.save(folder, config, heads.tensors(self.model))
+        checkpoint.save(run.folder, config, heads.tensors(self.model))
 
     def _optimisation(self, steps: int, lr: float, matrix_lr: float) -> Optimisation:
         return Optimisation(steps=steps, batch=self.settings.batch, lr=lr, matrix_lr=matrix_lr)

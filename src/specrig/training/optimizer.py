@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -64,6 +66,29 @@ class Optimizer:
             )
         elif adam:
             self.adam.add_param_group({"params": adam})
+
+    def state(self, model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+        """(kind, name of the parameter in `model`, tensor) of all that the next step depends on, its number aside."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for members in self.matrices.values():
+            yield from (("momentum", names[id(parameter)], momentum) for parameter, momentum, _ in members)
+        assert self.adam is not None
+        for parameter, kept in self.adam.state.items():
+            yield from ((kind, names[id(parameter)], value) for kind, value in kept.items())
+
+    @torch.no_grad()
+    def restore(self, model: nn.Module, kept: Mapping[tuple[str, str], Tensor], steps: int) -> None:
+        """Go on after `steps` steps with what `state` gave: (kind, name) -> tensor."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for members in self.matrices.values():
+            for parameter, momentum, _ in members:
+                momentum.copy_(kept["momentum", names[id(parameter)]])
+        assert self.adam is not None
+        for group in self.adam.param_groups:
+            for parameter in group["params"]:
+                kinds = ("step", "exp_avg", "exp_avg_sq")
+                self.adam.state[parameter] = {kind: kept[kind, names[id(parameter)]].to(parameter.device) for kind in kinds}
+        self.step_number = steps
 
     def rate(self) -> float:
         """Share of the peak learning rate at this step: warm-up, stable, linear decay to zero."""

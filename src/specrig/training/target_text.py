@@ -20,9 +20,10 @@ from specrig.training.example import TASKS, number
 from specrig.training.generate import continuations
 from specrig.training.llama import Llama
 from specrig.training.recipe import Recipe
+from specrig.training.run import TrainingError, key_of
 from specrig.training.stages import TEXT
 from specrig.training.tokenizer import end_of_text, load_tokenizer
-from specrig.training.trainer import PackedText, TrainingError, autocast, device, tokenize
+from specrig.training.trainer import PackedText, autocast, device, tokenize
 
 _ROWS = 128  # sequences generated side by side
 
@@ -70,6 +71,11 @@ def read_text(models: Path) -> TargetText:
     if not (models / TEXT).is_file():
         raise TrainingError(f"{models / TEXT}: the target's text is missing; write it first with `specrig write-text`")
     return TargetText(**load_file(models / TEXT))
+
+
+def learnt_from(recipe: Recipe, corpus_dir: Path, models: Path, *names: str) -> str:
+    """`key_of` a training that learns from these of a pair's models."""
+    return key_of(recipe, corpus_dir / "train.jsonl", models / TEXT, *(models / name / "model.safetensors" for name in names))
 
 
 def trained(models: Path, name: str) -> Path:

@@ -5,21 +5,15 @@ Trained models are a function of the recipe, the corpus and the machine: budgets
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
@@ -29,12 +23,7 @@ from specrig.training.example import TASKS, CorpusError
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation
-
-_LOG_EVERY_S = 10.0
-
-
-class TrainingError(RuntimeError):
-    """Training that cannot start or has diverged; the message says why and what to change."""
+from specrig.training.run import Run, TrainingError
 
 
 def device() -> torch.device:
@@ -136,118 +125,42 @@ def evaluate(model: Llama, heldout: dict[str, Heldout]) -> Losses:
     return Losses(nats, bits)
 
 
-class Curve:
-    """Writes `training.jsonl`, one JSON object a line, flushed as it goes, and tells a person how training goes.
-
-    With `progress` on a terminal a bar; otherwise a line every ten seconds.
-    """
-
-    def __init__(self, path: Path, label: str, steps: int, progress: bool) -> None:
-        self.label, self.steps = label, steps
-        self.file = path.open("w", encoding="utf-8")
-        self.start = time.perf_counter()
-        self.spoke = self.start
-        console = Console(stderr=True)
-        self.bar: Progress | None = None
-        if progress and console.is_terminal:
-            self.bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"),
-                TimeRemainingColumn(), console=console, transient=True,
-            )  # fmt: skip
-            self.task = self.bar.add_task(label, total=steps, note="")
-            self.bar.start()
-
-    def __enter__(self) -> Curve:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.bar:
-            self.bar.stop()
-        self.file.close()
-
-    def write(self, step: int, **values: Any) -> None:
-        """Append a line: the step, the seconds since the start, `values`."""
-        seconds = round(time.perf_counter() - self.start, 3)
-        self.file.write(json.dumps({"step": step, "seconds": seconds, **values}) + "\n")
-        self.file.flush()
-
-    def show(self, step: int, loss: float) -> None:
-        """Report progress to a person."""
-        if self.bar:
-            self.bar.update(self.task, completed=step, note=f"loss {loss:.3f}")
-        elif (now := time.perf_counter()) - self.spoke > _LOG_EVERY_S:
-            self.spoke = now
-            self.say(f"step {step}/{self.steps}, loss {loss:.3f}, {now - self.start:.0f} s")
-
-    def say(self, text: str) -> None:
-        """One line on standard error."""
-        print(f"{self.label}: {text}", file=sys.stderr, flush=True)
-
-
 def train(
     model: Llama,
     settings: Optimisation,
     batches: Iterator[Any],
     loss_of: Callable[[Any], Tensor],
     losses: Callable[[], Losses],
-    curve: Curve,
+    run: Run,
 ) -> Losses:
-    """Take `settings.steps` steps and return the last held-out losses.
+    """Take `settings.steps` steps, less those that a cut training took before, and return the last held-out losses.
 
     `loss_of(batch)` is the mean loss in nats a token; `losses()` evaluates. Raises TrainingError when the loss is not finite.
     """
-    optimizer = Optimizer(model, settings)
     due = {round(settings.steps * (i + 1) / settings.evaluations) for i in range(settings.evaluations)}
     growth = {round(settings.steps * stage.until) for stage in settings.growth}
     depths = [*(stage.layers for stage in settings.growth[1:]), model.shape.layers]
     tokens = settings.batch * settings.sequence
     result: Losses | None = None
-    for step in range(1, settings.steps + 1):
+    for _ in [before for before in growth if before < run.done]:
+        model.grow(depths.pop(0))
+    optimizer = Optimizer(model, settings)
+    run.begin({"model": (model, optimizer)})
+    for step, batch in islice(enumerate(batches, 1), run.done, settings.steps):
         if step - 1 in growth:
             model.grow(depths.pop(0))
             optimizer.adopt(model)
-        take_step(step, loss_of(next(batches)), [optimizer], curve, tokens=step * tokens, lr=settings.lr)
+        run.take_step(step, loss_of(batch), tokens=step * tokens, lr=settings.lr)
         if step in due:
             model.eval()
             result = losses()
             model.train()
-            curve.write(step, heldout=_rounded(result.nats), bits_per_byte=_rounded(result.bits_per_byte))
+            run.curve.write(step, heldout=_rounded(result.nats), bits_per_byte=_rounded(result.bits_per_byte))
     assert result is not None  # the last step is always due
     summary = ", ".join(f"{t} {result.nats[t]:.3f} ({result.bits_per_byte[t]:.3f} b/B)" for t in result.nats)
-    curve.say(f"held-out loss after {settings.steps} steps, {time.perf_counter() - curve.start:.0f} s: {summary}")
+    run.curve.say(f"held-out loss after {settings.steps} steps, {time.perf_counter() - run.curve.start:.0f} s: {summary}")
     return result
-
-
-def take_step(step: int, loss: Tensor, optimizers: Sequence[Optimizer], curve: Curve, *, tokens: int, lr: float) -> None:
-    """Descend once and write it down: `tokens` seen so far, `lr` the peak rate. Raises TrainingError for a loss that is not finite."""
-    value = loss.item()
-    if not math.isfinite(value):
-        raise TrainingError(f"{curve.label}: the loss is {value} at step {step}; lower lr and matrix_lr")
-    loss.backward()
-    rate = optimizers[0].rate()
-    for optimizer in optimizers:
-        optimizer.step()
-    curve.write(step, tokens=tokens, loss=round(value, 5), lr=lr * rate)
-    curve.show(step, value)
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 5) for name, value in values.items()}
-
-
-@contextmanager
-def model_folder(out: Path) -> Iterator[Path]:
-    """A hidden sibling of `out` to write a model into; renamed to `out` at the end, removed on an error.
-
-    A killed training leaves at most the hidden folder, never a model folder that looks finished; the next one clears it.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.parent / f".{out.name}.unfinished"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        yield temporary
-        shutil.rmtree(out, ignore_errors=True)
-        temporary.rename(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,83 @@
+"""An unfinished training on disk, so that a killed one goes on where it was. Safetensors only.
+
+A training that goes on gives the weights that an uninterrupted one gives: modules, optimisers and generators are all kept, and the
+batches are a function of the seed and the step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from specrig.training.optimizer import Optimizer
+
+FILE = "checkpoint.safetensors"
+EVERY_S = 30.0
+
+
+class State:
+    """What a training changes: modules with their optimisers, and the generators of its noise.
+
+    `folder` is the training's hidden one; what a training with the same `key` left there is restored. Names of parts hold no dot.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        parts: Mapping[str, tuple[nn.Module, Optimizer]],
+        generators: Sequence[torch.Generator] = (),
+    ) -> None:
+        self.path, self.key, self.parts, self.generators = folder / FILE, key, parts, generators
+        self.saved = time.monotonic()
+        if done := steps_done(folder, key):
+            self._restore(load_file(self.path), done)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Of every part."""
+        return [optimizer for _, optimizer in self.parts.values()]
+
+    def keep(self, step: int) -> None:
+        """Write the state after `step`, if the last writing was a while ago."""
+        if time.monotonic() - self.saved >= EVERY_S:
+            self.save(step)
+
+    def save(self, step: int) -> None:
+        """Write the state after `step`; a kill at any moment leaves the last one or this one."""
+        tensors: dict[str, Tensor] = {f"generator.{n}": each.get_state() for n, each in enumerate(self.generators)}
+        for part, (module, optimizer) in self.parts.items():
+            tensors |= {f"{part}.weight.{name}": value for name, value in module.named_parameters()}
+            tensors |= {f"{part}.{kind}.{name}": value for kind, name, value in optimizer.state(module)}
+        unfinished = self.path.with_suffix(".unfinished")
+        whole = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+        save_file(whole, unfinished, metadata={"key": self.key, "step": str(step)})
+        unfinished.replace(self.path)
+        self.saved = time.monotonic()
+
+    def _restore(self, tensors: dict[str, Tensor], done: int) -> None:
+        for number, generator in enumerate(self.generators):
+            generator.set_state(tensors[f"generator.{number}"])
+        named = [(key.split(".", 2), value) for key, value in tensors.items() if not key.startswith("generator.")]
+        for part, (module, optimizer) in self.parts.items():
+            with torch.no_grad():
+                for name, parameter in module.named_parameters():
+                    parameter.copy_(tensors[f"{part}.weight.{name}"])
+            kept = {(kind, name): value for (own, kind, name), value in named if own == part}
+            optimizer.restore(module, kept, done)
+
+
+def steps_done(folder: Path, key: str) -> int:
+    """Steps that the checkpoint in `folder` has taken; 0 where there is none, or one of another training."""
+    try:
+        with safe_open(folder / FILE, "pt") as file:
+            told = file.metadata() or {}
+    except (OSError, SafetensorError):
+        return 0
+    return int(told.get("step", 0)) if told.get("key") == key else 0

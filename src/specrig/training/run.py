@@ -1,0 +1,152 @@
+"""One training: where it writes, what it tells, and how it goes on after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from specrig.cell import digest
+from specrig.training.checkpoint import FILE as CHECKPOINT
+from specrig.training.checkpoint import State, steps_done
+from specrig.training.optimizer import Optimizer
+from specrig.training.recipe import Recipe
+
+_LOG_EVERY_S = 10.0
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot start or has diverged; the message says why and what to change."""
+
+
+class Curve:
+    """Writes `training.jsonl`, one JSON object a line, flushed as it goes, and tells a person how training goes.
+
+    With `progress` on a terminal a bar; otherwise a line every ten seconds. A training that goes on after `done` steps keeps what the
+    file says of them.
+    """
+
+    def __init__(self, path: Path, label: str, steps: int, progress: bool, done: int = 0) -> None:
+        self.label, self.steps = label, steps
+        kept = path.read_text(encoding="utf-8").splitlines(keepends=True) if done else []
+        self.file = path.open("w", encoding="utf-8")
+        self.file.writelines(line for line in kept if line.endswith("\n") and json.loads(line)["step"] <= done)
+        self.start = time.perf_counter()
+        self.spoke = self.start
+        console = Console(stderr=True)
+        self.bar: Progress | None = None
+        if progress and console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(), console=console, transient=True,
+            )  # fmt: skip
+            self.task = self.bar.add_task(label, total=steps, note="")
+            self.bar.start()
+
+    def __enter__(self) -> Curve:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bar:
+            self.bar.stop()
+        self.file.close()
+
+    def write(self, step: int, **values: Any) -> None:
+        """Append a line: the step, the seconds since the start, `values`."""
+        seconds = round(time.perf_counter() - self.start, 3)
+        self.file.write(json.dumps({"step": step, "seconds": seconds, **values}) + "\n")
+        self.file.flush()
+
+    def show(self, step: int, loss: float) -> None:
+        """Report progress to a person."""
+        if self.bar:
+            self.bar.update(self.task, completed=step, note=f"loss {loss:.3f}")
+        elif (now := time.perf_counter()) - self.spoke > _LOG_EVERY_S:
+            self.spoke = now
+            self.say(f"step {step}/{self.steps}, loss {loss:.3f}, {now - self.start:.0f} s")
+
+    def say(self, text: str) -> None:
+        """One line on standard error."""
+        print(f"{self.label}: {text}", file=sys.stderr, flush=True)
+
+
+class Run:
+    """One training: the hidden folder it writes into, its curve, and its checkpoint.
+
+    `done`: steps that a training with the same `key` took there before it was cut; 0 at a fresh start.
+    """
+
+    def __init__(self, folder: Path, curve: Curve, key: str) -> None:
+        self.folder, self.curve, self.key = folder, curve, key
+        self.done = steps_done(folder, key)
+
+    def begin(self, parts: Mapping[str, tuple[nn.Module, Optimizer]], generators: Sequence[torch.Generator] = ()) -> None:
+        """Say what the training changes; what a cut training left is put into it."""
+        self.state = State(self.folder, self.key, parts, generators)
+
+    def take_step(self, step: int, loss: Tensor, *, tokens: int, lr: float) -> None:
+        """Descend once and write it down: `tokens` seen so far, `lr` the peak rate. Raises TrainingError for a loss not finite."""
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(f"{self.curve.label}: the loss is {value} at step {step}; lower lr and matrix_lr")
+        loss.backward()
+        rate = self.state.optimizers[0].rate()
+        for optimizer in self.state.optimizers:
+            optimizer.step()
+        self.curve.write(step, tokens=tokens, loss=round(value, 5), lr=lr * rate)
+        self.curve.show(step, value)
+        self.state.keep(step)
+
+
+@contextmanager
+def training(out: Path, steps: int, progress: bool, key: str) -> Iterator[Run]:
+    """A `Run` that ends as the model folder `out`; `key` says what decides the training (see `key_of`)."""
+    with (
+        model_folder(out, key) as folder,
+        Curve(folder / "training.jsonl", out.name, steps, progress, steps_done(folder, key)) as curve,
+    ):
+        yield Run(folder, curve, key)
+
+
+def key_of(recipe: Recipe, *files: Path) -> str:
+    """What decides a training: the recipe and the content of the files it learns from."""
+    hashes = []
+    for path in files:
+        with path.open("rb") as file:
+            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return digest([recipe.model_dump(mode="json"), hashes])
+
+
+@contextmanager
+def model_folder(out: Path, key: str = "") -> Iterator[Path]:
+    """A hidden sibling of `out` to write a model into; renamed to `out` at the end, removed on an error.
+
+    A killed or interrupted training leaves at most the hidden folder, never a model folder that looks finished; the next one goes
+    on from its checkpoint, or clears it when that is another training's.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.parent / f".{out.name}.unfinished"
+    if not steps_done(temporary, key):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+    try:
+        yield temporary
+    except Exception:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    (temporary / CHECKPOINT).unlink(missing_ok=True)
+    shutil.rmtree(out, ignore_errors=True)
+    temporary.rename(out)
