@@ -76,13 +76,17 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
 
 
 def repetition_warnings(cells: pd.DataFrame) -> list[str]:
-    """A line for every task whose plain outputs repeat themselves more than `LOOPING`: they flatter methods that copy."""
+    """A line for every pair whose plain outputs repeat themselves more than `LOOPING` in some tasks: they flatter methods that copy."""
     if cells.empty:
         return []
-    shares = cells.groupby(["pair", "task"], sort=False)["baseline_repeated_4grams"].mean()
+    shares = cells.groupby(["pair", "task"], sort=False)["baseline_repeated_4grams"].mean().reset_index()
+    looping = shares[shares["baseline_repeated_4grams"] > LOOPING]
     return [
-        f"{percent(share)} of the 4-grams in the outputs for {task_name(task)} ({pair}) repeat earlier ones: the target loops, "
-        "which flatters ngram and every method that copies. Read that column with care."
-        for (pair, task), share in cast("list[tuple[tuple[str, str], float]]", list(shares.items()))
-        if share > LOOPING
+        f"The target of {pair} loops: of the 4-grams in its outputs "
+        + ", ".join(
+            f"{percent(share)} for {task_name(task)}"
+            for task, share in zip(rows["task"], rows["baseline_repeated_4grams"], strict=True)
+        )
+        + " repeat earlier ones, which flatters ngram and every method that copies. Read those columns with care."
+        for pair, rows in looping.groupby("pair", sort=False)
     ]
