@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from specrig.cell import digest
 from specrig.training.checkpoint import FILE as CHECKPOINT
 from specrig.training.checkpoint import State, steps_done
 from specrig.training.optimizer import Optimizer
@@ -123,11 +122,11 @@ def training(out: Path, steps: int, progress: bool, key: str) -> Iterator[Run]:
 
 def key_of(recipe: Recipe, *files: Path) -> str:
     """What decides a training: the recipe and the content of the files it learns from."""
-    hashes = []
+    total = hashlib.sha256(recipe.model_dump_json().encode())
     for path in files:
         with path.open("rb") as file:
-            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return digest([recipe.model_dump(mode="json"), hashes])
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
 
 
 @contextmanager
