@@ -193,7 +193,8 @@ def test_typical_acceptance_reaches_the_verifier_and_is_marked_lossy(counter: tu
     drafter = lent.drafter("medusa", **options)
     (found,) = generate(lent.target, drafter, [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1])
     assert acceptance_length(found) == 5.0
-    assert on_the_cycle(found) > 0.75  # what it is offered are the heads' first choices, not draws; a fifth is the target's own
+    # What it is offered are the heads' first choices, not draws: three of a round's five steps are from one head to the next.
+    assert on_the_cycle(found) > 0.5
     (found,) = generate(lent.target, lent.drafter("medusa"), [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1])
     assert on_the_cycle(found) < 0.25
 
