@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from specrig.decoding.types import Acceptance, Context, Draft, Drafter, MethodOptions, Resources, Verdict
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,12 +151,6 @@ class Medusa(Drafter):
         super().__init__(options, resources)
         self.heads = medusa.load(resources.head("medusa"), resources.target)
         self.layouts: dict[int, Layout] = {}
-
-    @classmethod
-    def acceptance(cls, options: MethodOptions) -> Acceptance:
-        """`typical` where the options ask for it."""
-        assert isinstance(options, cls.Options)
-        return options.acceptance
 
     def criterion(self) -> Criterion | None:
         """Medusa's typical acceptance, if asked for."""

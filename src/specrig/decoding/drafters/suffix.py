@@ -129,7 +129,9 @@ class Suffix(Drafter):
     """No model, no training: some dictionary accesses a token. k bounds the draft's depth, the match decides on its length."""
 
     name = "suffix"
-    summary = "continuations by how often they followed the current suffix, longer after longer matches (SuffixDecoding 2411.04975)"
+    summary = (
+        "continuations by how often they followed the current suffix, longer after longer matches (SuffixDecoding 2411.04975)"
+    )
 
     class Options(MethodOptions):
         """max_tree_depth: tokens of a counted substring; max_spec_factor: draft tokens a matched token allows;

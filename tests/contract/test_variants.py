@@ -1,4 +1,7 @@
-"""Trees whose candidates are drawn: their shape must not follow the draws. Small trees on purpose, so that the shape matters."""
+"""Options that change how a draft is drawn or judged keep the target's distribution; shortcuts that do not are caught.
+
+Trees whose candidates are drawn must not take their shape from the draws: small ones on purpose, so that the shape matters.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,16 @@ from specrig.decoding.loop import generate
 from specrig.decoding.types import Context, Drafter
 
 PROMPT, LENGTH, ROWS, BATCHES, K = [3, 5, 3, 5], 3, 1000, 6, 3
-TREES: list[tuple[str, dict[str, Any]]] = [
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("eagle2", {"nodes": 3, "top_k": 2}),
     ("eagle2", {"nodes": 6, "top_k": 4}),
     ("medusa", {"nodes": 5}),
     ("medusa_draft", {"tree": (3, 1)}),
     ("tree", {"branching": (2, 2)}),
+    ("draft_model", {"acceptance": "block"}),
+    ("ngram", {"acceptance": "block"}),
+    ("suffix", {"tree": True, "max_spec_factor": 4.0}),
+    ("token_recycling", {"nodes": 4, "top_k": 3}),
 ]
 
 
@@ -47,8 +54,8 @@ def lopsided(drafter: Any) -> Any:
     return drafter
 
 
-@pytest.mark.parametrize(("method", "options"), TREES)
-def test_drawn_trees_keep_the_targets_distribution(lab: Lab, method: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("method", "options"), VARIANTS)
+def test_variants_keep_the_targets_distribution(lab: Lab, method: str, options: dict[str, Any]) -> None:
     drafter = lab.drafter(method, **options)
     test = outcome_test(lab, lopsided(drafter) if method == "medusa" else drafter)
     assert test.p_value > 1e-4, test
