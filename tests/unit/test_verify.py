@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -101,6 +102,73 @@ def _accept_then(
 
 def test_rejection_sampling_keeps_the_targets_distribution() -> None:
     assert outcome_test(right).p_value > 1e-4
+
+
+def as_a_block(draft: Draft, logits: Tensor, p: Tensor, q: Tensor, sampler: Sampler) -> list[list[int]]:
+    return verify(draft, logits, sampler, block=True).tokens
+
+
+def block_by_weight_alone(draft: Draft, logits: Tensor, p: Tensor, q: Tensor, sampler: Sampler) -> list[list[int]]:
+    """Accepts up to the last position whose running product w exceeds a coin, as if the chance of every position were w."""
+    target, index = torch.softmax(logits, -1), draft.tokens.unsqueeze(-1)
+    assert draft.probs is not None
+    ratios = (target[:, :K].gather(-1, index) / draft.probs.gather(-1, index))[..., 0]
+    weights = [torch.ones(ROWS)]
+    for ratio in ratios.unbind(-1):
+        weights.append((weights[-1] * ratio).clamp(max=1.0))
+    w = torch.stack(weights, -1)
+    rows, count = torch.arange(ROWS), ((sampler.uniforms([K] * ROWS) < w[:, 1:]) * torch.arange(1, K + 1)).amax(-1)
+    rest = (w[rows, count].unsqueeze(-1) * target[rows, count] - draft.probs[rows, count.clamp(max=K - 1)]).clamp(min=0)
+    at = torch.where((count < K).unsqueeze(-1), rest, target[rows, count])
+    extra = draw(at, sampler.uniforms([1] * ROWS)[:, 0]).clamp(max=V - 1)
+    return [[*draft.tokens[row, : count[row]].tolist(), int(extra[row])] for row in range(ROWS)]
+
+
+def test_block_verification_keeps_the_targets_distribution() -> None:
+    assert outcome_test(as_a_block).p_value > 1e-4
+    assert outcome_test(block_by_weight_alone).p_value < 1e-9
+
+
+def test_block_verification_accepts_what_theory_says_and_never_less() -> None:
+    """Exact expectations over all chains: Σ_i Σ_x q(x_1..x_i) w_i(x), with w_i the product of min(1, p/q) token by token, and of
+    p/q cut to 1 as a whole (2403.10444, lemma 3); `verify` must accept as many on average."""
+    gains = []
+    for seed in range(4):
+        p, q = world(seed)
+        token = block = 0.0
+        for end in range(1, K + 1):
+            for chain in product(range(V), repeat=end):
+                chance = alone = together = 1.0
+                for before, x in zip((V, *chain), chain, strict=False):
+                    ratio = float(p[before, x] / q[before, x])
+                    chance, alone, together = chance * float(q[before, x]), alone * min(1.0, ratio), min(1.0, together * ratio)
+                token, block = token + chance * alone, block + chance * together
+        assert block >= token
+        gains.append(block - token)
+        sampler = Sampler(1.0, range(ROWS))
+        draft = drafted_chain(q, sampler)
+        for expected, as_block in ((token, False), (block, True)):
+            found = verify(draft, target_logits(p, draft.tokens), sampler, block=as_block)
+            lengths = torch.tensor([float(len(path)) for path in found.paths])
+            assert lengths.mean().item() == pytest.approx(expected, abs=4.5 * lengths.std().item() / ROWS**0.5)
+    assert min(gains) >= 0 and max(gains) > 0.05
+
+
+def test_block_verification_of_fixed_candidates_and_shorter_rows() -> None:
+    """One-hot drafts, half of the rows offering two tokens of three: the first two tokens still follow p."""
+    p, _ = world(3)
+    sampler = Sampler(1.0, range(ROWS))
+    tokens = torch.tensor([[0, 1, 2]]).expand(ROWS, -1)
+    lengths = [3 if row % 2 else 2 for row in range(ROWS)]
+    verdict = verify(Draft(tokens, lengths=lengths), target_logits(p, tokens), sampler, block=True)
+    assert all(len(path) <= length for path, length in zip(verdict.paths, lengths, strict=True))
+    more = torch.Generator().manual_seed(5)
+    samples = [
+        tuple(row[:2]) if len(row) > 1 else (row[0], int(torch.multinomial(p[row[0]], 1, generator=more)))
+        for row in verdict.tokens
+    ]
+    expected = {(a, b): float(p[V, a] * p[a, b]) for a in range(V) for b in range(V)}
+    assert g_test(samples, expected).p_value > 1e-4
 
 
 @pytest.mark.parametrize("flawed", [without_draft_probability, without_resampling, random_greedy, one_position])

@@ -56,7 +56,7 @@ def generate(
         context.done[row] = token in eos or max_new_tokens == 1
     first = target.now()
     drafter.begin(context, hidden, target.features)
-    typical = drafter.criterion()
+    typical, block = drafter.criterion(), drafter.acceptance(drafter.options) == "block"
     ready = target.now()
 
     while not all(context.done):
@@ -68,7 +68,7 @@ def generate(
         draft = drafter.propose(context, depth) if depth > 0 else none(context)
         _limit(draft, depths)
         logits, hidden = target.forward(_with_root(context, draft), parents=_with_root_parents(draft))
-        verdict = verify(draft, logits, sampler, active=active, typical=typical)
+        verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block)
         verdict.logits, verdict.hidden, verdict.features = logits, hidden, target.features
         target.keep([[0, *(node + 1 for node in path)] if on else [] for path, on in zip(verdict.paths, active, strict=True)])
         offered = _offered(draft, B)

@@ -56,3 +56,26 @@ class Sampler:
         if not any(counts):
             return logits.argmax(-1), probs
         return draw(probs, self.uniforms(counts)[:, 0]), probs
+
+    def candidates(self, logits: Tensor, width: int, counts: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """`width` different tokens for each of m positions, `logits` `[B, m, V]`: siblings of a tree.
+
+        Greedy: the most likely ones, best first. Else drawn without replacement, in the order of drawing, which multi-candidate
+        rejection needs (SpecInfer, 2305.09781, Algorithm 2); row b draws for its first `counts[b]` positions only, what the others
+        hold is meaningless. Returns int64 `[B, m, width]` and the distributions `[B, m, V]` drawn from, None when greedy.
+        """
+        if self.greedy:
+            return logits.topk(width, -1).indices, None
+        probs = self.probs(logits)
+        B, m, V = probs.shape
+        uniforms = torch.zeros((B, m * width), device=self.device)
+        drawn = self.uniforms([count * width for count in counts])
+        uniforms[:, : drawn.shape[1]] = drawn
+        left, tokens = probs.clone(), []
+        for thresholds in uniforms.view(B, m, width).unbind(-1):
+            # Where nothing is left to draw the token is out of range; it is clamped, and verification passes it over.
+            token = draw(left, thresholds).clamp_(max=V - 1)
+            tokens.append(token)
+            if len(tokens) < width:
+                left.scatter_(-1, token.unsqueeze(-1), 0.0)
+        return torch.stack(tokens, -1), probs

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from specrig.decoding.sampling import Sampler
     from specrig.decoding.verify import Criterion
 
-Acceptance = Literal["exact", "typical"]
-"""`exact` keeps the target's distribution (greedy match at temperature 0, rejection sampling above); `typical` does not."""
+Acceptance = Literal["exact", "block", "typical"]
+"""`exact` and `block` keep the target's distribution (greedy match at temperature 0; above, rejection sampling token by token, or
+of a chain as a whole); `typical` does not."""
 
 
 class DecodingError(ValueError):
@@ -120,6 +121,12 @@ class MethodOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class ChainOptions(MethodOptions):
+    """acceptance: of a chain, above temperature 0. block (2403.10444) keeps the distribution too and accepts no fewer tokens."""
+
+    acceptance: Literal["exact", "block"] = "exact"
+
+
 class Resources(Protocol):
     """What an engine lends to a drafter. Each is loaded on first use."""
 
@@ -163,12 +170,13 @@ class Drafter(ABC):
     @classmethod
     def lossless(cls, options: MethodOptions) -> bool:
         """Whether the output keeps the target's distribution with these options."""
-        return cls.acceptance(options) == "exact"
+        return cls.acceptance(options) != "typical"
 
     @classmethod
     def acceptance(cls, options: MethodOptions) -> Acceptance:
-        """The acceptance rule that the loop's verifier applies."""
-        return "exact"
+        """The acceptance rule that the loop's verifier applies: the option of that name, where the method has one."""
+        rule: Acceptance = getattr(options, "acceptance", "exact")
+        return rule
 
     def criterion(self) -> Criterion | None:
         """The lossy rule that stands in for rejection sampling where `acceptance` is typical."""

@@ -6,6 +6,10 @@ min(1, p(x)/q(x)); at the first rejection one token is drawn from norm(max(0, p 
 is drawn from p. Trees: SpecInfer (2305.09781, Algorithm 2) with siblings drawn without replacement: after a sibling is
 rejected p becomes norm(max(0, p - q)) and q loses that sibling. A deterministic candidate is a draw from a one-hot q.
 
+Chains may be judged as a whole (`block`, lossless too): Sun et al. (2403.10444, Algorithm 2). A token that is likelier under p than
+under q lends its surplus to those behind it, so a chain is accepted to position i with the chance of the running product of p/q,
+cut to 1 at each step; no valid rule accepts more tokens in expectation.
+
 Lossy rule (`typical`): Medusa (2401.10774, section 3.3.2), p(x) > min(threshold, alpha * exp(-H(p))).
 """
 
@@ -30,16 +34,17 @@ def verify(
     *,
     active: Sequence[bool] | None = None,
     typical: Criterion | None = None,
+    block: bool = False,
 ) -> Verdict:
     """Judge `draft` by the target's `logits` `[B, n + 1, V]` (position 0 is the root, position i + 1 node i).
 
-    `typical` replaces rejection sampling above temperature 0 by that lossy rule. Rows that are not `active` consume no
+    Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` (chains only) by block verification. Rows that are not `active` consume no
     randomness. Returns a Verdict without logits and hidden states.
     """
     active = [True] * len(logits) if active is None else list(active)
     if draft.parents is not None or (typical is not None and not sampler.greedy):
         return _tree(draft, logits, sampler, active, typical)
-    return _chain_greedy(draft, logits) if sampler.greedy else _chain_sampled(draft, logits, sampler, active)
+    return _chain_greedy(draft, logits) if sampler.greedy else _chain_sampled(draft, logits, sampler, active, block)
 
 
 def _offered(draft: Draft) -> list[int]:
@@ -63,7 +68,7 @@ def _chain_greedy(draft: Draft, logits: Tensor) -> Verdict:
     return Verdict(tokens, paths, overlap, reached)
 
 
-def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[bool]) -> Verdict:
+def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[bool], block: bool) -> Verdict:
     B, n = draft.tokens.shape
     lengths = _offered(draft)
     p = sampler.probs(logits)
@@ -76,11 +81,19 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
         else:
             q_token = draft.probs.gather(-1, index).squeeze(-1)
             shared = torch.minimum(p[:, :n], draft.probs).sum(-1)
-        # u < p/q as u*q < p: no division, and p = 0 is never accepted.
-        kept = uniforms[:, :n] * q_token < p_token
+        offered = None
         if draft.lengths is not None:
-            kept &= torch.arange(n, device=kept.device) < torch.tensor(lengths, device=kept.device).unsqueeze(-1)
-        counts = kept.long().cumprod(-1).sum(-1)
+            offered = torch.tensor(lengths, device=p.device).unsqueeze(-1)
+        if block:
+            lent, chance = _block(p, q_token, p_token, draft, offered)
+            kept = uniforms[:, :n] < chance
+        else:
+            # u < p/q as u*q < p: no division, and p = 0 is never accepted.
+            kept = uniforms[:, :n] * q_token < p_token
+        places = torch.arange(1, n + 1, device=p.device)
+        if offered is not None:
+            kept &= places <= offered
+        counts = (kept * places).amax(-1) if block else kept.long().cumprod(-1).sum(-1)
         accepted, shares = counts.tolist(), shared.tolist()
     else:
         accepted, shares = [0] * B, [[] for _ in range(B)]
@@ -89,7 +102,8 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
     for row, (count, length) in enumerate(zip(accepted, lengths, strict=True)):
         if count < length:
             q = None if draft.probs is None else draft.probs[row, count]
-            residual[row] = _residual(residual[row], q, draft.tokens[row, count])
+            scale = lent[row, count - 1] if block and count else 1.0
+            residual[row] = _residual(scale * residual[row], q, draft.tokens[row, count])
     last = torch.tensor([[length] for length in lengths], device=p.device) if B > 1 else None
     final = uniforms[:, lengths[0]] if last is None else uniforms.gather(1, last).squeeze(1)
     extra = draw(residual, final).tolist()
@@ -101,6 +115,30 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
         overlap=[sum(shares[row][: reached[row]]) for row in range(B)],
         reached=reached,
     )
+
+
+def _block(p: Tensor, q_token: Tensor, p_token: Tensor, draft: Draft, offered: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Of a chain (2403.10444, eq. 3 and 4), both `[B, n]`: the running product w of p/q, cut to 1 at each step, and the chance that the
+    chain is accepted up to here, given that it was not up to any later position.
+
+    That chance is S / (S + 1 - w), S = Σ_x max(0, w p - q) over the next position; for the last token offered it is w.
+    """
+    ratios = p_token / q_token  # a drawn token has q > 0
+    weights = [torch.ones_like(ratios[:, 0])]
+    for ratio in ratios.unbind(-1):
+        weights.append((weights[-1] * ratio).clamp(max=1.0))
+    w = torch.stack(weights[1:], -1)
+    n = w.shape[1]
+    if draft.probs is None:  # q is one-hot: all of w p but the drafted token's share is left
+        left = (w[:, :-1] - w[:, :-1] * p_token[:, 1:]).clamp(min=0.0)
+    else:
+        left = (w[:, :-1].unsqueeze(-1) * p[:, 1:n] - draft.probs[:, 1:]).clamp_(min=0.0).sum(-1)
+    rest = left + 1.0 - w[:, :-1]
+    # Nothing left and w = 1: p and q agree on the next position, and what is drawn there afresh is drawn from p.
+    chance = torch.cat((torch.where(rest > 0, left / rest, 1.0), w[:, -1:]), -1)
+    if offered is not None:
+        chance = torch.where(torch.arange(1, n + 1, device=w.device) == offered, w, chance)
+    return w, chance
 
 
 def _residual(p: Tensor, q: Tensor | None, token: Tensor | int) -> Tensor:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from specrig.decoding.drafters.draft_model import DraftModel
 from specrig.decoding.drafters.ngram import Ngram
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
+from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, MethodOptions, Resources, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ class AdaptiveK(Drafter):
     summary = "draft model whose k follows the acceptance of the last rounds, between 2 and the given k"
     needs = ("draft",)
 
-    class Options(MethodOptions):
+    class Options(ChainOptions):
         """The rule's thresholds (defaults: window 10, 0.8 up, 0.5 down) and the chain drafter it steers."""
 
         start: int = Field(4, ge=1, le=16)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specrig.decoding.types import Context, Draft, Drafter, Verdict
+from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, Verdict
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,9 @@ class DraftModel(Drafter):
     name = "draft_model"
     summary = "a smaller model of the same vocabulary drafts k tokens (Leviathan 2211.17192, Chen 2302.01318)"
     needs = ("draft",)
+
+    class Options(ChainOptions):
+        """Those of a chain."""
 
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
+from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, MethodOptions, Resources, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +20,9 @@ class Eagle(Drafter):
     name = "eagle"
     summary = "a one-layer head continues the target's features, k tokens in a chain (EAGLE, 2401.15077)"
     needs = ("eagle",)
+
+    class Options(ChainOptions):
+        """Those of a chain."""
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         from specrig.decoding.heads.eagle import load

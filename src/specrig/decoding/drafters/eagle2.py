@@ -7,9 +7,14 @@ so with parents first among equals the chosen nodes form a tree.
 
 Example, values: a .6, b .3 below the root; aa .5, ab .05 below a; ba .2, bb .01 below b. The best 3 are a, aa, b.
 
-Above temperature 0 the candidates stay the head's ranking, nothing is drawn: each is a deterministic candidate (`probs=None`, a
-one-hot draft distribution), and multi-candidate rejection over the siblings, each tried against what the ones before have left
-of the target's distribution, is exact whatever tree is offered.
+Above temperature 0 a node's children are drawn from the head's distribution q without replacement, and a tree whose shape follows
+what was drawn is a trap: to keep a sibling because it turned out likely, or to drop it because its descendants did not, makes it
+no draw from q any more. So the worth of a place in the tree is settled before its token is drawn: that of the parent, times the
+chance that the j-th child drawn there is the one accepted, estimated from q alone (`DRAWN`). Worth falls from parent to child and
+from sibling to sibling, hence the chosen places are those that a best-first search would reveal one by one, deciding on each with
+nothing known but what it has revealed before. Given all that, the next token is a fresh draw from q without its elder siblings,
+which is all that multi-candidate rejection asks. (Expansion agrees: a place that outranks this one outranks all below this one,
+so nothing below this one can keep it from being expanded. Equals keep their order, elders and parents first.)
 """
 
 from __future__ import annotations
@@ -23,6 +28,12 @@ from specrig.decoding.types import Context, Draft, MethodOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+DRAWN = 0.5
+"""Share of positions at which the target's distribution is taken to be the head's own, so that the first draw is accepted; at the
+others its next token is taken to be certain, and the j-th draw is right about as often as the j-th most likely token. A wrong
+share costs speed, nothing else."""
 
 
 def rerank(values: Tensor, parents: list[list[int]], nodes: int) -> tuple[Tensor, list[list[int]]]:
@@ -40,6 +51,23 @@ def rerank(values: Tensor, parents: list[list[int]], nodes: int) -> tuple[Tensor
         place = {-1: -1} | {node: index for index, node in enumerate(indices)}
         kept.append([place[row[node]] for node in indices])
     return chosen, kept
+
+
+def _sources(q: Tensor | None, parents: Tensor, chosen: Tensor, kept: list[list[int]], width: int) -> Tensor | None:
+    """The distributions that the children of the root and of each chosen node were drawn from, up to the last that has any.
+
+    q: `[B, M, V]` the root's, then those of the expanded nodes in the order of their children, `width` each; parents: `[B, N]`.
+    """
+    import torch
+
+    if q is None:
+        return None
+    B, N = parents.shape
+    source = torch.zeros(B, N + 1, dtype=torch.long, device=q.device)
+    source.scatter_(1, parents[:, ::width] + 1, torch.arange(q.shape[1], device=q.device).expand(B, -1))
+    last = max(max(row) for row in kept) + 1
+    rows = torch.cat((source[:, :1], source[:, 1:].gather(1, chosen[:, :last])), 1)
+    return q[torch.arange(B, device=q.device).unsqueeze(1), rows]
 
 
 class Eagle2(Eagle):
@@ -61,21 +89,37 @@ class Eagle2(Eagle):
         logits, feature = self.head.advance(context)
         # Beyond the best `nodes` of a level nothing can be chosen: its betters on that level would fill the tree.
         width = min(self.options.top_k, self.options.nodes, logits.shape[-1])
-        best = logits.float().log_softmax(-1).topk(width, -1)
-        tokens, values, parents = [best.indices], [best.values], [torch.full_like(best.indices, -1)]
+        best, value, q = self._children(context, logits.unsqueeze(1), width)
+        tokens, values, parents, probs = [best.flatten(1)], [value.flatten(1)], [torch.full_like(best[:, 0], -1)], [q]
         expanded = torch.arange(width, device=logits.device).expand(len(logits), -1)  # of the last level's candidates
         features = feature.unsqueeze(1).expand(-1, width, -1)
         above, first = None, 0
         for _ in range(k - 1):
             logits, predicted = self.head.branch(tokens[-1].gather(1, expanded), features, above)
-            best = logits.float().log_softmax(-1).topk(width, -1)
-            value = (values[-1].gather(1, expanded).unsqueeze(-1) + best.values).flatten(1)
+            best, value, q = self._children(context, logits, width)
+            value = (values[-1].gather(1, expanded).unsqueeze(-1) + value).flatten(1)
             parents.append((first + expanded).repeat_interleave(width, 1))
             first += tokens[-1].shape[1]
-            tokens.append(best.indices.flatten(1))
+            tokens.append(best.flatten(1))
             values.append(value)
-            expanded = value.topk(width, -1).indices
+            probs.append(q)
+            # Stable, for the sake of equals.
+            expanded = torch.sort(value, dim=-1, descending=True, stable=True).indices[:, :width]
             above = expanded // width
             features = predicted.gather(1, above.unsqueeze(-1).expand(-1, -1, predicted.shape[-1]))
-        chosen, kept = rerank(torch.cat(values, 1), torch.cat(parents, 1).tolist(), self.options.nodes)
-        return Draft(torch.cat(tokens, 1).gather(1, chosen), parents=kept)
+        ancestry = torch.cat(parents, 1)
+        chosen, kept = rerank(torch.cat(values, 1), ancestry.tolist(), self.options.nodes)
+        drawn = torch.cat([q for q in probs if q is not None], 1) if q is not None else None
+        return Draft(torch.cat(tokens, 1).gather(1, chosen), kept, _sources(drawn, ancestry, chosen, kept, width))
+
+    def _children(self, context: Context, logits: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`width` children of each of `logits` `[B, m, V]`: tokens and log-worths `[B, m, width]`; q `[B, m, V]`, None if greedy."""
+        if context.sampler.greedy:
+            best = logits.float().log_softmax(-1).topk(width, -1)
+            return best.indices, best.values, None
+        counts = [0 if done else logits.shape[1] for done in context.done]
+        tokens, q = context.sampler.candidates(logits, width, counts)
+        assert q is not None
+        worth = (1 - DRAWN) * q.topk(width, -1).values
+        worth[..., 0] += DRAWN
+        return tokens, worth.clamp_(max=1.0).log(), q  # rounding must not put a child above its parent

@@ -3,6 +3,11 @@
 Cai et al., 2401.10774. The heads need no pass of their own through a model, but none knows what the one before chose; so several
 choices of each are offered, as a tree. A node is the path of ranks that leads to it: (0, 2) is the second head's third choice
 below the first head's first.
+
+Above temperature 0 a head's choices are drawn from its distribution without replacement, once a level: every node's children on
+that level are the first few of the same draws. That is exact, since the shape of the tree is fixed beforehand, levels are drawn
+independently of each other, and verification walks down one path, so it meets each level's draws once. A node then takes the
+draws in order, whatever ranks the layout gave its children: a draw left out would change the distribution of those behind it.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from specrig.decoding.types import Acceptance, Context, Draft, Drafter, MethodOptions, Resources, Verdict
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,12 +71,18 @@ def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A static tree, ready to be filled: its depth, how many ranks it uses, parents, and each node's place in `[depth x width]`."""
+    """A static tree, ready to be filled: its depth, how many ranks it uses, parents, and each node's place in `[depth x width]`.
+
+    `places` are by rank, `draws` by birth: the i-th child of a node takes the i-th draw of its level. `sources` is the level that
+    draws the children of the root and of each node up to the last that has any.
+    """
 
     depth: int
     width: int
     parents: list[int]
     places: list[int]
+    draws: list[int]
+    sources: list[int]
 
     @classmethod
     def of(cls, paths: Sequence[Ranks], vocabulary: int) -> Layout:
@@ -79,19 +90,29 @@ class Layout:
         paths = [path for path in paths if max(path) < vocabulary]
         index = {path: node for node, path in enumerate(paths)}
         width = 1 + max(map(max, paths))
+        parents = [index.get(path[:-1], -1) for path in paths]
+        births = [parents[:node].count(parent) for node, parent in enumerate(parents)]
         return cls(
             depth=max(map(len, paths)),
             width=width,
-            parents=[index.get(path[:-1], -1) for path in paths],
+            parents=parents,
             places=[(len(path) - 1) * width + path[-1] for path in paths],
+            draws=[(len(path) - 1) * width + birth for path, birth in zip(paths, births, strict=True)],
+            sources=[0, *(len(path) for path in paths[: max(parents) + 1])],
         )
 
-    def fill(self, logits: Tensor) -> Draft:
-        """The tree with the choices that `logits` `[B, depth, V]` rank: `Draft` of `[B, nodes]` deterministic candidates."""
-        choices = logits.topk(self.width, -1).indices.flatten(1)
+    def fill(self, logits: Tensor, context: Context, *, ranked: bool = False) -> Draft:
+        """The tree with choices of `logits` `[B, depth, V]`: the most likely ones if greedy or `ranked`, else drawn."""
+        probs = None
+        if ranked or context.sampler.greedy:
+            tokens = logits.topk(self.width, -1).indices.flatten(1)[:, self.places]
+        else:
+            counts = [min(depth, self.depth) for depth in context.depths]
+            drawn, probs = context.sampler.candidates(logits, self.width, counts)
+            tokens = drawn.flatten(1)[:, self.draws]
         if self.parents == list(range(-1, len(self.parents) - 1)):
-            return Draft(choices[:, self.places])  # a chain: cheaper to verify
-        return Draft(choices[:, self.places], parents=[self.parents] * len(choices))
+            return Draft(tokens, probs=probs)  # a chain: cheaper to verify
+        return Draft(tokens, [self.parents] * len(tokens), None if probs is None else probs[:, self.sources])
 
 
 class TreeOptions(MethodOptions):
@@ -131,12 +152,6 @@ class Medusa(Drafter):
         self.heads = medusa.load(resources.head("medusa"), resources.target)
         self.layouts: dict[int, Layout] = {}
 
-    @classmethod
-    def acceptance(cls, options: MethodOptions) -> Acceptance:
-        """`typical` where the options ask for it."""
-        assert isinstance(options, cls.Options)
-        return options.acceptance
-
     def criterion(self) -> Criterion | None:
         """Medusa's typical acceptance, if asked for."""
         from specrig.decoding.verify import typical_acceptance
@@ -158,7 +173,8 @@ class Medusa(Drafter):
         if layout is None:
             depth = min(k, self.heads.count)
             layout = self.layouts[k] = self.options.layout(self.heads.accuracy, depth, self.resources.target.vocab_size)
-        return layout.fill(self.heads(self.hidden, layout.depth))
+        # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely ones.
+        return layout.fill(self.heads(self.hidden, layout.depth), context, ranked=self.options.acceptance == "typical")
 
     def observe(self, verdict: Verdict) -> None:
         """Go on from the node that the round's last token was chosen at."""

@@ -55,7 +55,7 @@ class MedusaDraft(Drafter):
         logits, state = self._advance(context)
         if layout.depth > 1:
             logits = torch.cat((logits, self.heads(state, layout.depth - 1)), 1)
-        return layout.fill(logits)
+        return layout.fill(logits, context)
 
     def _advance(self, context: Context) -> tuple[Tensor, Tensor]:
         """Run what is new of every unfinished row: next-token logits `[B, 1, V]`, hidden states `[B, D]` of the last tokens."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from specrig.decoding.types import Context, Draft, Drafter, MethodOptions
+from specrig.decoding.types import ChainOptions, Context, Draft, Drafter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class Ngram(Drafter):
     name = "ngram"
     summary = "n-gram / prompt lookup: what followed the last n tokens before"
 
-    class Options(MethodOptions):
+    class Options(ChainOptions):
         """n: longest suffix looked up; min_n: shortest."""
 
         n: int = Field(3, ge=1, le=8)

@@ -15,8 +15,6 @@ from specrig.decoding.types import Context, Draft, Drafter, MethodOptions
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specrig.decoding.sampling import Sampler
-
 
 def topology(branching: list[int], depth: int) -> list[list[int]]:
     """Levels of a regular tree as lists of parent indices (-1: root); beyond `branching` every node has one child.
@@ -31,26 +29,6 @@ def topology(branching: list[int], depth: int) -> list[list[int]]:
         above = list(range(count, count + len(levels[-1])))
         count += len(levels[-1])
     return levels
-
-
-def pick(logits: Tensor, width: int, sampler: Sampler, active: list[bool]) -> tuple[Tensor, Tensor | None]:
-    """`width` different tokens for each of `[B, m, V]` logits: (`[B, m, width]`, the distributions `[B, m, V]` or None if greedy)."""
-    import torch
-
-    from specrig.decoding.sampling import draw
-
-    if sampler.greedy:
-        return logits.topk(width, -1).indices, None
-    probs = sampler.probs(logits)
-    m = probs.shape[1]
-    uniforms = sampler.uniforms([m * width if on else 0 for on in active]).view(len(active), m, width)
-    left, tokens = probs.clone(), []
-    for child in range(width):
-        # Where nothing is left to draw the token is out of range; it is clamped, and verification passes it over.
-        token = draw(left, uniforms[..., child]).clamp_(max=probs.shape[-1] - 1)
-        tokens.append(token)
-        left.scatter_(-1, token.unsqueeze(-1), 0.0)
-    return torch.stack(tokens, -1), probs
 
 
 class Tree(Drafter):
@@ -75,7 +53,6 @@ class Tree(Drafter):
         import torch
 
         B = context.batch_size
-        active = [not done for done in context.done]
         logits = self.model.catch_up(context.tokens, context.done).unsqueeze(1)
         levels = topology(list(self.options.branching), k)
         tokens: list[Tensor] = []
@@ -83,7 +60,8 @@ class Tree(Drafter):
         parents: list[int] = []
         for level, nodes in enumerate(levels):
             width = len(nodes) // max(1, len(levels[level - 1]) if level else 1)
-            chosen, q = pick(logits, width, context.sampler, active)
+            counts = [0 if done else logits.shape[1] for done in context.done]
+            chosen, q = context.sampler.candidates(logits, width, counts)
             tokens.append(chosen.reshape(B, -1))
             parents += nodes
             if q is not None:

@@ -1,0 +1,134 @@
+"""Token recycling: what the target thought likely after a token the last time is drafted after it this time.
+
+Luo et al., 2408.08696. An adjacency matrix holds, for every token of the vocabulary, the `top_k` tokens that the target found most
+likely behind it when it last scored it, as an accepted token or as a rejected candidate. A static tree is filled from it breadth
+first: below the last token its row, below each of those theirs, and so on (section 3.2). Each verification renews the rows of all
+tokens it scored (3.3).
+
+Candidates are deterministic at every temperature. The paper carries the matrix over from prompt to prompt; here each sequence starts
+its own, so that a prompt decodes the same alone, in a batch, and in a run that was resumed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from specrig.decoding.drafters.medusa import sparse_tree
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def levels(top_k: int, nodes: int, depth: int) -> list[tuple[list[int], list[int]]]:
+    """The static tree, level by level: (each node's parent within the level above, each node's rank in its parent's row).
+
+    The `nodes` most promising ones if a choice of rank r (from 0) were right with chance 1 / (2r + 2): wide at first choices, narrow
+    below late ones, and 80 nodes reach five or six deep, as the paper's do. Example: top_k 2, 3 nodes -> ([0, 0], [0, 1]), ([0], [0]).
+    """
+    shares = [0.5 / (rank + 1) for rank in range(top_k)]
+    paths = sparse_tree([shares] * depth, nodes, depth)
+    result: list[tuple[list[int], list[int]]] = []
+    above: dict[tuple[int, ...], int] = {(): 0}
+    for level in range(1, max(map(len, paths)) + 1):
+        members = [path for path in paths if len(path) == level]
+        result.append(([above[path[:-1]] for path in members], [path[-1] for path in members]))
+        above = {path: place for place, path in enumerate(members)}
+    return result
+
+
+class TokenRecycling(Drafter):
+    """No model, no training: a few look-ups a level, and one top-k over the logits that verification computes anyway."""
+
+    name = "token_recycling"
+    summary = "a tree of what the target last thought likely after each token (Token Recycling 2408.08696)"
+
+    class Options(MethodOptions):
+        """top_k: successors kept of a token; nodes: size of the tree (the paper's 80 is for GPUs); from_prompt: start with the
+        prompt's own successions.
+        """
+
+        top_k: int = Field(8, ge=1, le=32)
+        nodes: int = Field(80, ge=1, le=128)
+        from_prompt: bool = True
+
+    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+        """Empty matrices `[B, V, top_k]`, or what followed each token in the prompt, the latest first."""
+        import torch
+
+        vocabulary = self.resources.target.vocab_size
+        self.width = min(self.options.top_k, vocabulary)
+        self.device = context.sampler.device
+        self.matrix = torch.zeros(context.batch_size, vocabulary, self.width, dtype=torch.int32, device=self.device)
+        self.known: list[set[int]] = [set() for _ in context.tokens]
+        self.trees: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self.parents: dict[int, list[int]] = {}
+        if self.options.from_prompt:
+            for row, tokens in enumerate(context.tokens):
+                followers: dict[int, list[int]] = {}
+                for token, after in zip(tokens[-2::-1], tokens[:0:-1], strict=True):
+                    found = followers.setdefault(token, [])
+                    if len(found) < self.width and after not in found:
+                        found.append(after)
+                padded = [found + [0] * (self.width - len(found)) for found in followers.values()]
+                self.matrix[row, list(followers)] = torch.tensor(padded, dtype=torch.int32, device=self.device)
+                self.known[row].update(followers)
+
+    def propose(self, context: Context, k: int) -> Draft:
+        """Fill the tree from the last token on; a row whose last token was never scored drafts nothing."""
+        import torch
+
+        if k not in self.trees:
+            self._grow(k)
+        n = len(self.parents[k])
+        roots = [tokens[-1] for tokens in context.tokens]
+        lengths = [
+            n if depth and root in known else 0 for root, depth, known in zip(roots, context.depths, self.known, strict=True)
+        ]
+        level = torch.tensor(roots, device=self.device).unsqueeze(1)
+        rows = torch.arange(len(roots), device=self.device).unsqueeze(1)
+        filled = [level[:, :0]]
+        for above, ranks in self.trees[k] if any(lengths) else []:
+            level = self.matrix[rows, level[:, above], ranks].long()
+            filled.append(level)
+        tokens = torch.cat(filled, 1)
+        # What this round scores: the last token, then the nodes that count; nothing of a finished row.
+        self.scored = [
+            [root, *row[:length]] if depth else []
+            for root, row, length, depth in zip(roots, tokens.tolist(), lengths, context.depths, strict=True)
+        ]
+        parents = [self.parents[k]] * len(roots) if any(lengths) else None
+        return Draft(tokens, parents, lengths=lengths)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Renew the row of every token that was scored; where one was scored twice, on the accepted path counts, then later."""
+        import torch
+
+        assert verdict.logits is not None
+        rows: list[int] = []
+        tokens: list[int] = []
+        nodes: list[int] = []
+        for row, (scored, path) in enumerate(zip(self.scored, verdict.paths, strict=True)):
+            if not scored:
+                continue
+            last = {token: node for node, token in enumerate(scored)}
+            last |= {scored[node]: node for node in (0, *(node + 1 for node in path))}
+            rows += [row] * len(last)
+            tokens += last.keys()
+            nodes += last.values()
+            self.known[row].update(last)
+        at, place, node = torch.tensor([rows, tokens, nodes], device=self.device)
+        self.matrix[at, place] = verdict.logits[at, node].topk(self.width, -1).indices.int()
+
+    def _grow(self, k: int) -> None:
+        """The tree of depth k: index tensors a level, parents of all nodes."""
+        import torch
+
+        start, self.parents[k], self.trees[k] = -1, [], []
+        for above, ranks in levels(self.width, self.options.nodes, k):
+            self.trees[k].append((torch.tensor(above, device=self.device), torch.tensor(ranks, device=self.device)))
+            first = len(self.parents[k])
+            self.parents[k] += [start + place for place in above]
+            start = first

@@ -1,0 +1,89 @@
+"""Options that change how a draft is drawn or judged keep the target's distribution; shortcuts that do not are caught.
+
+Trees whose candidates are drawn must not take their shape from the draws: small ones on purpose, so that the shape matters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from models import Lab
+
+from specrig.audit.distribution import GTest, exact_distribution, g_test
+from specrig.decoding.drafters.eagle2 import Eagle2
+from specrig.decoding.drafters.medusa import Layout
+from specrig.decoding.heads.medusa import MedusaHeads
+from specrig.decoding.loop import generate
+from specrig.decoding.types import Context, Drafter
+
+PROMPT, LENGTH, ROWS, BATCHES, K = [3, 5, 3, 5], 3, 1000, 6, 3
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("eagle2", {"nodes": 3, "top_k": 2}),
+    ("eagle2", {"nodes": 6, "top_k": 4}),
+    ("medusa", {"nodes": 5}),
+    ("medusa_draft", {"tree": (3, 1)}),
+    ("tree", {"branching": (2, 2)}),
+    ("draft_model", {"acceptance": "block"}),
+    ("ngram", {"acceptance": "block"}),
+    ("suffix", {"tree": True, "max_spec_factor": 4.0}),
+    ("token_recycling", {"nodes": 4, "top_k": 3}),
+]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return Lab(vocab_size=8, noise=0.5)
+
+
+def outcome_test(lab: Lab, drafter: Drafter) -> GTest:
+    """The first three tokens that `drafter` yields at temperature 1 against the target's own distribution."""
+    expected = exact_distribution(lab.target, PROMPT, LENGTH, temperature=1.0)
+    samples = []
+    for batch in range(BATCHES):
+        seeds = range(batch * ROWS, (batch + 1) * ROWS)
+        found = generate(lab.target, drafter, [PROMPT] * ROWS, k=K, max_new_tokens=LENGTH, temperature=1.0, seeds=seeds)
+        samples += [generation.tokens for generation in found]
+    return g_test(samples, expected)
+
+
+def lopsided(drafter: Any) -> Any:
+    """Measured accuracies that make the layout skip a rank: second and third choice, never the first."""
+    drafter.heads.accuracy = [[0.1, 0.6, 0.5], [0.0, 0.4, 0.3], [0.0, 0.3]]
+    return drafter
+
+
+@pytest.mark.parametrize(("method", "options"), VARIANTS)
+def test_variants_keep_the_targets_distribution(lab: Lab, method: str, options: dict[str, Any]) -> None:
+    drafter = lab.drafter(method, **options)
+    test = outcome_test(lab, lopsided(drafter) if method == "medusa" else drafter)
+    assert test.p_value > 1e-4, test
+
+
+def test_a_tree_that_keeps_what_turned_out_likely_is_caught(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EAGLE-2's own rule, applied to drawn children: worth by the drawn token's probability."""
+
+    def by_confidence(self: Eagle2, context: Context, logits: torch.Tensor, width: int) -> Any:
+        tokens, q = context.sampler.candidates(logits, width, [logits.shape[1]] * len(logits))
+        assert q is not None
+        return tokens, q.gather(-1, tokens).log(), q
+
+    monkeypatch.setattr(Eagle2, "_children", by_confidence)
+    assert outcome_test(lab, lab.drafter("eagle2", nodes=3, top_k=4)).p_value < 1e-9
+
+
+def test_a_layout_that_leaves_a_draw_out_is_caught(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Layout.of
+
+    def by_rank(paths: Any, vocabulary: int) -> Layout:
+        layout = right(paths, vocabulary)
+        return Layout(layout.depth, layout.width, layout.parents, layout.places, layout.places, layout.sources)
+
+    monkeypatch.setattr(Layout, "of", by_rank)
+    # The random heads are nearly flat, where one draw is as good as another; sharper ones have a choice to leave out.
+    flat = MedusaHeads.__call__
+    monkeypatch.setattr(MedusaHeads, "__call__", lambda self, hidden, count: 4 * flat(self, hidden, count))
+    sharp = lab.drafter("medusa", tree=(2, 1))  # a layout without gaps, by rank or by birth the same
+    assert outcome_test(lab, sharp).p_value > 1e-4
+    assert outcome_test(lab, lopsided(lab.drafter("medusa", nodes=5))).p_value < 1e-9
