@@ -48,7 +48,9 @@ class Eagle3Head(EagleHead):
         if "d2t" in tensors:
             places = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
             if places.unique().numel() < len(places) or places.min() < 0 or places.max() >= self.config.vocab_size:
-                raise DecodingError(f"not an EAGLE-3 head of this target: d2t maps outside the {self.config.vocab_size} tokens or twice")
+                raise DecodingError(
+                    f"not an EAGLE-3 head of this target: d2t maps outside the {self.config.vocab_size} tokens or twice"
+                )
 
     def tensor_shapes(self) -> Shapes:
         """What its checkpoint must hold."""
@@ -58,7 +60,9 @@ class Eagle3Head(EagleHead):
         """Build the layer from the checkpoint's tensors."""
         self.fc = Linear(weights["fc.weight"])
         self.blocks = [layer_of(weights, "midlayer")]
-        self.embedding_norm, self.feature_norm = (weights[f"midlayer.{name}.weight"] for name in ("input_layernorm", "hidden_norm"))
+        self.embedding_norm, self.feature_norm = (
+            weights[f"midlayer.{name}.weight"] for name in ("input_layernorm", "hidden_norm")
+        )
         self.norm = weights["norm.weight"]
         self.head = Linear(weights["lm_head.weight"])
         offsets = weights.get("d2t")
