@@ -61,7 +61,7 @@ def by_hand(tensors: dict[str, Tensor], head: Eagle3Head, tokens: Tensor, g: Ten
     def norm(x: Tensor, name: str) -> Tensor:
         return x * (x.pow(2).mean(-1, keepdim=True) + head.eps).rsqrt() * tensors[f"{prefix}{name}.weight"]
 
-    both = torch.cat((norm(head.target.embedding[tokens], "input_layernorm"), norm(g, "hidden_norm")), -1)
+    both = torch.cat((norm(head.embedding[tokens], "input_layernorm"), norm(g, "hidden_norm")), -1)
     q, k, v = (
         (both @ tensors[f"{prefix}self_attn.{name}_proj.weight"].T).view(n, count, d)
         for name, count in (("q", 4), ("k", 2), ("v", 2))
@@ -155,6 +155,10 @@ def test_wrong_checkpoints_are_refused(target, tmp_path: Path) -> None:
     for offsets in (torch.full((9,), V), torch.tensor([1, *[0] * 8])):
         with pytest.raises(DecodingError, match="d2t maps outside the 23 tokens or twice"):
             Eagle3Head(config, tensors | {"d2t": offsets}, target)
+    config.norm_before_residual = True
+    with pytest.raises(DecodingError, match="norm_before_residual in its config is of another build"):
+        Eagle3Head(config, tensors, target)
+    config.norm_before_residual = False
     for wrong in ([1, 1, 2], [1, 2, 4], [1, 2]):
         config.eagle_config = {"eagle_aux_hidden_state_layer_ids": wrong}
         with pytest.raises(DecodingError, match="not three rising ones from 0 to 3"):

@@ -36,6 +36,9 @@ from specrig.decoding.types import DecodingError
 if TYPE_CHECKING:
     from pathlib import Path
 
+_VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+"""Keys by which a checkpoint says that its norms sit elsewhere."""
+
 
 class Eagle3Head(EagleHead):
     """The head with its cache, its LM head, and the target's embedding. Rows share one set of aux layers."""
@@ -44,6 +47,8 @@ class Eagle3Head(EagleHead):
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         super()._check(tensors, target)
+        if others := [name for name in _VARIANTS if getattr(self.config, name, False)]:
+            raise DecodingError(f"an EAGLE-3 head with {', '.join(others)} in its config is of another build, not supported here")
         self.aux_layers = read_aux_layers(self.config, target.layers)
         if "d2t" in tensors:
             places = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
