@@ -20,6 +20,7 @@ from specrig.decoding.sampling import Sampler
 from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import Context, DecodingError
 from specrig.training import llama
+from specrig.training.checkpoint import State
 from specrig.training.eagle import agreement
 from specrig.training.eagle3 import Layer, frequent, head_loss, train_head
 from specrig.training.eagle3_recipe import Eagle3Training
@@ -28,9 +29,9 @@ from specrig.training.language_model import train_target
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe, Shape
+from specrig.training.run import TrainingError
 from specrig.training.stages import STAGES, TEXT
 from specrig.training.target_text import write_text
-from specrig.training.trainer import TrainingError
 
 V, D = 23, 16
 CONFIG = LlamaConfig(
@@ -318,7 +319,11 @@ def begun(folder: Path, out: Path) -> Path:
     return out
 
 
-def test_the_stage_trains_reproducibly_with_a_falling_loss(
+class Killed(BaseException):
+    pass
+
+
+def test_the_stage_trains_with_a_falling_loss_and_goes_on_after_a_kill(
     pair: tuple[Recipe, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, folder = pair
@@ -330,20 +335,21 @@ def test_the_stage_trains_reproducibly_with_a_falling_loss(
     losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == recipe.eagle3.steps and sum(losses[-5:]) < sum(losses[:5])
     assert len(rows[-1]["agreement"]) == 5 and all(0 <= share <= 1 for share in rows[-1]["agreement"])
-    # A training that was cut leaves no head, and the next one gives what an uninterrupted one gives.
-    calls = []
 
-    def interrupted(*arguments) -> Tensor:
-        calls.append(1)
-        if len(calls) == 7:
-            raise KeyboardInterrupt
-        return head_loss(*arguments)
+    def save_and_die(state: State, step: int) -> None:
+        if step == 7:
+            state.save(step)
+            raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("specrig.training.eagle3.head_loss", interrupted)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(State, "keep", save_and_die)
         train_head(recipe, folder / "corpus", cut, progress=False)
     assert not (cut / "eagle3").exists()
-    train_head(recipe, folder / "corpus", cut, progress=False)
+    taken: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "keep", lambda state, step: taken.append(step))
+        train_head(recipe, folder / "corpus", cut, progress=False)
+    assert taken == list(range(8, recipe.eagle3.steps + 1))
     one, two = (load_file(made / "eagle3" / "model.safetensors") for made in (whole, cut))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
     assert one["d2t"].shape == (250,)
