@@ -50,7 +50,7 @@ class Lab:
     """Resources for drafters, as the native engine lends them."""
 
     def __init__(self, vocab_size: int, *, noise: float = 0.3, direct: bool = True) -> None:
-        source = random_llama(vocab_size)
+        source = random_llama(vocab_size, layers=3)  # EAGLE-3 reads three streams
         self.target: CachedModel = cached_model(source, direct=direct)
         self._draft: CachedModel = cached_model(perturbed(source, noise), direct=direct)
         self._folder = tempfile.TemporaryDirectory()

@@ -96,11 +96,14 @@ class LlamaModel(CachedModel):
         cos, sin = self.cos[step.positions].unsqueeze(-2), self.sin[step.positions].unsqueeze(-2)
         return torch.addcmul(x * cos, x.roll(self.head_width // 2, -1), sin)
 
-    def block(self, index: int, block: Block, x: Tensor, step: Step) -> Tensor:
-        """Layer `index` on the residual stream `[B, n, D]`; writes its keys and values to the cache."""
+    def block(self, index: int, block: Block, x: Tensor, step: Step, reads: Tensor | None = None) -> Tensor:
+        """Layer `index` on the residual stream `[B, n, D]`; writes its keys and values to the cache.
+
+        reads: what its attention projects, where that is not the normed stream (EAGLE).
+        """
         B, n, D = x.shape
         H, K, d = self.q_heads, self.kv_heads, self.head_width
-        qkv = block.qkv(x if block.norm_1 is None else F.rms_norm(x, (D,), block.norm_1, self.eps))
+        qkv = block.qkv(F.rms_norm(x, (D,), block.norm_1, self.eps) if reads is None else reads)
         qk = qkv[..., : (H + K) * d].view(B, n, H + K, d)
         if block.q_norm is not None and block.k_norm is not None:
             q = F.rms_norm(qk[:, :, :H], (d,), block.q_norm, self.eps)
@@ -122,9 +125,7 @@ class LlamaModel(CachedModel):
             if index in self.feature_layers:
                 collected.append(x)
             x = self.block(index, block, x, step)
-        if self.feature_layers:
-            if len(self.blocks) in self.feature_layers:
-                collected.append(x)
+        if collected:
             self.features = torch.cat(collected, -1)
         return F.rms_norm(x, (x.shape[-1],), self.norm, self.eps)
 

@@ -42,6 +42,7 @@ def generate(
     context = Context([list(prompt) for prompt in prompts], [False] * B, sampler, [0] * B)
     target.start(B, longest + max_new_tokens + SPARE_SLOTS)
 
+    target.feature_layers, target.features = drafter.feature_layers, None
     started = target.now()
     padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=target.device)
     logits, hidden = target.forward(padded, last=[len(prompt) - 1 for prompt in prompts])

@@ -47,7 +47,7 @@ class CachedModel(ABC):
         self.head_width: int = getattr(text, "head_dim", None) or text.hidden_size // heads
         self.cache = KeyValueCache(0, 1, 1, 0, 1, dtype=dtype, device=device)
         self.passes: dict[int, list[float]] = {}
-        self.feature_layers: tuple[int, ...] = ()
+        self.feature_layers: tuple[int, ...] = ()  # see `Drafter.feature_layers`
         self.features: Tensor | None = None
         self._causal = torch.empty(0, 0, dtype=torch.bool)
         self._ancestry: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}

@@ -57,7 +57,8 @@ class Verdict:
     paths: per row the accepted node indices, root to leaf.
     overlap, reached: per row Σ over reached positions of Σ_x min(p, q), and the count of those positions (alpha's parts).
     logits: `[B, n + 1, V]`, hidden: `[B, n + 1, D]` of the target at the root and every node: what feature-based drafters
-        learn from. `hidden` is the state after the final norm; `features` holds earlier layers where a drafter asked.
+        learn from. `hidden` is the state after the final norm; `features` `[B, n + 1, FD]` joins the
+        streams that the drafter asked for (`feature_layers`, F of them).
     """
 
     tokens: list[list[int]]
@@ -157,8 +158,8 @@ class Drafter(ABC):
     """False where k means nothing (the baseline): such a method has one cell per task, with k = 0."""
     baseline_alone: ClassVar[bool] = False
     """True: the baseline decodes a batch's prompts one by one instead of in a batch of the same size."""
-    feature_layers: ClassVar[tuple[float, ...]] = ()
-    """Residual streams to expose as `Verdict.features`, as fractions of the target's depth."""
+    feature_layers: tuple[int, ...] = ()
+    """Residual streams to expose as `Verdict.features`, rising: j is the stream after j of the target's layers."""
 
     class Options(MethodOptions):
         """No options."""
@@ -183,7 +184,8 @@ class Drafter(ABC):
         return None
 
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:  # noqa: B027
-        """A new batch starts. `context.tokens` ends with the first generated token; `hidden` is `[B, P, D]` over the prompts.
+        """A new batch starts. `context.tokens` ends with the first generated token; `hidden` is `[B, P, D]` over the prompts,
+        `features` likewise where the drafter has `feature_layers`.
 
         Rows shorter than P are left-aligned; row b's valid positions are its first `len(context.tokens[b]) - 1`.
         """

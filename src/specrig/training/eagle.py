@@ -9,9 +9,10 @@ Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from transformers import LlamaConfig
 
 from specrig.decoding.heads import eagle as checkpoint
 from specrig.training import llama
-from specrig.training.eagle_recipe import EagleTraining
+from specrig.training.eagle_recipe import EagleTraining, HeadTraining
 from specrig.training.llama import EPSILON, Llama, rotate
 from specrig.training.losses import distillation
 from specrig.training.optimizer import Optimizer
@@ -33,6 +34,9 @@ from specrig.training.trainer import autocast, device
 
 class Layer(nn.Module):
     """The head while it trains: query, key and value one matrix, gate and up one matrix (names as the optimiser splits them)."""
+
+    streams: tuple[int, ...] = ()
+    """Residual streams of the target that the head reads besides its final state (see `Llama.forward`)."""
 
     def __init__(self, target: Llama) -> None:
         super().__init__()
@@ -53,19 +57,32 @@ class Layer(nn.Module):
                 matrix.copy_(torch.randn(matrix.shape, generator=generator) * matrix.shape[1] ** -0.5)
         return self
 
-    def forward(self, embedded: Tensor, features: Tensor, steps: int, cos: Tensor, sin: Tensor) -> Iterator[Tensor]:
+    def fuse(self, states: Tensor) -> Tensor:
+        """The target's states `[B, T, ...]` -> true features `[B, T, D]`."""
+        return states
+
+    def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's residual stream `[B, T, D]`, and what its attention reads."""
+        x = F.linear(torch.cat((embedded, features.to(embedded.dtype)), -1), self.fc)
+        return x, x
+
+    def logits(self, predicted: Tensor, target: Llama) -> Tensor:
+        """`[..., D]` -> `[..., V]`: the target's own LM head reads the predicted features."""
+        return target.logits(predicted)
+
+    def forward(self, embedded: Tensor, states: Tensor, steps: int, cos: Tensor, sin: Tensor) -> Iterator[Tensor]:
         """Predicted features `[B, T, D]` of each of `steps` steps.
 
-        embedded: `[B, T, D]`, tokens t + 1; features: `[B, T, D]`, true ones of t. In step j + 1 entry i is fed with what step j
+        embedded: `[B, T, D]`, tokens t + 1; states: `[B, T, ...]`, the target's of t. In step j + 1 entry i is fed with what step j
         predicted at i - 1, and attends as when drafting: to true entries up to i - j, then one entry of each step up to its own.
         """
         B, T, D = embedded.shape
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        incoming = features
+        features = incoming = self.fuse(states)
         for step in range(steps):
-            x = F.linear(torch.cat((embedded, incoming.to(embedded.dtype)), -1), self.fc)
-            q, k, v = F.linear(x, self.qkv).view(B, T, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
+            x, reads = self.enter(embedded, incoming)
+            q, k, v = F.linear(reads, self.qkv).view(B, T, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
             keys.append(rotate(k, cos, sin))
             values.append(v)
             mask = _visible(T, step, x.device) if step else None
@@ -78,21 +95,32 @@ class Layer(nn.Module):
             yield x
             incoming = torch.cat((features[:, :1].to(x.dtype), x[:, :-1]), 1)
 
+    def save(self, folder: Path, target: LlamaConfig) -> None:
+        """Write the checkpoint of a head for a target with this configuration."""
+        checkpoint.save(folder, checkpoint.head_config(target), self.tensors())
+
     def tensors(self) -> dict[str, Tensor]:
         """The weights under the checkpoint's names."""
+        return self._layer_tensors("layers.0")
+
+    def _layer_tensors(self, name: str) -> dict[str, Tensor]:
         q, k, v = self.qkv.chunk(3)
         gate, up = self.gate_up.chunk(2)
         return {
             "fc.weight": self.fc,
-            "layers.0.self_attn.q_proj.weight": q,
-            "layers.0.self_attn.k_proj.weight": k,
-            "layers.0.self_attn.v_proj.weight": v,
-            "layers.0.self_attn.o_proj.weight": self.out,
-            "layers.0.mlp.gate_proj.weight": gate,
-            "layers.0.mlp.up_proj.weight": up,
-            "layers.0.mlp.down_proj.weight": self.down,
-            "layers.0.post_attention_layernorm.weight": self.mlp_norm,
+            f"{name}.self_attn.q_proj.weight": q,
+            f"{name}.self_attn.k_proj.weight": k,
+            f"{name}.self_attn.v_proj.weight": v,
+            f"{name}.self_attn.o_proj.weight": self.out,
+            f"{name}.mlp.gate_proj.weight": gate,
+            f"{name}.mlp.up_proj.weight": up,
+            f"{name}.mlp.down_proj.weight": self.down,
+            f"{name}.post_attention_layernorm.weight": self.mlp_norm,
         }
+
+
+Head = TypeVar("Head", bound=Layer)
+Settings = TypeVar("Settings", bound=HeadTraining)
 
 
 def _visible(T: int, step: int, where: torch.device) -> Tensor:
@@ -138,35 +166,50 @@ def agreement(head: Layer, target: Llama, texts: Tensor, counted: Tensor, depth:
     texts, T = texts.to(where), texts.shape[1] - 1
     same, wanted = [0] * depth, counted[:, 1:].to(where)
     with autocast(where):
-        hidden = target(texts)
-        choices = target.logits(hidden[:, 1:]).argmax(-1)
+        states = target(texts, head.streams)
+        choices = target.logits(states[:, 1:, -target.shape.hidden :]).argmax(-1)
         embedded = F.embedding(texts[:, 1:], target.embedding)
-        for index, predicted in enumerate(head(embedded, hidden[:, :-1], depth, target.cos[:T], target.sin[:T])):
-            same[index] = int(((target.logits(predicted).argmax(-1) == choices) & wanted).sum())
+        for index, predicted in enumerate(head(embedded, states[:, :-1], depth, target.cos[:T], target.sin[:T])):
+            same[index] = int(((head.logits(predicted, target).argmax(-1) == choices) & wanted).sum())
     return [round(count / max(1, int(wanted.sum())), 4) for count in same]
 
 
 def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
-    """Train an EAGLE head for `models`/target and write the folder `models`/eagle (config.json, model.safetensors).
+    """Train an EAGLE head for `models`/target and write the folder `models`/eagle: see `fit`."""
+    fit("eagle", Layer, head_loss, recipe.eagle, recipe, corpus_dir, models, progress)
+
+
+def fit(
+    name: str,
+    make: Callable[[Llama], Head],
+    loss_of: Callable[[Head, Llama, Tensor, Tensor, Settings, torch.Generator], Tensor],
+    settings: Settings,
+    recipe: Recipe,
+    corpus_dir: Path,
+    models: Path,
+    progress: bool,
+) -> None:
+    """Train the head that `make` gives for `models`/target and write `models`/`name` (config.json, model.safetensors).
 
     Also writes its `training.jsonl`: the loss, and at the end the agreement with the target by depth. Raises CorpusError for a
     missing corpus, TrainingError when there is no target or no text of it, or the loss is not finite.
     """
-    target, text, settings, where = trained(models, "target"), read_text(models), recipe.eagle, device()
+    target, text, where = trained(models, "target"), read_text(models), device()
     tokenizer = load_tokenizer(target)
     teacher = llama.load(target).to(where).eval().requires_grad_(False)
-    head = Layer(teacher).initialise(recipe.seed + 3).to(where)
+    head = make(teacher)
+    head.initialise(recipe.seed + 3).to(where)
     schedule = Optimisation(steps=settings.steps, batch=settings.batch, lr=settings.lr, matrix_lr=settings.matrix_lr)
     optimizer = Optimizer(head, schedule)
     generator = torch.Generator(where).manual_seed(recipe.seed + 3)
-    with training(models / "eagle", settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
+    with training(models / name, settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
         run.begin({"head": (head, optimizer)}, [generator])
         texts = with_corpus(text.train, settings.corpus_sequences, corpus_dir, tokenizer, recipe.seed + 3)
-        hidden = states(teacher, texts)  # once: a step then costs the head alone
+        hidden = states(teacher, texts, head.streams)  # once: a step then costs the head alone
         batches = row_batches(len(texts), settings.batch, recipe.seed + 4)
         for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):
             tokens = texts[rows].to(where)
-            loss = head_loss(head, teacher, tokens, hidden[rows].to(where), settings, generator)
+            loss = loss_of(head, teacher, tokens, hidden[rows].to(where), settings, generator)
             run.take_step(step, loss, tokens=step * tokens.numel(), lr=settings.lr)
         # The choice after the end of the text is never drafted.
         counted = text.written & (text.heldout != end_of_text(tokenizer))
@@ -175,4 +218,4 @@ def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -
         run.curve.say(
             f"first choice the target's at depth 1 to 5, held-out prompts: {', '.join(f'{share:.3f}' for share in shares)}"
         )
-        checkpoint.save(run.folder, checkpoint.head_config(LlamaConfig.from_pretrained(target)), head.tensors())
+        head.save(run.folder, LlamaConfig.from_pretrained(target))

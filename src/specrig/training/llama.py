@@ -95,13 +95,20 @@ class Llama(nn.Module):
             last = source
         self.layers = nn.ModuleList(grown)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """`[B, T]` int64 -> `[B, T, D]`, the state after the final norm."""
+    def forward(self, tokens: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
+        """`[B, T]` int64 -> `[B, T, D]`, the state after the final norm.
+
+        streams: residual streams to put before it, `[B, T, (F + 1) D]`: j is the stream after j layers.
+        """
         x = F.embedding(tokens, self.embedding)
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
-        for layer in self.layers:
+        found = []
+        for index, layer in enumerate(self.layers):
+            if index in streams:
+                found.append(x)
             x = layer(x, cos, sin)
-        return F.rms_norm(x, (self.shape.hidden,), self.norm, EPSILON)
+        x = F.rms_norm(x, (self.shape.hidden,), self.norm, EPSILON)
+        return torch.cat((*found, x), -1) if found else x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[..., D]` -> `[..., V]`."""

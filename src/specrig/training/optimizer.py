@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from specrig.training.recipe import Optimisation
 
 _ITERATIONS = 5
+_OUTER = {"embedding", "lm_head"}
+"""Matrices over the vocabulary: AdamW's, their rows are tokens."""
 _SPLITS = {"qkv": 3, "gate_up": 2}
 """Fused matrices hold that many matrices of the model; each is orthogonalised by itself."""
 
@@ -49,7 +51,7 @@ class Optimizer:
         for name, parameter in new:
             self.parameters.append(parameter)
             last = name.rsplit(".", 1)[-1]
-            if self.settings.optimizer == "muon" and parameter.ndim == 2 and last != "embedding":
+            if self.settings.optimizer == "muon" and parameter.ndim == 2 and last not in _OUTER:
                 splits = _SPLITS.get(last, 1)
                 key = (parameter.shape[0] // splits, parameter.shape[1])
                 self.matrices.setdefault(key, []).append((parameter, torch.zeros_like(parameter), splits))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from specrig.training.eagle3_recipe import Eagle3Training
 from specrig.training.eagle_recipe import EagleTraining
 from specrig.training.medusa_recipe import MedusaTraining
 
@@ -135,6 +136,7 @@ class Recipe(Part):
     distillation: Distillation = Distillation()
     medusa: MedusaTraining = MedusaTraining()
     eagle: EagleTraining = EagleTraining()
+    eagle3: Eagle3Training = Eagle3Training()
 
     @model_validator(mode="after")
     def _sequences_fit(self) -> Recipe:

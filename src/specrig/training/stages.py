@@ -35,6 +35,7 @@ STAGES = {
     "medusa": Stage("specrig.training.medusa", "train_heads", ("target",), ("medusa",)),
     "draft_medusa": Stage("specrig.training.medusa", "train_draft_heads", ("draft", "target"), ("medusa",)),
     "eagle": Stage("specrig.training.eagle", "train_head", ("target",), ("eagle",)),
+    "eagle3": Stage("specrig.training.eagle3", "train_head", ("target",), ("eagle3",)),
 }
 JOINT = Stage("specrig.training.medusa", "train_jointly", ("target", "medusa"), ("medusa",))
 """Medusa-2: from another pair's target and its heads, a target and heads that fit each other better."""

@@ -130,12 +130,12 @@ def with_corpus(own: Tensor, count: int, corpus_dir: Path, tokenizer: Tokenizer,
 
 
 @torch.no_grad()
-def states(model: Llama, texts: Tensor) -> Tensor:
-    """Hidden states after the final norm, `[N, T, D]` bfloat16 on the CPU."""
+def states(model: Llama, texts: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
+    """What `model` gives for the texts (see `Llama.forward`), `[N, T, D]` bfloat16 on the CPU."""
     where, found = model.embedding.device, []
     with autocast(where):
         for rows in texts.split(16):
-            found.append(model(rows.to(where)).bfloat16().cpu())
+            found.append(model(rows.to(where), streams).bfloat16().cpu())
     return torch.cat(found)
 
 

@@ -13,6 +13,8 @@ from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, Method
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specrig.decoding.heads.eagle import EagleHead
+
 
 class Eagle(Drafter):
     """One pass of the head catches up with what was accepted and drafts a token; k - 1 more passes draft the rest."""
@@ -25,10 +27,14 @@ class Eagle(Drafter):
         """Those of a chain."""
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
+        super().__init__(options, resources)
+        self.head = self.load()
+
+    def load(self) -> EagleHead:
+        """The trained head."""
         from specrig.decoding.heads.eagle import load
 
-        super().__init__(options, resources)
-        self.head = load(resources.head("eagle"), resources.target)
+        return load(self.resources.head("eagle"), self.resources.target)
 
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
         """Prefill the head with the prompts' features."""

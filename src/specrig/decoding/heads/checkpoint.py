@@ -1,9 +1,10 @@
-"""What all head checkpoints share: writing model.safetensors, and finding tensors that do not belong."""
+"""What all head checkpoints share: writing model.safetensors, drawing an untrained one, finding tensors that do not belong."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -15,10 +16,20 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes) -> None:
-    """Write config.json and model.safetensors (fp32) with the tensors that `shapes` names."""
+    """Write config.json and model.safetensors (fp32, token ids aside) with the tensors that `shapes` names."""
     config.save_pretrained(folder)
-    kept = {name: tensors[name].detach().float().cpu().contiguous().clone() for name in shapes}
+    kept = {name: tensors[name].detach().cpu().contiguous().clone() for name in shapes}
+    kept = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in kept.items()}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def untrained(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:
+    """Normal matrices, norms of one."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: deviation * torch.randn(shape, generator=generator) if len(shape) > 1 else torch.ones(shape)
+        for name, shape in shapes.items()
+    }
 
 
 def faults(tensors: dict[str, Tensor], shapes: Shapes) -> str:

@@ -18,7 +18,7 @@ Checkpoint (what vLLM loads): config.json of a Llama with one layer, model.safet
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -27,7 +27,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specrig.decoding.heads.checkpoint import faults, write
+from specrig.decoding.heads.checkpoint import Shapes, faults, untrained, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.llama_model import Block, LlamaModel
 from specrig.decoding.model import CachedModel, Step
@@ -45,15 +45,17 @@ _TAKEN_OVER = (
 class EagleHead(LlamaModel):
     """The head with its cache, and with the target's embedding and LM head. B rows, D hidden width, V vocabulary."""
 
+    title: ClassVar[str] = "EAGLE"
+
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do not fit."""
         CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)
-        _check(tensors, shapes(config), target)
-        weights = {name: tensor.to(self.device, self.dtype) for name, tensor in tensors.items()}
+        self._check(tensors, target)
         self.target = target
         self.embedding, self.head = _shared(target)
-        self.fc = Linear(weights["fc.weight"])
-        self.blocks = [_block(weights, "layers.0")]
+        self.take_weights(
+            {n: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None) for n, tensor in tensors.items()}
+        )
         self.rotary = LlamaRotaryEmbedding(config).to(self.device)
         self.eps = config.rms_norm_eps
         self.q_heads = config.num_attention_heads
@@ -62,6 +64,21 @@ class EagleHead(LlamaModel):
         self._counts: list[int] = []
         self._base: list[int] = []
         self._above: Tensor | None = None
+
+    def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        if self.hidden_size != target.hidden_size:
+            raise DecodingError(f"the head is for a hidden size of {self.hidden_size}, the target's is {target.hidden_size}")
+        if wrong := faults(tensors, self.tensor_shapes()):
+            raise DecodingError(f"not an {self.title} head of this target: {wrong}")
+
+    def tensor_shapes(self) -> Shapes:
+        """What its checkpoint must hold."""
+        return shapes(self.config)
+
+    def take_weights(self, weights: dict[str, Tensor]) -> None:
+        """Build the layer from the checkpoint's tensors."""
+        self.fc = Linear(weights["fc.weight"])
+        self.blocks = [layer_of(weights, "layers.0")]
 
     def run(self, tokens: Tensor, features: Tensor, *, last: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Entries of `tokens` `[B, n]`, each with the `features` `[B, n, D]` of the position before it, behind the cache.
@@ -163,7 +180,10 @@ class EagleHead(LlamaModel):
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
         x = self.fc(torch.cat((F.embedding(tokens, self.embedding), self._incoming), -1))
-        return self.block(0, self.blocks[0], x, step)
+        return self.block(0, self.blocks[0], x, step, reads=x)
+
+
+Head = TypeVar("Head", bound=EagleHead)
 
 
 def head_config(target: Any) -> Any:
@@ -178,31 +198,31 @@ def head_config(target: Any) -> Any:
     return LlamaConfig(**given, num_hidden_layers=1, architectures=["EagleLlamaForCausalLM"])
 
 
-def shapes(config: Any) -> dict[str, tuple[int, ...]]:
+def shapes(config: Any) -> Shapes:
     """Tensor names of a checkpoint and their shapes."""
+    return {"fc.weight": (config.hidden_size, 2 * config.hidden_size)} | layer_shapes(config, "layers.0", config.hidden_size)
+
+
+def layer_shapes(config: Any, name: str, reads: int) -> Shapes:
+    """Of the decoder layer `name`, whose attention projects vectors of width `reads`."""
     D, intermediate = config.hidden_size, config.intermediate_size
     width = getattr(config, "head_dim", None) or D // config.num_attention_heads
     queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
     return {
-        "fc.weight": (D, 2 * D),
-        "layers.0.self_attn.q_proj.weight": (queries, D),
-        "layers.0.self_attn.k_proj.weight": (keys, D),
-        "layers.0.self_attn.v_proj.weight": (keys, D),
-        "layers.0.self_attn.o_proj.weight": (D, queries),
-        "layers.0.mlp.gate_proj.weight": (intermediate, D),
-        "layers.0.mlp.up_proj.weight": (intermediate, D),
-        "layers.0.mlp.down_proj.weight": (D, intermediate),
-        "layers.0.post_attention_layernorm.weight": (D,),
+        f"{name}.self_attn.q_proj.weight": (queries, reads),
+        f"{name}.self_attn.k_proj.weight": (keys, reads),
+        f"{name}.self_attn.v_proj.weight": (keys, reads),
+        f"{name}.self_attn.o_proj.weight": (D, queries),
+        f"{name}.mlp.gate_proj.weight": (intermediate, D),
+        f"{name}.mlp.up_proj.weight": (intermediate, D),
+        f"{name}.mlp.down_proj.weight": (D, intermediate),
+        f"{name}.post_attention_layernorm.weight": (D,),
     }
 
 
 def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
     """Weights of an untrained head: normal matrices, norms of one."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: deviation * torch.randn(shape, generator=generator) if len(shape) > 1 else torch.ones(shape)
-        for name, shape in shapes(config).items()
-    }
+    return untrained(shapes(config), seed, deviation)
 
 
 def initialise(folder: Path, model: Path, seed: int) -> None:
@@ -219,23 +239,21 @@ def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
 
 def load(folder: Path, target: CachedModel) -> EagleHead:
     """Read a head's folder for this target. Raises DecodingError where it is no EAGLE head of it."""
+    return load_as(EagleHead, folder, target)
+
+
+def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
+    """Read a folder as that kind of head. Raises DecodingError where it does not hold one."""
     try:
         config = LlamaConfig.from_pretrained(folder)
         tensors = load_file(folder / "model.safetensors")
     except OSError as error:
-        raise DecodingError(f"{folder}: no EAGLE head there ({str(error).splitlines()[0]})") from error
+        raise DecodingError(f"{folder}: no {kind.title} head there ({str(error).splitlines()[0]})") from error
     tensors.pop("embed_tokens.weight", None)  # some checkpoints repeat the target's
     try:
-        return EagleHead(config, tensors, target)
+        return kind(config, tensors, target)
     except DecodingError as error:
         raise DecodingError(f"{folder}: {error}") from error
-
-
-def _check(tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], target: CachedModel) -> None:
-    if expected["fc.weight"][0] != target.hidden_size:
-        raise DecodingError(f"the head is for a hidden size of {expected['fc.weight'][0]}, the target's is {target.hidden_size}")
-    if wrong := faults(tensors, expected):
-        raise DecodingError("not an EAGLE head of this target: " + wrong)
 
 
 def _shared(target: CachedModel) -> tuple[Tensor, Linear]:
@@ -248,7 +266,9 @@ def _shared(target: CachedModel) -> tuple[Tensor, Linear]:
     return model.get_input_embeddings().weight.detach(), Linear(output.weight.detach(), bias)
 
 
-def _block(weights: dict[str, Tensor], prefix: str) -> Block:
+def layer_of(weights: dict[str, Tensor], prefix: str) -> Block:
+    """The decoder layer `prefix` of a checkpoint; what its attention reads is made by the head."""
+
     def fused(*names: str) -> Linear:
         return Linear(torch.cat([weights[f"{prefix}.{name}.weight"] for name in names]))
 

@@ -1,0 +1,59 @@
+"""EAGLE-3: EAGLE's loop with a head that reads three layers of the target and is trained on its own output.
+
+Li et al., 2503.01840. The head is freed from predicting the target's features, so more training data keeps helping; it reads low,
+middle and high layers instead of the last alone. A chain of k tokens, or with `nodes` EAGLE-2's tree, as in the paper.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from specrig.decoding.drafters.eagle import Eagle
+from specrig.decoding.drafters.eagle2 import Eagle2
+from specrig.decoding.types import Context, Draft, MethodOptions, Resources, Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specrig.decoding.heads.eagle3 import Eagle3Head
+
+
+class Eagle3(Eagle2):
+    """EAGLE's rounds over the target's fused features."""
+
+    name = "eagle3"
+    summary = "a one-layer head on three of the target's layers, trained on its own output (EAGLE-3, 2503.01840)"
+    needs = ("eagle3",)
+    head: Eagle3Head
+
+    class Options(MethodOptions):
+        """nodes: 0 drafts a chain, else the size of a tree grown as EAGLE-2's; top_k: nodes expanded a level, and their children."""
+
+        nodes: int = Field(0, ge=0, le=128)
+        top_k: int = Field(10, ge=1, le=16)
+
+    def __init__(self, options: MethodOptions, resources: Resources) -> None:
+        super().__init__(options, resources)
+        self.feature_layers = self.head.aux_layers
+
+    def load(self) -> Eagle3Head:
+        """The trained head."""
+        from specrig.decoding.heads.eagle3 import load
+
+        return load(self.resources.head("eagle3"), self.resources.target)
+
+    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+        """Prefill the head with the prompts' fused features."""
+        assert features is not None
+        self.head.begin(context, self.head.fuse(features))
+
+    def propose(self, context: Context, k: int) -> Draft:
+        """A chain of k tokens or a tree of k levels."""
+        return super().propose(context, k) if self.options.nodes else Eagle.propose(self, context, k)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Keep the fused features of what was accepted."""
+        assert verdict.features is not None
+        self.head.learn(self.head.fuse(verdict.features), verdict)

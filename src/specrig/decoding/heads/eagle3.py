@@ -1,0 +1,164 @@
+"""The EAGLE-3 head: one decoder layer on three of the target's residual streams (Li et al., 2503.01840, section 3).
+
+It differs from EAGLE's in what it reads and in what it predicts. The feature of position t joins the target's residual stream after
+a low, a middle and a high layer; `fc` makes one vector g of width D of them. The layer's attention reads the normed embedding of
+token t + 1 beside the normed g, its residual stream is g. Its output a need not resemble any state of the target: a norm and an LM
+head of its own turn it into the distribution of token t + 2, and a itself, before that norm, stands in for the next g.
+
+    features   g0  g1  g2           g = fc(low, middle, high), true, from target passes
+    entries    g0+x1  g1+x2  g2+x3  -> a3, and LM head(norm(a3)) drafts x4; then a3+x4 -> a4 and so on
+
+Cache and rounds are EAGLE's (`heads.eagle`).
+
+Checkpoint (what vLLM loads): config.json of a Llama with one layer and `eagle_config.eagle_aux_hidden_state_layer_ids` (j is the
+stream after j layers), model.safetensors with `fc.weight` `[D, 3D]` (low first), `midlayer.*` with `self_attn.{q,k,v}_proj.weight`
+`[., 2D]` (embedding first), `norm.weight`, `lm_head.weight` `[Vd, D]`. With a reduced vocabulary (`draft_vocab_size` Vd < V)
+`d2t` `[Vd]` int64: draft token i is the target's token i + d2t[i].
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
+from transformers import LlamaConfig
+
+from specrig.decoding.heads import eagle
+from specrig.decoding.heads.checkpoint import Shapes, untrained, write
+from specrig.decoding.heads.eagle import EagleHead, layer_of, layer_shapes, load_as
+from specrig.decoding.linear import Linear
+from specrig.decoding.model import CachedModel, Step
+from specrig.decoding.types import DecodingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+"""Keys by which a checkpoint says that its norms sit elsewhere."""
+
+
+class Eagle3Head(EagleHead):
+    """The head with its cache, its LM head, and the target's embedding. Rows share one set of aux layers."""
+
+    title: ClassVar[str] = "EAGLE-3"
+
+    def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        super()._check(tensors, target)
+        if others := [name for name in _VARIANTS if getattr(self.config, name, False)]:
+            raise DecodingError(f"an EAGLE-3 head with {', '.join(others)} in its config is of another build, not supported here")
+        self.aux_layers = read_aux_layers(self.config, target.layers)
+        if "d2t" in tensors:
+            places = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+            if places.unique().numel() < len(places) or places.min() < 0 or places.max() >= self.config.vocab_size:
+                raise DecodingError(
+                    f"not an EAGLE-3 head of this target: d2t maps outside the {self.config.vocab_size} tokens or twice"
+                )
+
+    def tensor_shapes(self) -> Shapes:
+        """What its checkpoint must hold."""
+        return shapes(self.config)
+
+    def take_weights(self, weights: dict[str, Tensor]) -> None:
+        """Build the layer from the checkpoint's tensors."""
+        self.fc = Linear(weights["fc.weight"])
+        self.blocks = [layer_of(weights, "midlayer")]
+        self.embedding_norm, self.feature_norm = (
+            weights[f"midlayer.{name}.weight"] for name in ("input_layernorm", "hidden_norm")
+        )
+        self.norm = weights["norm.weight"]
+        self.head = Linear(weights["lm_head.weight"])
+        offsets = weights.get("d2t")
+        self.places = None if offsets is None else torch.arange(len(offsets), device=self.device) + offsets
+
+    @torch.inference_mode()
+    def fuse(self, streams: Tensor) -> Tensor:
+        """The target's three residual streams, joined, `[B, n, 3D]` -> features `[B, n, D]`."""
+        fused: Tensor = self.fc(streams)
+        return fused
+
+    @torch.inference_mode()
+    def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
+        x, D = self._incoming, self.hidden_size
+        embedded = F.rms_norm(F.embedding(tokens, self.embedding), (D,), self.embedding_norm, self.eps)
+        reads = torch.cat((embedded, F.rms_norm(x, (D,), self.feature_norm, self.eps)), -1)
+        return self.block(0, self.blocks[0], x, step, reads)
+
+    @torch.inference_mode()
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(F.rms_norm(hidden, (self.hidden_size,), self.norm, self.eps))
+        if self.places is None:
+            return logits
+        # A token that the head does not know is never drafted.
+        every = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
+        every[..., self.places] = logits
+        return every
+
+
+def choose_aux_layers(layers: int) -> tuple[int, int, int]:
+    """Low, middle and high stream of a target with so many layers, e.g. 1, 3, 5 of 6.
+
+    Raises DecodingError below three layers: the streams between embedding and last layer are too few.
+    """
+    if layers < 3:
+        raise DecodingError(f"an EAGLE-3 head reads the target after three different layers; a target of {layers} has too few")
+    return layers // 6, layers // 2, layers - max(1, layers // 6)
+
+
+def read_aux_layers(config: Any, layers: int) -> tuple[int, ...]:
+    """The streams that a checkpoint names for a target of `layers` layers; those of the paper's code where it names none."""
+    named = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
+    found = tuple(named or (2, layers // 2, layers - 3))
+    if len(found) != 3 or any(low >= high for low, high in pairwise((-1, *found, layers))):
+        raise DecodingError(f"eagle_aux_hidden_state_layer_ids are {list(found)}, not three rising ones from 0 to {layers - 1}")
+    return found
+
+
+def head_config(target: Any, draft_vocabulary: int | None = None) -> Any:
+    """The configuration of a head for a target with this configuration, of so many of its tokens (None: of all).
+
+    Raises DecodingError for a target without rotary positions or of fewer than three layers.
+    """
+    config = eagle.head_config(target)
+    config.architectures = ["LlamaForCausalLMEagle3"]
+    config.tie_word_embeddings = False
+    config.draft_vocab_size = draft_vocabulary or config.vocab_size
+    layers = choose_aux_layers(target.get_text_config(decoder=True).num_hidden_layers)
+    config.eagle_config = {"eagle_aux_hidden_state_layer_ids": list(layers), "use_aux_hidden_state": True}
+    return config
+
+
+def shapes(config: Any) -> Shapes:
+    """Tensor names of a checkpoint and their shapes."""
+    D, V = config.hidden_size, getattr(config, "draft_vocab_size", None) or config.vocab_size
+    found: Shapes = {"fc.weight": (D, 3 * D)} | layer_shapes(config, "midlayer", 2 * D)
+    found |= {f"midlayer.{name}.weight": (D,) for name in ("input_layernorm", "hidden_norm")}
+    found |= {"norm.weight": (D,), "lm_head.weight": (V, D)}
+    return found | ({"d2t": (V,)} if config.vocab_size > V else {})
+
+
+def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
+    """Weights of an untrained head; a reduced vocabulary is the target's first tokens."""
+    tensors = untrained(shapes(config), seed, deviation)
+    if "d2t" in tensors:
+        tensors["d2t"] = torch.zeros(len(tensors["d2t"]), dtype=torch.int64)
+    return tensors
+
+
+def initialise(folder: Path, model: Path, seed: int) -> None:
+    """Write an untrained head of a model folder: for tests and the audit's laboratory, where any draft will do."""
+    config = head_config(LlamaConfig.from_pretrained(model))
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder, config, random_tensors(config, seed, deviation=0.15))
+
+
+def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
+    """Write config.json and model.safetensors (fp32)."""
+    write(folder, config, tensors, shapes(config))
+
+
+def load(folder: Path, target: CachedModel) -> Eagle3Head:
+    """Read a head's folder for this target. Raises DecodingError where it is no EAGLE-3 head of it."""
+    return load_as(Eagle3Head, folder, target)

@@ -1,0 +1,17 @@
+"""The recipe of the EAGLE-3 head: the `training.eagle3:` block of a study's config. Its defaults train the quick embedded pair's. No torch."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from specrig.training.eagle_recipe import HeadTraining
+
+
+class Eagle3Training(HeadTraining):
+    """What EAGLE-3 changes: no feature loss, no noise; its steps weigh unequally, its vocabulary may be smaller."""
+
+    steps: int = Field(default=60, ge=1)
+    step_decay: float = Field(default=0.8, gt=0, le=1)
+    """Each further step on its own output weighs that much of the one before (as the paper's code has it)."""
+    draft_vocabulary: int | None = Field(default=None, ge=1)
+    """So many of the target's tokens can be drafted, those it most often writes (section 4, as in FR-Spec); null: all."""

@@ -1,0 +1,361 @@
+"""The EAGLE-3 head: its layer is what vLLM computes, its checkpoint what vLLM loads, it learns, and its drafts keep the output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specrig.decoding.drafters.autoregressive import Autoregressive
+from specrig.decoding.drafters.eagle3 import Eagle3
+from specrig.decoding.heads.eagle3 import Eagle3Head, choose_aux_layers, head_config, load, random_tensors, save
+from specrig.decoding.loop import generate
+from specrig.decoding.sampling import Sampler
+from specrig.decoding.transformers_model import cached_model
+from specrig.decoding.types import Context, DecodingError
+from specrig.training import llama
+from specrig.training.checkpoint import State
+from specrig.training.eagle import agreement
+from specrig.training.eagle3 import Layer, frequent, head_loss, train_head
+from specrig.training.eagle3_recipe import Eagle3Training
+from specrig.training.example import TASKS
+from specrig.training.language_model import train_target
+from specrig.training.llama import Llama
+from specrig.training.optimizer import Optimizer
+from specrig.training.recipe import Optimisation, Recipe, Shape
+from specrig.training.run import TrainingError
+from specrig.training.stages import STAGES, TEXT
+from specrig.training.target_text import write_text
+
+V, D = 23, 16
+CONFIG = LlamaConfig(
+    vocab_size=V, hidden_size=D, intermediate_size=24, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=128, initializer_range=0.4, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.fixture
+def source():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(CONFIG).eval()
+
+
+@pytest.fixture
+def target(source):
+    return cached_model(source)
+
+
+def context(row: list[int]) -> Context:
+    return Context([list(row)], [False], Sampler(0.0, range(1)), [4])
+
+
+def by_hand(tensors: dict[str, Tensor], head: Eagle3Head, tokens: Tensor, g: Tensor) -> Tensor:
+    """Outputs before the norm of entries (token t + 1, g of t), as vLLM's llama_eagle3 has it: `[n]`, `[n, D]` -> `[n, D]`."""
+    n, d, prefix = len(tokens), head.head_width, "midlayer."
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x * (x.pow(2).mean(-1, keepdim=True) + head.eps).rsqrt() * tensors[f"{prefix}{name}.weight"]
+
+    both = torch.cat((norm(head.embedding[tokens], "input_layernorm"), norm(g, "hidden_norm")), -1)
+    q, k, v = (
+        (both @ tensors[f"{prefix}self_attn.{name}_proj.weight"].T).view(n, count, d)
+        for name, count in (("q", 4), ("k", 2), ("v", 2))
+    )
+    cos, sin = (part[0].unsqueeze(1) for part in head.rotary(both.unsqueeze(0), torch.arange(n).unsqueeze(0)))
+    q, k = (x * cos + torch.cat((-x[..., d // 2 :], x[..., : d // 2]), -1) * sin for x in (q, k))
+    k, v = (part.repeat_interleave(2, 1) for part in (k, v))
+    scores = torch.einsum("ihd,jhd->hij", q, k) / d**0.5
+    scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf).softmax(-1)
+    x = g + torch.einsum("hij,jhd->ihd", scores, v).reshape(n, -1) @ tensors[f"{prefix}self_attn.o_proj.weight"].T
+    normed = norm(x, "post_attention_layernorm")
+    gate, up = (normed @ tensors[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return x + (F.silu(gate) * up) @ tensors[f"{prefix}mlp.down_proj.weight"].T
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_the_layer_reads_three_streams_and_feeds_its_own_output_back(source, direct: bool) -> None:
+    target = cached_model(source, direct=direct)
+    config = head_config(target.config)
+    tensors = random_tensors(config, 3, 0.3)
+    generator = torch.Generator().manual_seed(4)
+    tensors = {n: t if t.dim() > 1 else 1 + 0.2 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
+    head = Eagle3Head(config, tensors, target)
+    row = [5, 9, 2, 11, 7]  # four of the prompt and the first one generated
+    target.feature_layers = head.aux_layers
+    target.start(1, 64)
+    target.forward(torch.tensor([row[:-1]]))
+    assert target.features is not None
+    with torch.no_grad():
+        states = source(torch.tensor([row[:-1]]), output_hidden_states=True).hidden_states
+    streams = torch.cat([states[layer] for layer in (0, 2, 3)], -1)
+    torch.testing.assert_close(target.features, streams, atol=1e-4, rtol=1e-4)
+    head.begin(context(row), head.fuse(target.features))
+    logits, output = head.advance(context(row))
+    g = streams[0] @ tensors["fc.weight"].T
+    expected = by_hand(tensors, head, torch.tensor(row[1:]), g)
+    torch.testing.assert_close(output[0], expected[-1], atol=1e-4, rtol=1e-4)
+    named = F.rms_norm(expected[-1], (D,), tensors["norm.weight"], head.eps) @ tensors["lm_head.weight"].T
+    torch.testing.assert_close(logits[0], named, atol=1e-4, rtol=1e-4)
+    _, further = head.step(torch.tensor([3]), output)
+    longer = by_hand(tensors, head, torch.tensor([*row[1:], 3]), torch.cat((g, expected[-1:])))
+    torch.testing.assert_close(further[0], longer[-1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reduced", [None, 9])
+def test_the_checkpoint_is_what_vllm_loads(target, tmp_path: Path, reduced: int | None) -> None:
+    config = head_config(target.config, reduced)
+    save(tmp_path, config, random_tensors(config, 1))
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "fc.weight": (D, 3 * D),
+        "midlayer.self_attn.q_proj.weight": (D, 2 * D),
+        "midlayer.self_attn.k_proj.weight": (D // 2, 2 * D),
+        "midlayer.self_attn.v_proj.weight": (D // 2, 2 * D),
+        "midlayer.self_attn.o_proj.weight": (D, D),
+        "midlayer.mlp.gate_proj.weight": (24, D),
+        "midlayer.mlp.up_proj.weight": (24, D),
+        "midlayer.mlp.down_proj.weight": (D, 24),
+        "midlayer.input_layernorm.weight": (D,),
+        "midlayer.hidden_norm.weight": (D,),
+        "midlayer.post_attention_layernorm.weight": (D,),
+        "norm.weight": (D,),
+        "lm_head.weight": (reduced or V, D),
+        **({"d2t": (reduced,)} if reduced else {}),
+    }
+    assert all(tensor.dtype == (torch.int64 if name == "d2t" else torch.float32) for name, tensor in tensors.items())
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["num_hidden_layers"] == 1 and written["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert (written["hidden_size"], written["vocab_size"], written["model_type"]) == (D, V, "llama")
+    assert written["draft_vocab_size"] == (reduced or V) and written["tie_word_embeddings"] is False
+    assert written["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0, 2, 3], "use_aux_hidden_state": True}
+    assert load(tmp_path, target).aux_layers == (0, 2, 3)
+
+
+def test_the_three_streams_differ_whatever_the_depth() -> None:
+    assert choose_aux_layers(6) == (1, 3, 5)
+    for layers in range(3, 100):
+        low, middle, high = choose_aux_layers(layers)
+        assert 0 <= low < middle < high < layers
+    with pytest.raises(DecodingError, match="a target of 2 has too few"):
+        choose_aux_layers(2)
+
+
+def test_wrong_checkpoints_are_refused(target, tmp_path: Path) -> None:
+    config = head_config(target.config, 9)
+    tensors = random_tensors(config, 1)
+    with pytest.raises(DecodingError, match=r"nothing: no EAGLE-3 head there"):
+        load(tmp_path / "nothing", target)
+    with pytest.raises(DecodingError, match=r"not an EAGLE-3 head of this target: lm_head\.weight is missing"):
+        Eagle3Head(config, {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}, target)
+    for offsets in (torch.full((9,), V), torch.tensor([1, *[0] * 8])):
+        with pytest.raises(DecodingError, match="d2t maps outside the 23 tokens or twice"):
+            Eagle3Head(config, tensors | {"d2t": offsets}, target)
+    config.norm_before_residual = True
+    with pytest.raises(DecodingError, match="norm_before_residual in its config is of another build"):
+        Eagle3Head(config, tensors, target)
+    config.norm_before_residual = False
+    for wrong in ([1, 1, 2], [1, 2, 4], [1, 2]):
+        config.eagle_config = {"eagle_aux_hidden_state_layer_ids": wrong}
+        with pytest.raises(DecodingError, match="not three rising ones from 0 to 3"):
+            Eagle3Head(config, tensors, target)
+
+
+TINY = Shape(layers=3, hidden=32, heads=2, intermediate=48, context=64)
+TRAINING = Eagle3Training(steps=150, rollout=3)
+
+
+def test_the_training_head_is_the_decoding_head(tmp_path: Path) -> None:
+    model = Llama(TINY, V).initialise(0)
+    layer = Layer(model, torch.tensor([0, 3, 4, 11, 20, 22]))
+    layer.initialise(1)
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
+    llama.save(model, tmp_path, eos=0)
+    target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))
+    target.start(1, 64)
+    layer.save(tmp_path / "head", target.config)
+    head = load(tmp_path / "head", target)
+    tokens = torch.randint(0, V, (1, 12), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        states = model(tokens, layer.streams)
+        embedded = F.embedding(tokens[:, 1:], model.embedding)
+        steps = list(layer(embedded, states[:, :-1], 3, model.cos[:11], model.sin[:11]))
+        # Step j + 1's last entry is what the head drafts after true features up to j positions before the end.
+        for back in range(3):
+            row = tokens[0, : 12 - back].tolist()
+            head.begin(context(row), head.fuse(states[:, : len(row) - 1, : 3 * 32]))
+            logits, output = head.advance(context(row))
+            for token in tokens[0, 12 - back :]:
+                logits, output = head.step(token.unsqueeze(0), output)
+            torch.testing.assert_close(steps[back][0, -1], output[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(layer.logits(steps[back][0, -1], model), logits[0], atol=1e-4, rtol=1e-4)
+            assert logits[0].isfinite().nonzero().flatten().tolist() == [0, 3, 4, 11, 20, 22]
+
+
+class Pair:
+    """Resources with a target and one head."""
+
+    def __init__(self, target, folder: Path) -> None:
+        self.target, self.folder = target, folder
+
+    def head(self, name: str) -> Path:
+        assert name == "eagle3"
+        return self.folder
+
+
+def test_a_head_learns_a_deterministic_target(tmp_path: Path) -> None:
+    # A target that counts: it is taught next = (token + step) mod V, with the step that the text shows.
+    model = Llama(TINY, V).initialise(0)
+    generator = torch.Generator().manual_seed(1)
+
+    def texts(rows: int) -> Tensor:
+        start, stride = torch.randint(0, V, (2, rows, 1), generator=generator)
+        return (start + (stride % 5 + 1) * torch.arange(33)) % V
+
+    optimizer = Optimizer(model, Optimisation(steps=150))
+    for _ in range(150):
+        tokens = texts(8)
+        F.cross_entropy(model.logits(model(tokens[:, :-1])).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+    model.eval().requires_grad_(False)
+    layer = Layer(model)
+    layer.initialise(2)
+    optimizer = Optimizer(layer, Optimisation(steps=TRAINING.steps, lr=TRAINING.lr, matrix_lr=TRAINING.matrix_lr))
+    losses = []
+    for _ in range(TRAINING.steps):
+        tokens = texts(8)
+        loss = head_loss(layer, model, tokens, model(tokens, layer.streams), TRAINING)
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+    assert sum(losses[-10:]) < 0.1 * sum(losses[:10])
+    tokens = texts(16)
+    counted = torch.zeros_like(tokens, dtype=torch.bool)
+    counted[:, 4:] = True
+    assert min(agreement(layer, model, tokens, counted, 3)) > 0.9
+
+    llama.save(model, tmp_path, eos=0)
+    target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))
+    layer.save(tmp_path / "head", target.config)
+    pair = Pair(target, tmp_path / "head")
+    prompts = [[3, 5, 7, 9], [2, 3, 4, 5, 6, 7]]
+    plain = generate(target, Autoregressive(Autoregressive.Options(), pair), prompts, k=0, max_new_tokens=30, temperature=0)
+    for nodes in (0, 12):
+        drafter = Eagle3(Eagle3.Options(nodes=nodes, top_k=4), pair)
+        found = generate(target, drafter, prompts, k=4, max_new_tokens=30, temperature=0)
+        assert [row.tokens for row in found] == [row.tokens for row in plain]
+        assert all(len(row.rounds) <= 8 for row in found)  # 29 tokens at up to 5 a round
+
+
+def test_a_reduced_vocabulary_drafts_its_tokens_only_and_keeps_the_output(target, tmp_path: Path) -> None:
+    config = head_config(target.config, 9)
+    tensors = random_tensors(config, 3, 0.3) | {"d2t": torch.arange(9)}  # the even tokens up to 16
+    save(tmp_path, config, tensors)
+    pair = Pair(target, tmp_path)
+    for nodes in (0, 10):
+        drafter = Eagle3(Eagle3.Options(nodes=nodes, top_k=3), pair)
+        offered = []
+        propose = drafter.propose
+
+        def watched(context: Context, k: int, propose=propose, offered=offered):
+            offered.append(propose(context, k))
+            return offered[-1]
+
+        drafter.propose = watched
+        prompts = [[5, 9, 2], [8, 3, 3, 1]]
+        for temperature in (0.0, 1.0):
+            found = generate(target, drafter, prompts, k=3, max_new_tokens=20, temperature=temperature)
+            assert all(len(row.tokens) == 20 for row in found)
+            if temperature == 0:
+                plain = generate(
+                    target, Autoregressive(Autoregressive.Options(), pair), prompts, k=0, max_new_tokens=20, temperature=0
+                )
+                assert [row.tokens for row in found] == [row.tokens for row in plain]
+        assert all((draft.tokens % 2 == 0).all() and (draft.tokens <= 16).all() for draft in offered)
+
+
+def test_the_most_frequent_tokens_are_kept() -> None:
+    assert frequent(torch.tensor([[7, 7, 2], [2, 7, 5]]), 2, 10).tolist() == [2, 7]
+    assert frequent(torch.tensor([[7, 7]]), 3, 10).tolist() == [0, 1, 7]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
+    """A tiny target, barely trained, on sums, and its text: corpus/, target."""
+    out = tmp_path_factory.mktemp("pair")
+    rows = [
+        {"task": TASKS[n % 4], "prompt": f"{n} and {n + 7} make", "completion": f" {2 * n + 7}, above {n}"} for n in range(400)
+    ]
+    (out / "corpus").mkdir()
+    for name, part in (("train", rows[:360]), ("heldout", rows[360:])):
+        lines = [json.dumps({**row, "text": row["prompt"] + row["completion"], "source": "-"}) + "\n" for row in part]
+        (out / "corpus" / f"{name}.jsonl").write_text("".join(lines))
+    recipe = Recipe.model_validate(
+        {
+            "vocabulary": 300,
+            "target": {"layers": 3, "hidden": 32, "heads": 2, "intermediate": 48, "context": 64},
+            "target_training": {"steps": 20, "batch": 4, "sequence": 32, "evaluations": 1},
+            "text": {"sequences": 8, "sequence": 32, "heldout_sequences": 8},
+            "eagle3": {"steps": 20, "batch": 4, "corpus_sequences": 16, "draft_vocabulary": 250},
+        }
+    )
+    train_target(recipe, out / "corpus", out, progress=False)
+    write_text(recipe, out / "corpus", out)
+    return recipe, out
+
+
+def begun(folder: Path, out: Path) -> Path:
+    """A pair's folder with a target and its text."""
+    out.mkdir()
+    for name in ("target", TEXT):
+        (out / name).symlink_to(folder / name)
+    return out
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_the_stage_trains_with_a_falling_loss_and_goes_on_after_a_kill(
+    pair: tuple[Recipe, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, folder = pair
+    stage = STAGES["eagle3"]
+    assert (stage.module, stage.function, stage.keys) == (train_head.__module__, train_head.__name__, ("eagle3",))
+    whole, cut = begun(folder, tmp_path / "whole"), begun(folder, tmp_path / "cut")
+    train_head(recipe, folder / "corpus", whole, progress=False)
+    rows = [json.loads(line) for line in (whole / "eagle3" / "training.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == recipe.eagle3.steps and sum(losses[-5:]) < sum(losses[:5])
+    assert len(rows[-1]["agreement"]) == 5 and all(0 <= share <= 1 for share in rows[-1]["agreement"])
+
+    def save_and_die(state: State, step: int) -> None:
+        if step == 7:
+            state.save(step)
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(State, "keep", save_and_die)
+        train_head(recipe, folder / "corpus", cut, progress=False)
+    assert not (cut / "eagle3").exists()
+    taken: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "keep", lambda state, step: taken.append(step))
+        train_head(recipe, folder / "corpus", cut, progress=False)
+    assert taken == list(range(8, recipe.eagle3.steps + 1))
+    one, two = (load_file(made / "eagle3" / "model.safetensors") for made in (whole, cut))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    assert one["d2t"].shape == (250,)
+    load(whole / "eagle3", cached_model(LlamaForCausalLM.from_pretrained(folder / "target")))
+
+
+def test_a_target_of_two_layers_is_refused() -> None:
+    with pytest.raises(TrainingError, match="a target of 2 has too few"):
+        Layer(Llama(TINY.model_copy(update={"layers": 2}), V).initialise(0))
