@@ -10,7 +10,7 @@ from specrig.training.eagle_recipe import HeadTraining
 class Eagle3Training(HeadTraining):
     """What EAGLE-3 changes: no feature loss, no noise; its steps weigh unequally, its vocabulary may be smaller."""
 
-    steps: int = Field(default=60, ge=1)
+    steps: int = Field(default=50, ge=1)
     step_decay: float = Field(default=0.8, gt=0, le=1)
     """Each further step on its own output weighs that much of the one before (as the paper's code has it)."""
     draft_vocabulary: int | None = Field(default=None, ge=1)

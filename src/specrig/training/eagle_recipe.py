@@ -10,7 +10,7 @@ class HeadTraining(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: int = Field(default=80, ge=1)
+    steps: int = Field(default=60, ge=1)
     batch: int = Field(default=8, ge=1)
     """Sequences a step."""
     lr: float = Field(default=3e-3, gt=0)

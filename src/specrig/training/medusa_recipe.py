@@ -28,7 +28,7 @@ class MedusaTraining(BaseModel):
     own_lm_heads: bool = True
     """Whether every head trains an LM head of its own, as the paper does; else all share the model's, frozen. Sharing drafts faster
     but learns slowly: SiLU is bounded below, so h + SiLU(Wh + b) can hardly lower any part of h."""
-    steps: int = Field(default=80, ge=1)
+    steps: int = Field(default=60, ge=1)
     batch: int = Field(default=8, ge=1)
     """Sequences a step."""
     lr: float = Field(default=1e-3, gt=0)
@@ -39,6 +39,6 @@ class MedusaTraining(BaseModel):
     """Head i's loss weighs decay to the power i."""
     kl_weight: float = Field(default=0.5, ge=0, le=1)
     """Loss of a head = kl_weight x KL(what the model itself says there, head) + (1 - kl_weight) x cross-entropy of the token there."""
-    corpus_sequences: int = Field(default=256, ge=0)
+    corpus_sequences: int = Field(default=128, ge=0)
     """Sequences of the corpus to learn from; their hidden states are computed once."""
     joint: JointTraining = JointTraining()
