@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from specrig.engines.base import Engine, EngineError, PairFiles
 from specrig.measurement.environment import capture, model_digest
 from specrig.measurement.progress import Advance, progress
 from specrig.measurement.records import (
+    Counts,
     Record,
     RecordError,
     Rounds,
@@ -220,6 +222,7 @@ def as_run(generation: Generation, peak_memory_mb: float) -> Run:
             emitted=[entry.emitted for entry in rounds],
             cut=any(entry.cut for entry in rounds),
         ),
+        counts=None if generation.counts is None else Counts.model_validate(asdict(generation.counts)),
         overlap=generation.overlap,
         reached=generation.reached,
         ttft_s=generation.ttft_s,
