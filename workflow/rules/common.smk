@@ -57,7 +57,7 @@ AUDITS = [f"{ROOT}/audit/records.csv"] + [
 ]
 TABLES = [
     f"{ROOT}/tables/{name}.{kind}"
-    for name in ("cells", "speedup", "acceptance")
+    for name in ("cells", "speedup", "acceptance", "engines")
     for kind in ("csv", "md", "tex")
 ]
 FIGURE_NAMES = [
@@ -66,6 +66,7 @@ FIGURE_NAMES = [
     "speedup_bars",
     "predicted",
     "emitted_lengths",
+    "engines",
     "batching",
     "training",
 ]

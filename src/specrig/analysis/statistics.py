@@ -57,6 +57,21 @@ def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, *, seed: int 
     return _percentiles(above[draws].sum(axis=1)[kept] / totals[kept])
 
 
+def ratio_difference_interval(
+    first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike, ArrayLike], *, seed: int = 0, resamples: int = RESAMPLES
+) -> Interval:
+    """95 % interval of Σ a / Σ b of `first` minus that of `second`: (numerators, denominators) over the same units, redrawn together.
+
+    NaN for fewer than two units. Every unit has positive denominators.
+    """
+    parts = [np.asarray(values, dtype=float) for side in (first, second) for values in side]
+    if parts[0].size < 2:
+        return UNKNOWN
+    draws = _draws(np.random.default_rng(seed), parts[0].size, resamples)
+    above, below, other_above, other_below = (values[draws].sum(axis=1) for values in parts)
+    return _percentiles(above / below - other_above / other_below)
+
+
 def _draws(random: np.random.Generator, units: int, resamples: int) -> NDArray[np.int64]:
     return random.integers(0, units, size=(resamples, units))
 
