@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -116,9 +115,6 @@ class Handler(BaseHTTPRequestHandler):
             if number == body.get("die_after"):
                 self.connection.close()
                 return
-            if number == body.get("exit_after"):
-                print("CUDA error: an illegal memory access was encountered", file=sys.stderr, flush=True)
-                os._exit(3)
             self.chunk(f"data: {json.dumps(event)}\n\n".encode())
             time.sleep(PAUSE_S)
         self.chunk(b"data: [DONE]\n\n")

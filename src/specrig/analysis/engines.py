@@ -15,7 +15,7 @@ import pandas as pd
 
 from specrig.analysis import acceptance, speedup
 from specrig.analysis.cells import IDENTITY, by_cell
-from specrig.analysis.statistics import Interval, ratio_difference_interval
+from specrig.analysis.statistics import LEVEL, Interval, ratio_difference_interval
 from specrig.measurement.records import Record
 
 SETTING = [name for name in IDENTITY if name != "engine"]
@@ -34,6 +34,7 @@ NOT_OFFERED = "acceptance not offered"
 ONE_PROMPT = "a single prompt in common: no interval"
 OTHER_IDS = "prompts become other token ids"
 DEFINITION = "definition: the engine's totals count the last, cut round"
+ALL_OTHER_TEXT = "greedy outputs part ways on all {} prompts, so other text is drafted"
 OTHER_TEXT = "rounding or ties: greedy outputs part ways on {} of {} prompts, so other text is drafted; on the others τ agrees"
 SAMPLING = "sampling: the engines draw their own random numbers and wrote other text"
 DRAFT_LENGTH = "drafts of another length: {:.2f} tokens a round against {:.2f}"
@@ -48,13 +49,14 @@ def compare(
     engines: the study's order; the first that measured a setting is its reference, others unknown follow by name. differences:
     (engine, method) -> what the engine is known to do otherwise. All figures are over the prompts that every engine of the
     setting answered. `difference` is τ minus the reference's with its 95 % paired bootstrap interval, rounds counted alike in both;
-    `disagrees`: τ's interval of the difference, as each engine defines τ or counted alike, leaves 0 out. `reason` is empty where
-    nothing is to be explained.
+    `disagrees`: the interval leaves 0 out at a level corrected for the number of comparisons (Bonferroni), so that a whole table
+    of agreeing engines is flagged anywhere about once in twenty times. `reason` is empty where nothing is to be explained.
     """
     settings: dict[tuple[Any, ...], dict[str, list[Record]]] = {}
     for members in by_cell(records).values():
         cell = members[0].cell
         settings.setdefault(tuple(getattr(cell, name) for name in SETTING), {})[cell.engine] = members
+    level = 1 - (1 - LEVEL) / max(sum(len(found) - 1 for found in settings.values()), 1)
     order = {name: number for number, name in enumerate(engines)}
     rows = []
     for key, found in settings.items():
@@ -67,7 +69,7 @@ def compare(
             head = {**dict(zip(SETTING, key, strict=True)), "engine": name, "reference": names[0], "common_prompts": len(common)}
             head["lossless"] = all(record.lossless for record in found[name])
             known = (differences or {}).get((name, head["method"])) or (differences or {}).get((names[0], head["method"]), "")
-            rows.append(head | _figures(kept[name]) | _disagreement(kept[name], kept[names[0]], name == names[0], known))
+            rows.append(head | _figures(kept[name]) | _disagreement(kept[name], kept[names[0]], name == names[0], known, level))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -88,7 +90,7 @@ def _figures(records: list[Record]) -> dict[str, Any]:
     return found
 
 
-def _disagreement(records: list[Record], reference: list[Record], is_reference: bool, known: str) -> dict[str, Any]:
+def _disagreement(records: list[Record], reference: list[Record], is_reference: bool, known: str, level: float) -> dict[str, Any]:
     nothing = {"difference": float("nan"), "difference_low": float("nan"), "difference_high": float("nan")}
     verdict = nothing | {"relative_difference": float("nan"), "same_output": float("nan"), "disagrees": False, "reason": ""}
     if is_reference:
@@ -107,16 +109,16 @@ def _disagreement(records: list[Record], reference: list[Record], is_reference: 
     base = acceptance.acceptance_length(reference)
     verdict |= {"difference": value, "difference_low": interval[0], "difference_high": interval[1]}
     verdict["relative_difference"] = value / base if base else float("nan")
-    if _beyond_noise(interval):
-        verdict |= {"disagrees": True, "reason": _reason(records, reference, same, known, totals)}
-    elif totals and _beyond_noise(_difference(records, reference, cut=False)[1]):
+    if _beyond_noise(records, reference, totals, level):
+        verdict |= {"disagrees": True, "reason": _reason(records, reference, same, known, totals, level)}
+    elif totals and _beyond_noise(records, reference, False, level):
         verdict |= {"disagrees": True, "reason": DEFINITION}
     elif not np.isfinite(interval[0]):
         verdict["reason"] = ONE_PROMPT
     return verdict
 
 
-def _reason(records: list[Record], reference: list[Record], same: set[str], known: str, cut: bool) -> str:
+def _reason(records: list[Record], reference: list[Record], same: set[str], known: str, cut: bool, level: float) -> str:
     """Every reason that the records or the engine's description give."""
     reasons = []
     ours, theirs = drafted_per_round(records), drafted_per_round(reference)
@@ -126,18 +128,18 @@ def _reason(records: list[Record], reference: list[Record], same: set[str], know
     if len(same) < len(prompts):
         if records[0].cell.temperature > 0:
             reasons.append(SAMPLING)
-        elif _agrees_on(same, records, reference, cut):
+        elif not same:
+            reasons.append(ALL_OTHER_TEXT.format(len(prompts)))
+        elif not _beyond_noise(_only(same, records), _only(same, reference), cut, level):
             reasons.append(OTHER_TEXT.format(len(prompts) - len(same), len(prompts)))
     return "; ".join([*reasons, *([known] if known else [])]) or UNEXPLAINED
 
 
-def _agrees_on(prompts: set[str], records: list[Record], reference: list[Record], cut: bool) -> bool:
-    """Whether τ agrees where the outputs do; so it does where none do."""
-    ours, theirs = ([record for record in side if record.prompt_id in prompts] for side in (records, reference))
-    return not _beyond_noise(_difference(ours, theirs, cut=cut)[1])
+def _only(prompts: set[str], records: list[Record]) -> list[Record]:
+    return [record for record in records if record.prompt_id in prompts]
 
 
-def _difference(records: list[Record], reference: list[Record], *, cut: bool) -> tuple[float, Interval]:
+def _difference(records: list[Record], reference: list[Record], *, cut: bool, level: float = LEVEL) -> tuple[float, Interval]:
     """τ minus the reference's with its interval; cut: cut rounds count, as they do in an engine's totals."""
     ours, theirs = (acceptance.emitted_by_prompt(side, cut=cut) for side in (records, reference))
     prompts = [prompt for prompt in ours if ours[prompt][1] and theirs.get(prompt, (0, 0))[1]]
@@ -145,11 +147,11 @@ def _difference(records: list[Record], reference: list[Record], *, cut: bool) ->
         return float("nan"), (float("nan"), float("nan"))
     first, second = np.array([ours[prompt] for prompt in prompts]), np.array([theirs[prompt] for prompt in prompts])
     value = first[:, 0].sum() / first[:, 1].sum() - second[:, 0].sum() / second[:, 1].sum()
-    return float(value), ratio_difference_interval((first[:, 0], first[:, 1]), (second[:, 0], second[:, 1]))
+    return float(value), ratio_difference_interval((first[:, 0], first[:, 1]), (second[:, 0], second[:, 1]), level=level)
 
 
-def _beyond_noise(interval: Interval) -> bool:
-    low, high = interval
+def _beyond_noise(records: list[Record], reference: list[Record], cut: bool, level: float) -> bool:
+    low, high = _difference(records, reference, cut=cut, level=level)[1]
     return bool(low > 0 or high < 0)  # False for an interval that is not known
 
 

@@ -109,14 +109,8 @@ class Client:
                     event = self._event(text)
                     events += 1
                     yield now, event
-        except requests.Timeout as error:
-            raise EngineError(f"{self.url}: silent for {SILENCE_S:g} s after {events} events; is the server hung?") from error
-        except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
-            if not events and not isinstance(error, requests.exceptions.ChunkedEncodingError):
-                raise self._unreachable(error) from error
-            raise EngineError(
-                f"{self.url}: broke off in the middle of an answer, after {events} events; has the server died?"
-            ) from error
+        except requests.RequestException as error:
+            raise self._broken(error, events) from error
         raise EngineError(f"{self.url}: the stream ended after {events} events without [DONE]; has the server died?")
 
     def _event(self, text: bytes) -> dict[str, Any]:
@@ -136,6 +130,14 @@ class Client:
         except ValueError:
             said = response.text[:300].strip()
         raise EngineError(f"{self.url}{path}: refused with status {response.status_code}: {said or response.reason}")
+
+    def _broken(self, error: requests.RequestException, events: int) -> EngineError:
+        """What a request that failed on its way says of the server."""
+        if "Read timed out" in str(error):  # wrapped differently before and within the stream
+            return EngineError(f"{self.url}: silent for {SILENCE_S:g} s after {events} events; is the server hung?")
+        if events or isinstance(error, requests.exceptions.ChunkedEncodingError):
+            return EngineError(f"{self.url}: broke off in the middle of an answer, after {events} events; has the server died?")
+        return self._unreachable(error)
 
     def _unreachable(self, error: Exception) -> EngineError:
         # The innermost cause says it shortest, e.g. "[Errno 111] Connection refused".

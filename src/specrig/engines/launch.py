@@ -68,6 +68,12 @@ class ServerProcess:
         """Whether it still runs."""
         return self.process.poll() is None
 
+    def died(self, within_s: float = 1.0) -> bool:
+        """Whether it is gone; its connections may break a moment before."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(within_s)
+        return not self.alive
+
     def ended(self, when: str) -> str:
         """What to say of a server that is gone: its exit status and its last words."""
         code = self.process.poll()

@@ -127,7 +127,7 @@ class Sglang(HttpEngine):
                 self.client(self._url, endpoint), body, incremental=endpoint is not None and self._streams_new(endpoint)
             )
         except EngineError as error:
-            if endpoint is None and self._server is not None and not self._server.alive:
+            if endpoint is None and self._server is not None and self._server.died():
                 raise EngineError(self._server.ended(f"while it answered for {cell.name}")) from error
             raise
 
