@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -113,7 +114,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for number, event in enumerate(events):
             if number == body.get("die_after"):
-                self.connection.close()
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
                 return
             self.chunk(f"data: {json.dumps(event)}\n\n".encode())
             time.sleep(PAUSE_S)

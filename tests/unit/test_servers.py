@@ -95,8 +95,9 @@ def test_tokens_times_and_counts_are_the_servers_own(kind: type, native: Native,
     assert [count for count in taken.per_position or [] if count] == per_position
     assert found["autoregressive"].counts is None
     for generation, rounds in ((found["ngram"], len(truth.rounds)), (found["autoregressive"], 39)):
-        assert generation.decode_s >= 0.95 * (rounds - 1) * PAUSE_S
-        assert 0 < generation.ttft_s == generation.prefill_s
+        # The last event leaves so long after the first; a busy machine may stamp the first late.
+        assert generation.ttft_s + generation.decode_s >= rounds * PAUSE_S
+        assert 0 < generation.ttft_s == generation.prefill_s and generation.decode_s > 0
 
 
 @pytest.mark.parametrize("incremental", [False, True])
@@ -263,7 +264,7 @@ def test_a_server_that_dies_while_it_answers_is_quoted_and_started_again() -> No
         engine.ready(known)
         assert engine._server is not None
         threading.Timer(0.2, os.kill, (engine._server.process.pid, signal.SIGKILL)).start()
-        with pytest.raises(EngineError, match=r"was killed by SIGKILL while it answered .*its log ends with: worker \d+"):
+        with pytest.raises(EngineError, match=r"was killed by SIGKILL while it answered .*its log ends with: Loading"):
             engine.ask(known, prompt, max_new_tokens=450, seed=0, alone=True)
         assert len(engine.generate(known, [prompt], max_new_tokens=8, seeds=[0])[0].tokens) == 8
 
