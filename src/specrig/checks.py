@@ -22,6 +22,7 @@ from specrig.study import Study
 from specrig.tasks.prompts import PromptError
 from specrig.training.example import TASKS as CORPUS_TASKS
 
+BASELINE = "autoregressive"
 ENTRY_KEYS = {name for name in MethodEntry.model_fields if name != "options"}
 
 
@@ -83,6 +84,30 @@ def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, P
     check_options(path, entry, method.Options, problems)
 
 
+def check_servers(study: Study, problems: Problems) -> None:
+    """Servers: known names, one a cell, told apart by address or fields, and one without speculation for each pair."""
+    seen: dict[tuple[Any, ...], int] = {}
+    answers: dict[str, int] = {}
+    for index, server in enumerate(study.servers):
+        path: list[str | int] = ["servers", index]
+        for key, known in (("engine", study.engines), ("pair", study.pairs), ("method", {*methods(), BASELINE})):
+            if getattr(server, key) not in known:
+                problems.unknown([*path, key], key, getattr(server, key), known, f"a server of another {key} is never asked")
+        same = server.engine, server.pair, server.method, server.k, server.variant
+        other = seen.setdefault(same, index)
+        if other != index:
+            problems.key(path, f"servers[{other}] runs the same cells", "remove one, or give it its own k, variant or engine")
+        answer = repr((server.url.rstrip("/"), server.model, sorted(server.fields.items())))
+        other = answers.setdefault(answer, index)
+        if other != index:
+            reason = f"servers[{other}] is the same server with the same fields: both would measure one thing"
+            problems.key(path, reason, "give its own url, or `fields` that turn speculation on or off")
+    for engine, pair in sorted({(server.engine, server.pair) for server in study.servers}):
+        if (engine, pair, BASELINE, 0, "") not in seen:
+            reason = f"no server of pair {pair!r} runs without speculation (engine {engine})"
+            problems.key(["servers"], reason, f"add one with `method: {BASELINE}`: every speedup is against it")
+
+
 def check_options(path: list[str | int], entry: MethodEntry, kind: type[BaseModel], problems: Problems) -> None:
     """Names and values of a method's options, each value of a sweep by itself."""
     for name in entry.options:
@@ -129,6 +154,8 @@ def check_cells(study: Study, problems: Problems) -> None:
         seen.setdefault(same, index)
     for index, entry in enumerate(study.methods):
         for pair in entry.pairs or study.pairs:
+            if all(_served(study, engine, pair, entry.method) for engine in study.engines):
+                continue  # the models lie with the servers
             for need in methods()[entry.method].needs:
                 if study.model(pair, need, study.root) is None:
                     column = "draft" if need == "draft" else "heads"
@@ -137,6 +164,12 @@ def check_cells(study: Study, problems: Problems) -> None:
                         f"{entry.method} needs a {need.replace('_', ' ')} and pair {pair!r} has none",
                         f"fill the {column} column of {study.tables.pairs}, or restrict the entry with `pairs:`",
                     )
+
+
+def _served(study: Study, engine: str, pair: str, method: str) -> bool:
+    """Whether servers alone run a method's cells on a pair."""
+    named = any((server.engine, server.pair, server.method) == (engine, pair, method) for server in study.servers)
+    return named or not engines()[engine].loads_pairs
 
 
 def check_pairs(study: Study, problems: Problems) -> None:

@@ -38,6 +38,9 @@ def show_plan(study: Study, console: Console) -> None:
     training = ", ".join(f"{model} of {pair}" for pair, model in study.trained()) or "nothing"
     table.caption = f"{total} cells in {jobs} jobs · {study.prompts} prompts a task · trains {training}"
     console.print(table)
+    for name in dict.fromkeys(cell.engine for cell in cells):
+        if reason := engines()[name].untested:
+            console.print(f"[bold yellow]Untested on hardware: engine {name}[/] ({reason})")
     refused = Counter((*refusal.cell.job, refusal.reason) for refusal in study.refusals())
     if refused:
         console.print(f"[bold yellow]Refused: {sum(refused.values())} cells")
@@ -70,7 +73,8 @@ def show_methods(console: Console) -> None:
     table.add_column("here")
     for name, engine in engines().items():
         missing = engine.missing()
-        table.add_row(name, "ready" if missing is None else f"missing: {missing}")
+        state = "ready" if missing is None else f"missing: {missing}"
+        table.add_row(name, f"{state} (untested on hardware: {engine.untested})" if engine.untested else state)
     console.print(table)
 
 

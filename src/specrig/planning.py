@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from specrig import checks
-from specrig.entries import MethodEntry
 from specrig.problems import Positions, Problem, Problems, StudyError, nearest, reason_of
 from specrig.rows import Pair, Task, read_rows
 from specrig.study import Study
@@ -32,6 +31,7 @@ def resolve(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Study:
     checks.check_names(draft, pairs, tasks, broken, problems)
     for index, entry in enumerate(draft.methods):
         checks.check_entry(draft, index, entry, pairs, problems)
+    checks.check_servers(draft, problems)
     problems.stop()
     used = dict.fromkeys([*draft.pairs, *(name for entry in draft.methods for name in entry.pairs or ())])
     used |= dict.fromkeys(base for name in used if (base := pairs[name].base) in pairs)
@@ -121,6 +121,7 @@ def _fields(path: Sequence[str | int]) -> Iterable[str]:
     for step in path:
         if isinstance(step, int):
             continue
-        model = MethodEntry if step == "methods" else model.model_fields[str(step)].annotation
+        kind = model.model_fields[str(step)].annotation
+        model = next(iter(get_args(kind)), kind)  # the items of a list
     assert issubclass(model, BaseModel)
     return (name for name in model.model_fields if name != "rows")

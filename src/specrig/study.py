@@ -16,7 +16,7 @@ from pydantic import Field
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
-from specrig.engines.base import PairFiles
+from specrig.engines.base import Endpoint, PairFiles, endpoint_of
 from specrig.entries import BatchSizes, MethodEntry, Names, Part, Temperatures
 from specrig.problems import StudyError
 from specrig.rows import CORPUS, TRAINED, Name, Pair, Task
@@ -59,6 +59,8 @@ class Study(Part):
     tasks: Names = Field(default_factory=list)
     """Rows of tasks.tsv."""
     methods: list[MethodEntry] = Field(default_factory=list)
+    servers: list[Endpoint] = Field(default_factory=list)
+    """Servers that already run, for engines that measure by URL: one without speculation a pair, one a method and k."""
     temperatures: Temperatures = Field(default_factory=lambda: [0.0])
     batch_sizes: BatchSizes = Field(default_factory=lambda: [1])
     prompts: int = 8
@@ -114,8 +116,17 @@ class Study(Part):
     def _refusals(self) -> list[Refusal]:
         # A missing library refuses every cell of its engine; asked once, since looking for it may import.
         missing = {name: engines()[name].missing() for name in self.engines}
-        reasons = ((cell, missing[cell.engine] or engines()[cell.engine].refuses(cell)) for cell in self._grid)
+        reasons = ((cell, self._unserved(cell, missing) or engines()[cell.engine].refuses(cell)) for cell in self._grid)
         return [Refusal(cell, reason) for cell, reason in reasons if reason is not None]
+
+    def _unserved(self, cell: Cell, missing: dict[str, str | None]) -> str | None:
+        """Why nobody is there to run a cell; a server that runs already needs nothing installed here."""
+        if endpoint_of(cell, self.servers) is not None:
+            return None
+        if engines()[cell.engine].loads_pairs:
+            return missing[cell.engine]
+        variant = f" ({cell.variant})" if cell.variant else ""
+        return f"no server for {cell.method}{variant} at k = {cell.k} on pair {cell.pair}: name its url under `servers:`"
 
     def expand(self) -> Iterable[tuple[int, Cell]]:
         """(index of the entry in `methods`, cell) over the whole grid."""
@@ -183,6 +194,7 @@ class Study(Part):
             draft_revision=row.draft_revision,
             dtype=row.dtype,
             heads={head: Path(folder) for head in self.heads(pair) if (folder := self.model(pair, head, root)) is not None},
+            servers=tuple(server for server in self.servers if server.pair == pair),
         )
 
     def prompt_file(self, task: str, root: Path) -> Path:

@@ -14,7 +14,7 @@ from synthetic import cell_records, simulate
 from specrig.analysis import acceptance, cost_model, repetition, speedup, statistics
 from specrig.analysis.cells import COLUMNS, cells_table
 from specrig.cell import Cell
-from specrig.measurement.records import Record, Rounds, Run
+from specrig.measurement.records import Counts, Record, Rounds, Run
 
 CELL = Cell(engine="native", pair="p", method="draft_model", k=3, task="code", temperature=0.0)
 
@@ -258,3 +258,28 @@ def test_a_batch_against_prompts_run_one_by_one() -> None:
     assert row["predicted_speedup"] == pytest.approx(2.0)
     assert row["baseline_tokens_per_s"] == pytest.approx(10.0)
     assert row["tokens_per_s"] == pytest.approx(20.0)
+
+
+def test_an_engines_totals_stand_in_for_rounds() -> None:
+    """8 tokens, the first from prefill: 7 in 3 passes. What the engine does not count is undefined, not zero."""
+    counts = Counts(rounds=3, drafted=9, accepted=5, per_position=[3, 1, 1])
+    records = [record(run(8, 0.7, counts=counts), PLAIN, group=group) for group in range(2)]
+    assert acceptance.acceptance_length(records) == pytest.approx(7 / 3)
+    assert acceptance.acceptance_rate(records) == pytest.approx(5 / 9)
+    assert acceptance.rounds(records) == 6
+    assert acceptance.cut_rounds(records) == 0
+    frame = acceptance.positions(records)
+    assert frame["unconditional"].tolist() == pytest.approx([1.0, 1 / 3, 1 / 3])
+    assert frame["conditional"].tolist() == pytest.approx([1.0, 1 / 3, 1.0])
+    row = cells_table(records).iloc[0]
+    assert row["acceptance_length"] == pytest.approx(7 / 3) and row["rounds"] == 6
+    assert math.isnan(row["alpha"]) and math.isnan(row["depth_acceptance_rate"]) and math.isnan(row["peak_memory_mb"])
+    bare = [record(run(8, 0.7, counts=Counts(rounds=3)), PLAIN)]
+    assert math.isnan(acceptance.acceptance_rate(bare)) and acceptance.positions(bare).empty
+    assert math.isnan(acceptance.acceptance_length([record(run(8, 0.7), PLAIN)]))
+
+
+def test_the_cut_round_counts_where_engines_must_count_alike() -> None:
+    records = [record(WHOLE, PLAIN)]
+    assert acceptance.emitted_by_prompt(records) == {"0.0": (6, 2)}
+    assert acceptance.emitted_by_prompt(records, cut=True) == {"0.0": (7, 3)}

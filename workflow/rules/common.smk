@@ -10,6 +10,7 @@ from specrig.cell import digest
 from specrig.measurement.records import write_atomically
 from specrig.decoding.drafters import registry as methods
 from specrig.digests import audit_digest, code_digest, job_digest, stage_digest
+from specrig.engines import registry as engines
 from specrig.rows import CORPUS
 from specrig.study import StudyError, load_study
 from specrig.training.example import TASKS
@@ -46,12 +47,17 @@ CURVES = [
 AUDITS = [f"{ROOT}/audit/records.csv"] + [
     f"{ROOT}/audit/exact-{engine}-{method}.csv"
     for engine, method in sorted(
-        {(engine, method) for engine, _, method in STUDY.jobs()}
+        {
+            (engine, method)
+            for engine, _, method in STUDY.jobs()
+            # Its samples come from a pair made for the test, which a server that runs elsewhere does not have.
+            if engines()[engine].loads_pairs
+        }
     )
 ]
 TABLES = [
     f"{ROOT}/tables/{name}.{kind}"
-    for name in ("cells", "speedup", "acceptance")
+    for name in ("cells", "speedup", "acceptance", "engines")
     for kind in ("csv", "md", "tex")
 ]
 FIGURE_NAMES = [
@@ -60,6 +66,7 @@ FIGURE_NAMES = [
     "speedup_bars",
     "predicted",
     "emitted_lengths",
+    "engines",
     "batching",
     "training",
 ]
@@ -169,7 +176,12 @@ def job_settings(wildcards):
         "threads",
     )
     pair = STUDY.rows.pairs[wildcards.pair].model_dump(exclude={"notes"})
-    return digest([{key: getattr(STUDY, key) for key in keys}, pair])
+    servers = [
+        server
+        for server in STUDY.servers
+        if (server.engine, server.pair) == (wildcards.engine, wildcards.pair)
+    ]
+    return digest([{key: getattr(STUDY, key) for key in keys}, pair, servers])
 
 
 def failed_cells(wildcards):

@@ -24,9 +24,15 @@ rule tables:
             category="Tables",
             labels={"table": "acceptance by method and task"},
         ),
+        engines=report(
+            f"{ROOT}/tables/engines.csv",
+            caption="../report/engines.rst",
+            category="Tables",
+            labels={"table": "engines side by side"},
+        ),
         texts=expand(
             f"{ROOT}/tables/{{name}}.{{kind}}",
-            name=["cells", "speedup", "acceptance"],
+            name=["cells", "speedup", "acceptance", "engines"],
             kind=["md", "tex"],
         ),
     log:

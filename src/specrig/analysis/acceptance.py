@@ -1,4 +1,4 @@
-"""How much of the draft the target takes. Counts come from `Rounds`, alpha from the probabilities.
+"""How much of the draft the target takes. Counts come from `Rounds`, or from the engine's own totals (`Counts`), alpha from the probabilities.
 
 Definitions: Leviathan et al. 2211.17192 (alpha, section 3.1); Medusa 2401.10774 and EAGLE 2401.15077 (acceptance length).
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 import pandas as pd
 
 from specrig.analysis.statistics import Interval, ratio_interval
-from specrig.measurement.records import Record, Rounds
+from specrig.measurement.records import Record, Rounds, Run
 
 NAN = float("nan")
+POSITION_COLUMNS = ["position", "rounds", "offered", "reached", "accepted", "conditional", "unconditional"]
 
 
 def acceptance_rate(records: Iterable[Record]) -> float:
@@ -44,6 +46,7 @@ def acceptance_length(records: Iterable[Record]) -> float:
 
     Rounds that offered no draft count. The last round of a generation that the stop rule shortened (`Rounds.cut`) is
     left out and counted by `cut_rounds`: it says where the text ended, not how good the draft was. NaN if none is left.
+    An engine that gives totals only (`Run.counts`) cannot leave that round out: its τ is decoded tokens / passes, cut round included.
     """
     return _ratio(*_emitted_rounds(records))
 
@@ -56,6 +59,24 @@ def acceptance_length_interval(records: Iterable[Record], *, seed: int = 0) -> I
 def cut_rounds(records: Iterable[Record]) -> int:
     """Rounds shortened by end of sequence or the length limit (at most one a record)."""
     return sum(record.run.rounds.cut for record in records)
+
+
+def rounds(records: Iterable[Record]) -> int:
+    """Target verification passes in decoding."""
+    return sum(_passes(record.run) for record in records)
+
+
+def emitted_by_prompt(records: Iterable[Record], *, cut: bool = False) -> dict[str, tuple[float, float]]:
+    """Prompt id -> (tokens emitted, target passes), summed over repeats: what τ is the ratio of.
+
+    cut: count the rounds that the stop rule shortened too, as an engine's totals do; then engines count alike.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for record in records:
+        emitted, passes = _emitted(record.run, cut)
+        above, below = found.get(record.prompt_id, (0.0, 0.0))
+        found[record.prompt_id] = above + emitted, below + passes
+    return found
 
 
 def alpha(records: Iterable[Record]) -> float:
@@ -73,7 +94,15 @@ def positions(records: Iterable[Record]) -> pd.DataFrame:
     Columns: `position`; `offered`: rounds whose draft was at least i deep; `reached`: those of them that accepted all of
     1 … i - 1; `accepted`: those that accepted i too; `conditional` = accepted / reached; `unconditional` =
     accepted / rounds, where `rounds` counts every round, also those that drafted nothing. Cut rounds are left out.
+    Of an engine's totals only the accepted are known by position: `offered` is then NaN, every round counts as having reached
+    position 1, and `conditional` may be too low where rounds went without a draft.
     """
+    records = list(records)
+    totals = [record.run.counts for record in records if record.run.counts is not None and record.run.counts.per_position]
+    if totals:
+        passes = sum(counts.rounds for counts in totals)
+        by_position = zip_longest(*(counts.per_position or [] for counts in totals), fillvalue=0)
+        return _position_rows(passes, [sum(taken) for taken in by_position])
     pairs = [pair for record in records for pair in _full_rounds(record.run.rounds)]
     depths = np.array([depth for depth, _ in pairs], dtype=int)
     accepted = np.array([taken for _, taken in pairs], dtype=int)
@@ -93,8 +122,15 @@ def positions(records: Iterable[Record]) -> pd.DataFrame:
                 "unconditional": taken / len(pairs),
             }
         )
-    columns = ["position", "rounds", "offered", "reached", "accepted", "conditional", "unconditional"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=POSITION_COLUMNS)
+
+
+def _position_rows(passes: int, accepted: list[int]) -> pd.DataFrame:
+    rows = [
+        [position, passes, NAN, reached, taken, taken / reached if reached else NAN, taken / passes if passes else NAN]
+        for position, (reached, taken) in enumerate(zip([passes, *accepted], accepted, strict=False), 1)
+    ]
+    return pd.DataFrame(rows, columns=POSITION_COLUMNS)
 
 
 def emitted_lengths(records: Iterable[Record]) -> list[int]:
@@ -110,16 +146,33 @@ def _full_rounds(rounds: Rounds) -> list[tuple[int, int]]:
     return list(zip(_full(rounds, rounds.depth), _full(rounds, rounds.accepted), strict=True))
 
 
+def _passes(run: Run) -> int:
+    return len(run.rounds.emitted) or (run.counts.rounds if run.counts else 0)
+
+
+def _emitted(run: Run, cut: bool = False) -> tuple[int, int]:
+    """(tokens emitted, passes): the first token is prefill's, so totals stand against the others."""
+    if run.rounds.emitted:
+        emitted = run.rounds.emitted if cut else _full(run.rounds, run.rounds.emitted)
+        return sum(emitted), len(emitted)
+    return (len(run.tokens) - 1, run.counts.rounds) if run.counts and run.counts.rounds else (0, 0)
+
+
+def _drafts(run: Run) -> tuple[int, int]:
+    """(accepted, drafted); nothing where the engine does not tell both."""
+    if run.counts is None or run.rounds.emitted:
+        return sum(run.rounds.accepted), sum(run.rounds.drafted)
+    accepted, drafted = run.counts.accepted, run.counts.drafted
+    return (0, 0) if accepted is None or drafted is None else (accepted, drafted)
+
+
 def _accepted_drafted(records: Iterable[Record]) -> tuple[list[float], list[float]]:
-    return _by_prompt((record.prompt_id, sum(record.run.rounds.accepted), sum(record.run.rounds.drafted)) for record in records)
+    return _by_prompt((record.prompt_id, *_drafts(record.run)) for record in records)
 
 
 def _emitted_rounds(records: Iterable[Record]) -> tuple[list[float], list[float]]:
-    def parts(record: Record) -> tuple[str, int, int]:
-        emitted = _full(record.run.rounds, record.run.rounds.emitted)
-        return record.prompt_id, sum(emitted), len(emitted)
-
-    return _by_prompt(parts(record) for record in records)
+    found = emitted_by_prompt(records).values()
+    return [emitted for emitted, _ in found], [passes for _, passes in found]
 
 
 def _by_prompt(parts: Iterable[tuple[str, float, float]]) -> tuple[list[float], list[float]]:

@@ -101,6 +101,16 @@ class Round:
 
 
 @dataclass(slots=True)
+class Counts:
+    """Totals of one row's rounds, from an engine that does not tell them one by one (`measurement.records.Counts`)."""
+
+    rounds: int
+    drafted: int | None = None
+    accepted: int | None = None
+    per_position: list[int] | None = None
+
+
+@dataclass(slots=True)
 class Generation:
     """One row's output and its accounting. Times are in seconds and, in a batch, the whole batch's."""
 
@@ -114,6 +124,7 @@ class Generation:
     decode_s: float
     target_passes: dict[int, tuple[int, float]] = field(default_factory=dict)
     draft_passes: dict[int, tuple[int, float]] = field(default_factory=dict)
+    counts: Counts | None = None
 
 
 class MethodOptions(BaseModel):

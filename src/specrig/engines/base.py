@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from specrig.cell import Cell
 
@@ -16,6 +18,41 @@ if TYPE_CHECKING:
 
 class EngineError(RuntimeError):
     """An engine or a model that cannot be used; the message names what, why and the fix."""
+
+
+class Endpoint(BaseModel):
+    """A server that already runs: it decodes one pair with one method at one k. Requests alone do not tell it to speculate."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    pair: str
+    """Row of pairs.tsv whose target it serves; the prompts' token ids come from that target's tokenizer."""
+    method: str
+    """The method it was started with; `autoregressive` for the server that the others are held against."""
+    k: int = Field(0, ge=0)
+    """The k it was started with; 0 for methods that use none."""
+    variant: str = ""
+    """Which sweep of the method's options it was started with, as `specrig plan` names it; empty for the defaults."""
+    url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
+    """Where it answers, e.g. `http://gpu1:8000`."""
+    engine: str = "server"
+    """Who speaks to it: `server` (the OpenAI API) or an engine with an API of its own."""
+    model: str | None = None
+    """The name it serves the model under; null: the first that it lists."""
+    api_key_env: str | None = None
+    """Environment variable that holds its key; the key itself is never written down."""
+    fields: dict[str, Any] = Field(default_factory=dict)
+    """More fields for each request, e.g. what turns speculation on or off in a server that can do both."""
+
+    def runs(self, cell: Cell) -> bool:
+        """Whether this is the server for `cell`."""
+        wanted = (cell.engine, cell.pair, cell.method, cell.k, cell.variant)
+        return (self.engine, self.pair, self.method, self.k, self.variant) == wanted
+
+
+def endpoint_of(cell: Cell, servers: Iterable[Endpoint]) -> Endpoint | None:
+    """The server that runs `cell`, if one was named."""
+    return next((server for server in servers if server.runs(cell)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +66,8 @@ class PairFiles:
     draft_revision: str | None = None
     dtype: str = "float32"
     heads: dict[str, Path] = field(default_factory=dict)
+    servers: tuple[Endpoint, ...] = ()
+    """Servers that already run the pair, of any engine and method."""
 
     def only(self, needs: Sequence[str]) -> PairFiles:
         """The target and these parts: what a method does not need may be missing, or still in training."""
@@ -48,6 +87,12 @@ class Engine(ABC):
     name: ClassVar[str]
     paired: ClassVar[bool] = True
     """Whether baseline and method can alternate prompt by prompt in one process."""
+    loads_pairs: ClassVar[bool] = True
+    """False: it runs no model itself, only measures the servers that a study names."""
+    untested: ClassVar[str | None] = None
+    """What has not been tried on real hardware yet; shown wherever the engine's figures are."""
+    differences: ClassVar[Mapping[str, str]] = {}
+    """Method -> what this engine does otherwise than the method's definition here: why its acceptance may differ."""
 
     def __init__(self, pair: PairFiles, *, device: str, threads: int | None) -> None:
         self.pair = pair
@@ -77,6 +122,10 @@ class Engine(ABC):
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
         """Continue a batch of prompts with the cell's method, k, temperature and options; one Generation a prompt."""
+
+    def environment(self) -> dict[str, Any]:
+        """What the report must know of the engine, beside the machine: goes into the job's environment.json."""
+        return {"engine": {"name": self.name, "untested": self.untested, "differences": dict(self.differences)}}
 
     def peak_memory_mb(self) -> float:
         """Peak memory since loading: of the device where it counts itself, else of this process."""

@@ -41,6 +41,21 @@ class Rounds(BaseModel):
     cut: bool = False
 
 
+class Counts(BaseModel):
+    """An engine's own counters, where it does not tell round by round.
+
+    `rounds`: target verification passes. `drafted`, `accepted`: draft tokens over all of them, None where the engine does not say.
+    `per_position`: how many rounds accepted the draft token at position 1, 2, …
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    rounds: int
+    drafted: int | None = None
+    accepted: int | None = None
+    per_position: list[int] | None = None
+
+
 class Run(BaseModel):
     """One generation for one prompt. Times in seconds; in a batch they are the whole batch's."""
 
@@ -50,6 +65,8 @@ class Run(BaseModel):
     """Emitted token ids, end-of-sequence included; the prompt is not."""
     stop: Literal["eos", "length"]
     rounds: Rounds
+    counts: Counts | None = None
+    """Instead of `rounds` (then empty) where the engine gives totals only; None with empty rounds: it offers neither."""
     overlap: float = 0.0
     """Sum over reached draft positions of Σ_x min(p(x), q(x)); `overlap / reached` is alpha."""
     reached: int = 0
@@ -65,6 +82,7 @@ class Run(BaseModel):
     draft_passes: dict[int, tuple[int, float]] = Field(default_factory=dict)
     """The same for the drafter's own model or head; empty where it has none."""
     peak_memory_mb: float = 0.0
+    """0 where the engine cannot know it."""
 
 
 class Record(BaseModel):

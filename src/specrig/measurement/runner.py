@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,11 @@ from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry as methods
 from specrig.digests import job_digest
 from specrig.engines import registry as engines
-from specrig.engines.base import Engine, EngineError, PairFiles
+from specrig.engines.base import Engine, EngineError, PairFiles, endpoint_of
 from specrig.measurement.environment import capture, model_digest
 from specrig.measurement.progress import Advance, progress
 from specrig.measurement.records import (
+    Counts,
     Record,
     RecordError,
     Rounds,
@@ -59,7 +61,7 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
     if pending:
         device = study.resolved_device()
         with engines()[engine_name](pair, device=device, threads=study.threads) as engine:
-            environment = capture(pair.sources, device=device, threads=study.threads)
+            environment = capture(pair.sources, device=device, threads=study.threads) | engine.environment()
             write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
             blocks = list(_blocks(pending))
             total = sum(len(_groups(prompts[block[0].task], block[0].batch_size)) * study.repeats for block in blocks)
@@ -85,7 +87,8 @@ def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: 
     result = {}
     for cell in cells:
         code = job_digest(cell.engine, cell.method)
-        result[cell] = digest([cell.model_dump(), settings, texts[cell.task], models, code])
+        servers = [endpoint_of(each, pair.servers) for each in (cell, baseline_of(cell))]
+        result[cell] = digest([cell.model_dump(), settings, texts[cell.task], models, code, servers])
     return result
 
 
@@ -220,6 +223,7 @@ def as_run(generation: Generation, peak_memory_mb: float) -> Run:
             emitted=[entry.emitted for entry in rounds],
             cut=any(entry.cut for entry in rounds),
         ),
+        counts=None if generation.counts is None else Counts.model_validate(asdict(generation.counts)),
         overlap=generation.overlap,
         reached=generation.reached,
         ttft_s=generation.ttft_s,

@@ -18,8 +18,8 @@ from markupsafe import Markup
 from specrig.analysis.acceptance import positions
 from specrig.analysis.cells import IDENTITY
 from specrig.measurement.records import write_atomically
+from specrig.reporting import engines, grid, verdicts
 from specrig.reporting import environment as surroundings
-from specrig.reporting import grid, verdicts
 from specrig.reporting.figures import FIGURES, base_setting, training_curves, write_figures
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.narrative import conclusion, repetition_warnings
@@ -58,6 +58,7 @@ def _context(study: StudyData) -> dict[str, Any]:
     speedups = speedup_summary(cells, study.records, study.tasks, audit)
     first = next((job.environment for job in study.jobs if job.environment), {})
     acceptance = acceptance_summary(cells, study.tasks, audit)
+    compared = engines.comparison(study)
     return {
         "study": study,
         "version": version("specrig"),
@@ -73,6 +74,8 @@ def _context(study: StudyData) -> dict[str, Any]:
         "speedup": speedup_grid(speedups, study.tasks, study.name),
         "acceptance": acceptance_grid(acceptance, study.tasks, study.name),
         "positions": _positions_grid(study, best),
+        "engines": engines.section(study, compared),
+        "untested": engines.untested(study),
         "efficiency": _efficiency_grid(cells),
         "low_efficiency": bool(cells["efficiency"].median() < 0.85),
         "cells": cells_grid(cells, study),
@@ -81,6 +84,7 @@ def _context(study: StudyData) -> dict[str, Any]:
             for name, frame, shown in (
                 ("speedup", speedups, speedup_grid(speedups, study.tasks, study.name)),
                 ("acceptance", acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
+                ("engines", compared, engines.engines_grid(compared, study)),
                 ("cells", cells, cells_grid(cells, study)),
             )
         },

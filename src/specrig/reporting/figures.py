@@ -20,6 +20,7 @@ from specrig.analysis.cells import IDENTITY
 from specrig.measurement.records import write_atomically
 from specrig.reporting import plots
 from specrig.reporting.batching import batching
+from specrig.reporting.engines import comparison, engines_figure
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import rc
 from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
@@ -30,6 +31,7 @@ FIGURES = {
     "speedup_bars": "Speedup over autoregressive decoding with 95 % intervals, at each method's best k.",
     "predicted": "Measured speedup against the speedup predicted from acceptance and the cost of bare passes.",
     "emitted_lengths": "How many tokens a target pass emits, at each method's best k.",
+    "engines": "The same cells in each engine, each method at the k that suits the first engine best, with 95 % intervals.",
     "batching": "Throughput against batch size: where speculation stops paying.",
     "training": "Training and held-out loss against wall time, of every model the study trained.",
 }
@@ -59,6 +61,8 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
         first = settings[0]
         tasks = [task for task in study.tasks if task in set(first["task"])]
         written += _save(lambda: batching(first, tasks), "batching", FIGURES["batching"], out, "")
+        compared = base_setting(comparison(study))
+        written += _save(lambda: engines_figure(compared, study.tasks), "engines", FIGURES["engines"], out, "")
         curves = training_curves(study.folder / "models")
         written += _save(lambda: plots.training_loss(curves), "training", FIGURES["training"], out, "")
     for stray in {path for name in FIGURES for path in out.glob(f"{name}-*.*")} - set(written):

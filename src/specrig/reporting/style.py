@@ -40,6 +40,8 @@ TASK_PALETTE = [
     "#66ccee",
     "#aa3377",
 ]  # Tol's "bright", so no task wears a method's colour
+# Tol's "vibrant": engines meet methods and tasks on no figure's legend.
+ENGINE_PALETTE = ["#0077bb", "#ee7733", "#009988", "#cc3311", "#33bbee", "#ee3377"]
 BASELINES = {"autoregressive": "#7f8c99", "naive_batching": "#a3adb8"}
 
 DAGGER = "†"
@@ -78,6 +80,12 @@ def task_style(task: str, tasks: list[str]) -> dict[str, Any]:
     """Colour and marker of a task among a study's tasks."""
     number = tasks.index(task)
     return {"color": TASK_PALETTE[number % len(TASK_PALETTE)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def engine_style(engine: str, engines: list[str]) -> dict[str, Any]:
+    """Colour and marker of an engine among those compared; points, no lines."""
+    number = engines.index(engine)
+    return {"color": ENGINE_PALETTE[number % len(ENGINE_PALETTE)], "marker": MARKERS[number % len(MARKERS)], "linestyle": "none"}
 
 
 def rc() -> Any:

@@ -1,4 +1,4 @@
-"""`results/<study>/tables`: cells.csv, and speedup and acceptance as method × task in CSV, Markdown and LaTeX."""
+"""`results/<study>/tables`: cells.csv, speedup and acceptance as method × task, engines side by side, in CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pandas as pd
 
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
+from specrig.reporting.engines import comparison, engines_grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import FAILED_NOTE, LOSSY_NOTE, method_name, task_name
 from specrig.reporting.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
 
-FILES = [f"{stem}.{ending}" for stem in ("cells", "speedup", "acceptance") for ending in ("csv", "md", "tex")]
+FILES = [f"{stem}.{ending}" for stem in ("cells", "speedup", "acceptance", "engines") for ending in ("csv", "md", "tex")]
 """What `write_tables` leaves, whatever the study holds."""
 
 BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts."
@@ -32,10 +33,12 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     cells = study.table.assign(failed=audit_failures(study.table, audit))
     speedups = speedup_summary(cells, study.records, study.tasks, audit)
     acceptance = acceptance_summary(cells, study.tasks, audit)
+    compared = comparison(study)
     grids = {
         "cells": (cells, cells_grid(cells, study)),
         "speedup": (speedups, speedup_grid(speedups, study.tasks, study.name)),
         "acceptance": (acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
+        "engines": (compared, engines_grid(compared, study)),
     }
     for stem, (frame, shown) in grids.items():
         write_atomically(out / f"{stem}.csv", frame.to_csv(index=False))

@@ -1,0 +1,183 @@
+"""The same cells in several engines, on the prompts that all of them answered: speed, speedup, acceptance, and where they disagree.
+
+Acceptance belongs to the pair, the prompts and the method, not to the engine: with one definition and the same drafts τ must agree.
+The difference is bootstrapped over prompts, paired by prompt, so what remains beyond it has a reason: a definition, other text, a
+draft of another length, or something the engine does otherwise. What can be told from the records is told; the rest says "unexplained".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis import acceptance, speedup
+from specrig.analysis.cells import IDENTITY, by_cell
+from specrig.analysis.statistics import LEVEL, Interval, ratio_difference_interval
+from specrig.measurement.records import Record
+
+SETTING = [name for name in IDENTITY if name != "engine"]
+"""Cells that agree on these are the same cell in another engine."""
+COLUMNS = [
+    *SETTING,
+    *["engine", "reference", "lossless", "common_prompts", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"],
+    *["speedup", "speedup_low", "speedup_high", "acceptance_length", "acceptance_length_low", "acceptance_length_high"],
+    *["difference", "difference_low", "difference_high", "relative_difference", "same_output", "disagrees", "reason"],
+]
+SAME_K = 0.05
+"""Relative difference of the drafted tokens a round from which on two engines do not draft alike."""
+
+NO_PROMPTS = "no prompts in common"
+NOT_OFFERED = "acceptance not offered"
+ONE_PROMPT = "a single prompt in common: no interval"
+OTHER_IDS = "prompts become other token ids"
+DEFINITION = "definition: the engine's totals count the last, cut round"
+ALL_OTHER_TEXT = "greedy outputs part ways on all {} prompts, so other text is drafted"
+OTHER_TEXT = "rounding or ties: greedy outputs part ways on {} of {} prompts, so other text is drafted; on the others τ agrees"
+SAMPLING = "sampling: the engines draw their own random numbers and wrote other text"
+DRAFT_LENGTH = "drafts of another length: {:.2f} tokens a round against {:.2f}"
+UNEXPLAINED = "unexplained"
+
+
+def compare(
+    records: Iterable[Record], engines: Sequence[str] = (), differences: Mapping[tuple[str, str], str] | None = None
+) -> pd.DataFrame:
+    """One row an engine and setting, for every setting that two or more engines measured; `COLUMNS`, empty if there is none.
+
+    engines: the study's order; the first that measured a setting is its reference, others unknown follow by name. differences:
+    (engine, method) -> what the engine is known to do otherwise. All figures are over the prompts that every engine of the
+    setting answered. `difference` is τ minus the reference's with its 95 % paired bootstrap interval, rounds counted alike in both;
+    `disagrees`: the interval leaves 0 out at a level corrected for the number of comparisons (Bonferroni), so that a whole table
+    of agreeing engines is flagged anywhere about once in twenty times. `reason` is empty where nothing is to be explained.
+    """
+    settings: dict[tuple[Any, ...], dict[str, list[Record]]] = {}
+    for members in by_cell(records).values():
+        cell = members[0].cell
+        settings.setdefault(tuple(getattr(cell, name) for name in SETTING), {})[cell.engine] = members
+    level = 1 - (1 - LEVEL) / max(sum(len(found) - 1 for found in settings.values()), 1)
+    order = {name: number for number, name in enumerate(engines)}
+    rows = []
+    for key, found in settings.items():
+        if len(found) < 2:
+            continue
+        names = sorted(found, key=lambda name: (order.get(name, len(order)), name))
+        common = set.intersection(*({record.prompt_id for record in members} for members in found.values()))
+        kept = {name: [record for record in found[name] if record.prompt_id in common] for name in names}
+        for name in names:
+            head = {**dict(zip(SETTING, key, strict=True)), "engine": name, "reference": names[0], "common_prompts": len(common)}
+            head["lossless"] = all(record.lossless for record in found[name])
+            known = (differences or {}).get((name, head["method"])) or (differences or {}).get((names[0], head["method"]), "")
+            rows.append(head | _figures(kept[name]) | _disagreement(kept[name], kept[names[0]], name == names[0], known, level))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _figures(records: list[Record]) -> dict[str, Any]:
+    names = ["tokens_per_s", "speedup", "acceptance_length"]
+    if not records:
+        return {f"{name}{end}": float("nan") for name in names for end in ("", "_low", "_high")}
+    times = speedup.group_times(records)
+    values = (speedup.tokens_per_s(times), speedup.speedup(times), acceptance.acceptance_length(records))
+    intervals = (
+        speedup.tokens_per_s_interval(times),
+        speedup.speedup_interval(times),
+        acceptance.acceptance_length_interval(records),
+    )
+    found: dict[str, Any] = {}
+    for name, value, (low, high) in zip(names, values, intervals, strict=True):
+        found |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    return found
+
+
+def _disagreement(records: list[Record], reference: list[Record], is_reference: bool, known: str, level: float) -> dict[str, Any]:
+    nothing = {"difference": float("nan"), "difference_low": float("nan"), "difference_high": float("nan")}
+    verdict = nothing | {"relative_difference": float("nan"), "same_output": float("nan"), "disagrees": False, "reason": ""}
+    if is_reference:
+        return verdict
+    if not records:
+        return verdict | {"reason": NO_PROMPTS}
+    same = same_output(records, reference)
+    verdict["same_output"] = len(same) / len({record.prompt_id for record in records})
+    if other_ids(records, reference):
+        return verdict | {"reason": OTHER_IDS}
+    # Totals hold the cut round and cannot do without it; then it counts on both sides.
+    totals = any(record.run.counts is not None for record in (*records, *reference))
+    value, interval = _difference(records, reference, cut=totals)
+    if not np.isfinite(value):
+        return verdict | {"reason": NOT_OFFERED}
+    base = acceptance.acceptance_length(reference)
+    verdict |= {"difference": value, "difference_low": interval[0], "difference_high": interval[1]}
+    verdict["relative_difference"] = value / base if base else float("nan")
+    if _beyond_noise(records, reference, totals, level):
+        verdict |= {"disagrees": True, "reason": _reason(records, reference, same, known, totals, level)}
+    elif totals and _beyond_noise(records, reference, False, level):
+        verdict |= {"disagrees": True, "reason": DEFINITION}
+    elif not np.isfinite(interval[0]):
+        verdict["reason"] = ONE_PROMPT
+    return verdict
+
+
+def _reason(records: list[Record], reference: list[Record], same: set[str], known: str, cut: bool, level: float) -> str:
+    """Every reason that the records or the engine's description give."""
+    reasons = []
+    ours, theirs = drafted_per_round(records), drafted_per_round(reference)
+    if np.isfinite(ours) and np.isfinite(theirs) and abs(ours - theirs) > SAME_K * max(theirs, 1e-9):
+        reasons.append(DRAFT_LENGTH.format(ours, theirs))
+    prompts = {record.prompt_id for record in records}
+    if len(same) < len(prompts):
+        if records[0].cell.temperature > 0:
+            reasons.append(SAMPLING)
+        elif not same:
+            reasons.append(ALL_OTHER_TEXT.format(len(prompts)))
+        elif not _beyond_noise(_only(same, records), _only(same, reference), cut, level):
+            reasons.append(OTHER_TEXT.format(len(prompts) - len(same), len(prompts)))
+    return "; ".join([*reasons, *([known] if known else [])]) or UNEXPLAINED
+
+
+def _only(prompts: set[str], records: list[Record]) -> list[Record]:
+    return [record for record in records if record.prompt_id in prompts]
+
+
+def _difference(records: list[Record], reference: list[Record], *, cut: bool, level: float = LEVEL) -> tuple[float, Interval]:
+    """τ minus the reference's with its interval; cut: cut rounds count, as they do in an engine's totals."""
+    ours, theirs = (acceptance.emitted_by_prompt(side, cut=cut) for side in (records, reference))
+    prompts = [prompt for prompt in ours if ours[prompt][1] and theirs.get(prompt, (0, 0))[1]]
+    if not prompts:
+        return float("nan"), (float("nan"), float("nan"))
+    first, second = np.array([ours[prompt] for prompt in prompts]), np.array([theirs[prompt] for prompt in prompts])
+    value = first[:, 0].sum() / first[:, 1].sum() - second[:, 0].sum() / second[:, 1].sum()
+    return float(value), ratio_difference_interval((first[:, 0], first[:, 1]), (second[:, 0], second[:, 1]), level=level)
+
+
+def _beyond_noise(records: list[Record], reference: list[Record], cut: bool, level: float) -> bool:
+    low, high = _difference(records, reference, cut=cut, level=level)[1]
+    return bool(low > 0 or high < 0)  # False for an interval that is not known
+
+
+def same_output(records: Iterable[Record], reference: Iterable[Record]) -> set[str]:
+    """Prompts whose every repeat has the same token ids in both."""
+    theirs = {(record.prompt_id, record.repeat): record.run.tokens for record in reference}
+    verdicts: dict[str, bool] = {}
+    for record in records:
+        equal = theirs.get((record.prompt_id, record.repeat)) == record.run.tokens
+        verdicts[record.prompt_id] = verdicts.get(record.prompt_id, True) and equal
+    return {prompt for prompt, equal in verdicts.items() if equal}
+
+
+def other_ids(records: Iterable[Record], reference: Iterable[Record]) -> bool:
+    """Whether some prompt has another length in token ids: then the engines did not read the same text alike."""
+    theirs = {record.prompt_id: record.prompt_tokens for record in reference}
+    return any(theirs.get(record.prompt_id) != record.prompt_tokens for record in records)
+
+
+def drafted_per_round(records: Iterable[Record]) -> float:
+    """Mean draft tokens a target pass, rounds without a draft and cut ones included; NaN where the engine does not count."""
+    drafted = passes = 0
+    for record in records:
+        run = record.run
+        if run.rounds.emitted:
+            drafted, passes = drafted + sum(run.rounds.drafted), passes + len(run.rounds.drafted)
+        elif run.counts is not None and run.counts.drafted is not None:
+            drafted, passes = drafted + run.counts.drafted, passes + run.counts.rounds
+    return drafted / passes if passes else float("nan")

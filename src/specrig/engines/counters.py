@@ -1,0 +1,50 @@
+"""A server's own speculation counters, read from its `/metrics` page in Prometheus' text format.
+
+vLLM names them `vllm:spec_decode_num_drafts_total`, `…_num_draft_tokens_total`, `…_num_accepted_tokens_total` and
+`…_num_accepted_tokens_per_pos_total{position="0"}` (docs.vllm.ai, "Production metrics"); llama.cpp's server has the same names behind
+`llamacpp:`. A counter without labels summed over its label sets is what is read here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from specrig.decoding.types import Counts
+
+SAMPLE = re.compile(r"^(?:\w+:)?(\w+?)(?:_total)?(?:\{(.*)\})?\s+([0-9.eE+-]+)(?:\s+\d+)?$")
+POSITION = re.compile(r'\bpos(?:ition)?="(\d+)"')
+DRAFTS = "spec_decode_num_drafts"
+DRAFTED = "spec_decode_num_draft_tokens"
+ACCEPTED = "spec_decode_num_accepted_tokens"
+PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+GENERATED = "generation_tokens"
+
+Counters = Counter[tuple[str, int]]
+"""(name, position or -1) -> value."""
+
+
+def parse(text: str) -> Counters:
+    """The counters of a page that this module knows; empty if it has none."""
+    found: Counters = Counter()
+    for line in text.splitlines():
+        match = SAMPLE.match(line)
+        if match and match[1] in (DRAFTS, DRAFTED, ACCEPTED, PER_POSITION, GENERATED):
+            position = POSITION.search(match[2] or "")
+            found[match[1], int(position[1]) if position and match[1] == PER_POSITION else -1] += round(float(match[3]))
+    return found
+
+
+def counts(before: Counters, after: Counters, tokens: int) -> Counts | None:
+    """What one answer of `tokens` tokens added; None for a server that does not count drafts.
+
+    vLLM counts a draft only where one was proposed, so passes without one (n-gram without a match) are added: each pass emits its
+    accepted tokens and one more, hence passes = decoded tokens - accepted. Where an end was cut the accepted ones overrun the
+    output; then the counted drafts are more, and right.
+    """
+    if (DRAFTS, -1) not in after:
+        return None
+    drafts, drafted, accepted = (after[name, -1] - before[name, -1] for name in (DRAFTS, DRAFTED, ACCEPTED))
+    positions = sorted(position for name, position in after if name == PER_POSITION and position >= 0)
+    taken = [after[PER_POSITION, position] - before[PER_POSITION, position] for position in positions]
+    return Counts(max(drafts, tokens - 1 - accepted), drafted, accepted, taken or None)

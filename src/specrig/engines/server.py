@@ -1,0 +1,133 @@
+"""Any server with OpenAI's completions API, measured by URL: one that speculates against one that does not.
+
+The study names the servers (`servers:`); nothing is started here. Requests carry token ids and ask for them back
+(`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server gives `tokens`). Acceptance is the server's own count, from its
+`/metrics` page, at batch size 1; a server without one offers none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from specrig.cell import Cell
+from specrig.engines import counters
+from specrig.engines.base import Endpoint, EngineError, endpoint_of
+from specrig.engines.http import Client, HttpEngine, Reply
+
+SETTLE_S = 2.0
+"""How long a server's counters may lag behind its answers."""
+STOPS = {"stop": "eos", "length": "length"}
+
+
+class Server(HttpEngine):
+    """One request a prompt, streamed; method and baseline are two endpoints, so they alternate prompt by prompt."""
+
+    name = "server"
+    loads_pairs = False
+
+    @classmethod
+    def refuses(cls, cell: Cell) -> str | None:
+        """Whatever a named server was started with."""
+        return None
+
+    def environment(self) -> dict[str, Any]:
+        """Also what each server says of itself."""
+        known = super().environment()
+        mine = [server for server in self.pair.servers if server.engine == self.name]
+        known["engine"]["servers"] = {f"{server.method} k={server.k}": self._described(server) for server in mine}
+        return known
+
+    def _described(self, server: Endpoint) -> dict[str, Any]:
+        client = self.client(server.url, server)
+        version = client.find("/version")
+        try:
+            said = version.json() if version else {}
+        except ValueError:
+            said = {}
+        return {"url": client.url, "model": server.model, "fields": server.fields, "version": said.get("version")}
+
+    def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
+        """See `HttpEngine`."""
+        server = endpoint_of(cell, self.pair.servers)
+        if server is None:
+            raise EngineError(f"no entry of `servers:` runs {cell.method} at k = {cell.k} on pair {cell.pair}")
+        client = self.client(server.url, server)
+        body = {
+            "model": server.model or client.model,
+            "prompt": list(prompt),
+            "max_tokens": max_new_tokens,
+            "temperature": cell.temperature,
+            "seed": seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            **server.fields,
+        }
+        before = self._counters(client) if alone else None
+        reply = complete(client, body)
+        if before is not None:
+            reply.counts = counters.counts(before, self._settled(client, before, len(reply.tokens)), len(reply.tokens))
+        return reply
+
+    def _counters(self, client: Client) -> counters.Counters | None:
+        page = client.find("/metrics")
+        return counters.parse(page.text) if page is not None else None
+
+    def _settled(self, client: Client, before: counters.Counters, tokens: int) -> counters.Counters:
+        """The counters once they show the answer's tokens. Raises EngineError where they show more: it was not alone."""
+        generated = (counters.GENERATED, -1)
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            after = self._counters(client) or before
+            grown = after[generated] - before[generated]
+            if grown == tokens or generated not in after:
+                return after
+            if grown > tokens:
+                raise EngineError(
+                    f"{client.url}: it generated {grown} tokens where {tokens} were asked for: others use it too, so neither its "
+                    "counters nor its times are this study's; measure a server that is left alone"
+                )
+            if time.monotonic() > deadline:
+                raise EngineError(f"{client.url}: its counters still show {grown} of {tokens} tokens after {SETTLE_S:g} s")
+            time.sleep(0.01)
+
+
+def complete(client: Client, body: dict[str, Any]) -> Reply:
+    """Stream one completion. Raises EngineError unless ids, finish reason and usage are there and agree."""
+    reply = Reply()
+    finish: str | None = None
+    usage: dict[str, Any] = {}
+    unnamed = 0
+    for seconds, event in client.stream("/v1/completions", body):
+        usage = event.get("usage") or usage
+        for choice in event.get("choices") or []:
+            ids = token_ids(choice)
+            unnamed += ids is None and bool(choice.get("text"))
+            reply.tokens += ids or []
+            reply.arrived(seconds)
+            finish = choice.get("finish_reason") or finish
+    if unnamed:
+        raise EngineError(
+            f"{client.url}: it streams text without token ids, and text tokenized again is no count; use a server that returns "
+            "them (vLLM 0.10.2 or later, llama.cpp)"
+        )
+    if finish not in STOPS:
+        raise EngineError(f"{client.url}: the answer ended with finish_reason {finish!r}, not with `stop` or `length`")
+    reply.stop = "eos" if finish == "stop" else "length"
+    for key, ours in (("completion_tokens", len(reply.tokens)), ("prompt_tokens", len(body["prompt"]))):
+        if usage.get(key, ours) != ours:
+            raise EngineError(f"{client.url}: its usage says {usage[key]} {key.replace('_', ' ')}, its stream and request {ours}")
+    return reply
+
+
+def token_ids(choice: dict[str, Any]) -> list[int] | None:
+    """The new ids of a streamed choice: vLLM's `token_ids`, llama.cpp's `tokens`, or logprobs' `token_id:5`; None without any."""
+    for key in ("token_ids", "tokens"):
+        if isinstance(choice.get(key), list):
+            return [int(token) for token in choice[key]]
+    named = (choice.get("logprobs") or {}).get("tokens")
+    if named and all(str(token).startswith("token_id:") for token in named):
+        return [int(str(token).removeprefix("token_id:")) for token in named]
+    return None

@@ -1,0 +1,216 @@
+"""SGLang: its server as a child process, or one that runs already (`servers:` with `engine: sglang`), over its native HTTP API.
+
+Flags, fields and defaults are those of SGLang's documentation, "Speculative Decoding" and "Native API"
+(docs.sglang.io/advanced_features/speculative_decoding.html), version 0.5: `/generate` with `input_ids`, `sampling_params` and `stream`;
+`output_ids` of a stream are cumulative, or the new ones under `--incremental-streaming-output`; `meta_info` holds
+`completion_tokens`, `finish_reason` and, where it speculates, `spec_verify_ct` with the drafted and accepted tokens.
+Speculation and k are fixed when the server starts, so the server is started anew where a cell needs another.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from specrig.cell import Cell
+from specrig.decoding.types import Counts
+from specrig.engines.base import Endpoint, EngineError, PairFiles, endpoint_of
+from specrig.engines.gate import check_pair
+from specrig.engines.http import Client, HttpEngine, Reply
+from specrig.engines.launch import ServerProcess, free_port
+
+ALGORITHMS = {
+    "autoregressive": (None, None),
+    "draft_model": ("STANDALONE", "draft"),
+    "eagle": ("EAGLE", "eagle"),
+    "eagle2": ("EAGLE", "eagle"),
+    "eagle3": ("EAGLE3", "eagle3"),
+    "ngram": ("NGRAM", None),
+}
+"""Method -> (`--speculative-algorithm`, the part of the pair behind `--speculative-draft-model-path`)."""
+INFO = ("version", "model_path", "dtype", "tp_size", "quantization", "attention_backend", "disable_radix_cache")
+ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num", "spec_accepted_drafts")
+DRAFTED = ("spec_num_proposed_drafts", "spec_draft_token_num", "spec_proposed_drafts")
+HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+"""The same count under the names of different versions, newest first."""
+
+
+class Sglang(HttpEngine):
+    """One server at a time: baseline and method cannot alternate, unless both run already."""
+
+    name = "sglang"
+    paired = False
+    untested = "its client is tested against a small server that speaks SGLang's API, never yet against SGLang on a GPU"
+    differences: ClassVar[Mapping[str, str]] = {
+        "ngram": "SGLang looks suffixes of any length up in one trie over all prompts so far, not the last n tokens in one prompt",
+        "eagle2": "SGLang keeps the given number of draft tokens of k levels; ties of confidence may fall otherwise",
+    }
+
+    def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
+        check_pair(pair)
+        super().__init__(pair, device=device, threads=threads)
+        self._server: ServerProcess | None = None
+        self._running: list[str] = []
+        self._url = ""
+        self._incremental: dict[str, bool] = {}
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """See `Engine`. SGLang itself wants a GPU; that is found out when it starts, on the machine that measures."""
+        if importlib.util.find_spec("sglang") is not None:
+            return None
+        return "SGLang is not installed: pip install 'specrig[sglang]', in an environment of its own"
+
+    @classmethod
+    def refuses(cls, cell: Cell) -> str | None:
+        """Methods that SGLang has no algorithm for, and options that it has no flag for."""
+        if cell.method not in ALGORITHMS:
+            return f"SGLang has no {cell.method}; it has {', '.join(ALGORITHMS)}"
+        if cell.variant and cell.method != "eagle2":
+            return f"SGLang has no flags for the options of {cell.method} ({cell.variant}); leave them at their defaults"
+        return None
+
+    def arguments(self, cell: Cell) -> list[str]:
+        """Flags of `sglang.launch_server` for a cell, address aside.
+
+        A chain of k drafted tokens is verified with the token before it: `--speculative-num-draft-tokens` is k + 1, as SGLang sets it
+        itself for topk 1. The prefix cache is off: a prompt measured twice must pay for its prefill twice.
+        """
+        pair = self.pair
+        found = ["--model-path", pair.target, "--dtype", pair.dtype, "--stream-interval", "1", "--disable-radix-cache"]
+        found += ["--revision", pair.target_revision] if pair.target_revision else []
+        algorithm, part = ALGORITHMS[cell.method]
+        if algorithm is None:
+            return found
+        found += ["--speculative-algorithm", algorithm]
+        if part is None:
+            return [*found, "--speculative-num-draft-tokens", str(cell.k + 1), "--speculative-ngram-max-bfs-breadth", "1"]
+        if part not in pair.sources:
+            raise EngineError(
+                f"pair {pair.name}: {cell.method} needs a {part} and the pair names none; fill its row in pairs.tsv"
+            )
+        width, nodes = cell.options.get("top_k", 1), cell.options.get("nodes", cell.k)
+        found += ["--speculative-draft-model-path", pair.sources[part]]
+        found += ["--speculative-draft-model-revision", pair.draft_revision] if part == "draft" and pair.draft_revision else []
+        found += ["--speculative-num-steps", str(cell.k), "--speculative-eagle-topk", str(width)]
+        return [*found, "--speculative-num-draft-tokens", str(nodes + 1)]
+
+    def ready(self, cell: Cell) -> None:
+        """Have the cell's server up: the named one, else one started for it in place of the last."""
+        endpoint = endpoint_of(cell, self.pair.servers)
+        if endpoint is not None:
+            self._url = self.client(endpoint.url, endpoint).url
+            return
+        wanted = self.arguments(cell)
+        if self._server is None or not self._server.alive or self._running != wanted:
+            self._stop()
+            port = free_port()
+            self._url = f"http://127.0.0.1:{port}"
+            command = [*self.command(), *wanted, "--host", "127.0.0.1", "--port", str(port)]
+            self._server, self._running = ServerProcess(command, self._url, health="/health_generate"), wanted
+
+    def command(self) -> list[str]:
+        """What starts the server."""
+        return [sys.executable, "-m", "sglang.launch_server"]
+
+    def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
+        """See `HttpEngine`."""
+        endpoint = endpoint_of(cell, self.pair.servers)
+        sampling: dict[str, Any] = {"temperature": cell.temperature, "max_new_tokens": max_new_tokens}
+        if cell.temperature > 0:
+            sampling["sampling_seed"] = seed  # heeded under --enable-deterministic-inference only
+        body = {"input_ids": list(prompt), "sampling_params": sampling, "stream": True, **(endpoint.fields if endpoint else {})}
+        try:
+            return complete(
+                self.client(self._url, endpoint), body, incremental=endpoint is not None and self._streams_new(endpoint)
+            )
+        except EngineError as error:
+            if endpoint is None and self._server is not None and self._server.died():
+                raise EngineError(self._server.ended(f"while it answered for {cell.name}")) from error
+            raise
+
+    def environment(self) -> dict[str, Any]:
+        """Also what the named servers say of themselves."""
+        known = super().environment()
+        mine = [server for server in self.pair.servers if server.engine == self.name]
+        known["engine"]["servers"] = {f"{server.method} k={server.k}": info(self.client(server.url, server)) for server in mine}
+        return known
+
+    def _streams_new(self, endpoint: Endpoint) -> bool:
+        """Whether a named server was started with `--incremental-streaming-output` (formerly `--stream-output`)."""
+        if endpoint.url not in self._incremental:
+            said = server_info(self.client(endpoint.url, endpoint))
+            self._incremental[endpoint.url] = bool(said.get("incremental_streaming_output") or said.get("stream_output"))
+        return self._incremental[endpoint.url]
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def close(self) -> None:
+        """End the server, with all it started."""
+        super().close()
+        self._stop()
+
+
+def complete(client: Client, body: dict[str, Any], *, incremental: bool = False) -> Reply:
+    """Stream one completion of `/generate`; incremental: events hold the new ids only.
+
+    Raises EngineError unless ids, counts and finish reason are there and agree.
+    """
+    reply = Reply()
+    meta: dict[str, Any] = {}
+    for seconds, event in client.stream("/generate", body):
+        meta, ids = event.get("meta_info") or {}, event.get("output_ids")
+        if ids is None:
+            raise EngineError(f"{client.url}: its events hold no output_ids; use SGLang 0.5 or later")
+        reply.tokens = [*reply.tokens, *ids] if incremental else list(ids)
+        reply.arrived(seconds)
+    finish = meta.get("finish_reason") or {}
+    kind = finish.get("type") if isinstance(finish, dict) else finish
+    if kind not in ("stop", "length"):
+        said = finish.get("message", "") if isinstance(finish, dict) else ""
+        raise EngineError(f"{client.url}: the answer ended with finish reason {kind!r} {said}".rstrip())
+    reply.stop = "eos" if kind == "stop" else "length"
+    completed, matched = (
+        meta.get("completion_tokens", len(reply.tokens)),
+        finish.get("matched") if isinstance(finish, dict) else None,
+    )
+    if kind == "stop" and isinstance(matched, int) and completed == len(reply.tokens) + 1:
+        reply.tokens.append(matched)  # counted and matched, but trimmed from the ids
+        reply.arrivals[-1] = (reply.arrivals[-1][0], completed)
+    for key, ours in (("completion_tokens", len(reply.tokens)), ("prompt_tokens", len(body["input_ids"]))):
+        if meta.get(key, ours) != ours:
+            raise EngineError(
+                f"{client.url}: its meta_info says {meta[key]} {key.replace('_', ' ')}, its stream and request {ours}"
+            )
+    reply.counts = counts(meta)
+    return reply
+
+
+def counts(meta: Mapping[str, Any]) -> Counts | None:
+    """A request's own totals from its `meta_info`; None where it did not speculate or does not say."""
+    passes = meta.get("spec_verify_ct")
+    if not passes:
+        return None
+    drafted, accepted, histogram = (next((meta[name] for name in names if meta.get(name) is not None), None)
+                                    for names in (DRAFTED, ACCEPTED, HISTOGRAM))  # fmt: skip
+    # The histogram counts rounds by how many drafts they accepted: position i was accepted by all that accepted i or more.
+    per_position = [sum(histogram[position:]) for position in range(1, len(histogram))] if histogram else None
+    return Counts(int(passes), drafted, accepted, per_position or None)
+
+
+def server_info(client: Client) -> dict[str, Any]:
+    """What a server says of itself: `/server_info`, formerly `/get_server_info`; empty if it has neither."""
+    page = client.find("/server_info") or client.find("/get_server_info")
+    said = page.json() if page is not None else {}
+    return said if isinstance(said, dict) else {}
+
+
+def info(client: Client) -> dict[str, Any]:
+    """The part of it that decides figures."""
+    said = server_info(client)
+    return {"url": client.url, **{key: said[key] for key in said if key in INFO or key.startswith("speculative_")}}

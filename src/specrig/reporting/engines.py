@@ -1,0 +1,175 @@
+"""Engines side by side: a table, a figure and the report's section, for studies with more than one."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from specrig.analysis.engines import SETTING, compare
+from specrig.reporting import grid
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.panels import empty, legend_below, make_panels
+from specrig.reporting.study_data import StudyData
+from specrig.reporting.style import INK, LOSSY_NOTE, engine_style, method_name, method_order, task_name
+
+MEASURES = {"tokens_per_s": "tokens/s (decoding)", "speedup": "speedup", "acceptance_length": "acceptance length τ"}
+
+ALONE = "No cell of this study ran in more than one engine."
+
+
+def comparison(study: StudyData) -> pd.DataFrame:
+    """`analysis.engines.compare` of a study, with what its engines said of themselves; empty for a study of one engine."""
+    differences = {
+        (job.engine, method): str(text)
+        for job in study.jobs
+        for method, text in (_said(job.environment).get("differences") or {}).items()
+    }
+    return compare(study.records, [str(name) for name in study.config.get("engines") or []], differences)
+
+
+def untested(study: StudyData) -> dict[str, str]:
+    """Engine -> what of it was never tried on real hardware, for the engines of the study that say so."""
+    found = {job.engine: _said(job.environment).get("untested") for job in study.jobs}
+    return {engine: str(reason) for engine, reason in found.items() if reason}
+
+
+def _said(environment: dict[str, Any]) -> dict[str, Any]:
+    said = environment.get("engine")
+    return said if isinstance(said, dict) else {}
+
+
+def section(study: StudyData, compared: pd.DataFrame) -> dict[str, Any] | None:
+    """What the report's section shows: a sentence and the table; None for a study of one engine."""
+    if compared.empty:
+        return None
+    return {"sentence": sentence(compared), "grid": engines_grid(compared, study)}
+
+
+def sentence(compared: pd.DataFrame) -> str:
+    """How often acceptance agrees."""
+    against = compared[compared["engine"] != compared["reference"]]
+    judged = int(np.isfinite(against["difference_low"].astype(float)).sum())
+    odd = against[against["disagrees"].astype(bool)]
+    if not judged:
+        return "Acceptance could not be compared: no two engines offer it on two or more common prompts."
+    text = f"Acceptance length agrees within sampling noise in {judged - len(odd)} of {judged} comparisons with the first engine."
+    unexplained = int((odd["reason"] == "unexplained").sum())
+    return f"{text} {unexplained} of the others are unexplained." if unexplained else text
+
+
+def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
+    """`comparison` for people: a row an engine, the reasons of disagreements and gaps as lettered notes."""
+    varying = [name for name in SETTING if name == "task" or (name not in ("method", "k", "variant") and _varies(compared, name))]
+    order = {method: number for number, method in enumerate(method_order(compared["method"]))}
+    found = sorted(_dicts(compared), key=lambda row: order[row["method"]])  # stable: engines stay together
+    letters: dict[str, str] = {}
+    rows = []
+    for row in found:
+        mark = ""
+        if row["reason"]:
+            mark = letters.setdefault(row["reason"], _letter(len(letters)))
+        unlike = row["relative_difference"]
+        spread = grid.interval(row["difference_low"], row["difference_high"])
+        difference = f"{row['difference']:+.2f} ({100 * unlike:+.1f} %)" if np.isfinite(unlike) else "–"
+        reference = row["engine"] == row["reference"]
+        labels = [
+            *(task_name(str(row[name])) if name == "task" else _shown(row[name]) for name in varying),
+            method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
+            str(row["k"]) if row["k"] else "–",
+            row["engine"],
+        ]
+        rows.append(
+            [
+                *map(Entry, labels),
+                Entry(str(row["common_prompts"])),
+                Entry(grid.number(row["tokens_per_s"], 1)),
+                Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
+                Entry(grid.number(row["acceptance_length"])),
+                Entry("" if reference else difference, " ".join(filter(None, (spread, mark))), bold=bool(row["disagrees"])),
+            ]
+        )
+    notes = [f"{letter}: {reason}." for reason, letter in letters.items()]
+    notes += [f"Untested on hardware: {engine} ({reason})." for engine, reason in untested(study).items()]
+    notes += [ALONE] if compared.empty else []
+    notes += [] if compared["lossless"].astype(bool).all() else [LOSSY_NOTE]
+    return Grid(
+        header=[
+            *(name.replace("_", " ") for name in varying),
+            *["method", "k", "engine", "prompts", "tokens/s", "speedup", "τ", "difference in τ"],
+        ],
+        rows=rows,
+        labels=len(varying) + 3,
+        caption=(
+            "The same cells in several engines, on the prompts that all of them answered. The difference in τ is against the first "
+            "engine of the cell, with a 95 % bootstrap interval paired by prompt; bold where it leaves 0 out though that level is corrected for the number of rows."
+        ),
+        label=f"tab:{study.name}-engines",
+        notes=notes,
+    )
+
+
+def engines_figure(compared: pd.DataFrame, tasks: list[str]) -> Figure:
+    """Tokens/s, speedup and τ (rows) by task (columns), method and engine: each method at the k that suits the first engine best."""
+    if compared.empty:
+        return empty(ALONE)
+    shown = _best_k(compared[compared["pair"] == compared["pair"].iloc[0]])
+    engines = list(dict.fromkeys(shown["engine"]))
+    tasks = [task for task in tasks if task in set(shown["task"])]
+    order = method_order(shown["method"])
+    keys = sorted({(order.index(row["method"]), row["variant"], row["k"]) for row in _dicts(shown)})
+    labels = [method_name(order[number], variant=variant) + (f"\nk={k}" if k else "") for number, variant, k in keys]
+    figure, axes = make_panels(3, len(tasks), width=max(3.1, 0.9 * len(keys) + 1), height=2.4, sharex=True, sharey="row")
+    for line, (measure, title) in zip(axes, MEASURES.items(), strict=True):
+        line[0].set_ylabel(title)
+        for ax, task in zip(line, tasks, strict=True):
+            for row in _dicts(shown[shown["task"] == task]):
+                at = keys.index((order.index(row["method"]), row["variant"], row["k"]))
+                number = engines.index(row["engine"])
+                x = at + 0.6 * ((number + 0.5) / len(engines) - 0.5)
+                value, low, high = (row[f"{measure}{end}"] for end in ("", "_low", "_high"))
+                known = np.isfinite(low) and np.isfinite(high)
+                spread = [[value - low], [high - value]] if known else None
+                ax.errorbar(x, value, yerr=spread, markersize=6, elinewidth=1.2, **engine_style(row["engine"], engines))
+                if row["disagrees"] and measure == "acceptance_length":
+                    ax.plot(x, value, marker="o", markersize=13, markerfacecolor="none", markeredgecolor=INK, linestyle="none")
+            ax.set_xlim(-0.5, len(keys) - 0.5)
+            ax.set_xticks(range(len(keys)), labels)
+            ax.grid(axis="x", visible=False)
+        line[0].set_ylim(bottom=0)
+    for ax, task in zip(axes[0], tasks, strict=True):
+        ax.set_title(task_name(task))
+    handles = [Line2D([], [], markersize=6, label=engine, **engine_style(engine, engines)) for engine in engines]
+    ring = Line2D([], [], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=INK, linestyle="none")
+    ring.set_label("τ disagrees with the first engine")
+    legend_below(figure, [*handles, *([ring] if shown["disagrees"].astype(bool).any() else [])])
+    return figure
+
+
+def _best_k(compared: pd.DataFrame) -> pd.DataFrame:
+    """Each method and variant at the k with the largest geometric mean speedup over tasks in the reference engine."""
+    first = compared[compared["engine"] == compared["reference"]]
+    logs = first.assign(log=np.log(first["speedup"].astype(float))).groupby(["method", "variant", "k"])["log"].mean()
+    best = {(method, variant): k for (method, variant, k), _ in cast("Any", logs.sort_values(na_position="first").items())}
+    kept = [best.get((row["method"], row["variant"])) == row["k"] for row in _dicts(compared)]
+    return compared[kept]
+
+
+def _varies(frame: pd.DataFrame, name: str) -> bool:
+    return len(frame[name].unique()) > 1
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _letter(number: int) -> str:
+    """a, b, …, z, aa, ab, …"""
+    return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)
+
+
+def _dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))
