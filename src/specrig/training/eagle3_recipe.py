@@ -13,7 +13,7 @@ class Eagle3Training(HeadTraining):
     steps: int = Field(default=50, ge=1)
     lr: float = Field(default=1e-2, gt=0)
     """Peak learning rate of AdamW, for norms and LM head."""
-    matrix_lr: float = Field(default=0.06, gt=0)
+    matrix_lr: float = Field(default=0.08, gt=0)
     """Peak learning rate of Muon, for the matrices: they start further from their goal than EAGLE's, whose loss leads by features."""
     step_decay: float = Field(default=0.8, gt=0, le=1)
     """Each further step on its own output weighs that much of the one before (as the paper's code has it)."""
