@@ -97,7 +97,7 @@ def check_servers(study: Study, problems: Problems) -> None:
         other = seen.setdefault(same, index)
         if other != index:
             problems.key(path, f"servers[{other}] runs the same cells", "remove one, or give it its own k, variant or engine")
-        answer = repr((server.url.rstrip("/"), server.model, sorted(server.fields.items())))
+        answer = repr((server.engine, server.pair, server.url.rstrip("/"), server.model, sorted(server.fields.items())))
         other = answers.setdefault(answer, index)
         if other != index:
             reason = f"servers[{other}] is the same server with the same fields: both would measure one thing"

@@ -51,7 +51,7 @@ AUDITS = [f"{ROOT}/audit/records.csv"] + [
             (engine, method)
             for engine, _, method in STUDY.jobs()
             # Its samples come from a pair made for the test, which a server that runs elsewhere does not have.
-            if engines()[engine].loads_pairs
+            if engines()[engine].loads_pairs and engines()[engine].missing() is None
         }
     )
 ]
