@@ -158,7 +158,8 @@ def job_settings(wildcards):
         "threads",
     )
     pair = STUDY.rows.pairs[wildcards.pair].model_dump(exclude={"notes"})
-    return digest([{key: getattr(STUDY, key) for key in keys}, pair])
+    options = STUDY.engine_options.get(wildcards.engine, {})
+    return digest([{key: getattr(STUDY, key) for key in keys}, pair, options])
 
 
 def failed_cells(wildcards):

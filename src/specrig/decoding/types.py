@@ -112,6 +112,7 @@ class Generation:
     decode_s: float
     target_passes: dict[int, tuple[int, float]] = field(default_factory=dict)
     draft_passes: dict[int, tuple[int, float]] = field(default_factory=dict)
+    prefill_tokens: int = 1
 
 
 class MethodOptions(BaseModel):

@@ -12,7 +12,7 @@ from specrig.engines.base import Engine
 
 @cache
 def registry() -> dict[str, type[Engine]]:
-    """Engine name -> class, in alphabetical order. A module without an Engine subclass is no engine."""
+    """Engine name -> class, in alphabetical order. An abstract class, or a module without an Engine, is no engine."""
     found: dict[str, type[Engine]] = {}
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{__name__}.{info.name}")
@@ -20,7 +20,7 @@ def registry() -> dict[str, type[Engine]]:
             if (
                 inspect.isclass(value)
                 and issubclass(value, Engine)
-                and value is not Engine
+                and not inspect.isabstract(value)
                 and value.__module__ == module.__name__
             ):
                 if value.name in found:

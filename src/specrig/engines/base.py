@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
 
 from specrig.cell import Cell
 
@@ -29,6 +31,13 @@ class PairFiles:
     draft_revision: str | None = None
     dtype: str = "float32"
     heads: dict[str, Path] = field(default_factory=dict)
+    tensor_parallel: int = 1
+    """GPUs that share each layer; this and the next three are for engines that serve."""
+    quantization: str | None = None
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    engine_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Engine name -> the study's options for it (`Engine.Options`)."""
 
     def only(self, needs: Sequence[str]) -> PairFiles:
         """The target and these parts: what a method does not need may be missing, or still in training."""
@@ -42,17 +51,29 @@ class PairFiles:
         return {name: source for name, source in parts.items() if source is not None}
 
 
+class EngineOptions(BaseModel):
+    """An engine's own parameters with their defaults; unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 class Engine(ABC):
     """Loads one pair and generates with any of its methods. Use as a context manager: closing frees memory and processes."""
 
     name: ClassVar[str]
     paired: ClassVar[bool] = True
     """Whether baseline and method can alternate prompt by prompt in one process."""
+    one_by_one_samples: ClassVar[int] = 2_048
+    """Samples of the exact audit for a method that this engine runs one prompt at a time; the audit says what they can show."""
+
+    class Options(EngineOptions):
+        """No options."""
 
     def __init__(self, pair: PairFiles, *, device: str, threads: int | None) -> None:
         self.pair = pair
         self.device = device
         self.threads = threads
+        self.options: Any = self.Options.model_validate(pair.engine_options.get(self.name, {}))
 
     @classmethod
     def missing(cls) -> str | None:
@@ -77,6 +98,14 @@ class Engine(ABC):
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
         """Continue a batch of prompts with the cell's method, k, temperature and options; one Generation a prompt."""
+
+    def build(self) -> str:
+        """Which build of the engine runs, where there are several that differ in what they compute; else empty."""
+        return ""
+
+    def environment(self) -> dict[str, Any]:
+        """What the report must know of the engine, beside the machine: goes into the job's environment.json."""
+        return {"engine": {"name": self.name, "build": self.build(), "options": self.options.model_dump(mode="json")}}
 
     def peak_memory_mb(self) -> float:
         """Peak memory since loading: of the device where it counts itself, else of this process."""
