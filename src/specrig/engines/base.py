@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -99,13 +99,15 @@ class Engine(ABC):
     ) -> list[Generation]:
         """Continue a batch of prompts with the cell's method, k, temperature and options; one Generation a prompt."""
 
-    def build(self) -> str:
-        """Which build of the engine runs, where there are several that differ in what they compute; else empty."""
+    @classmethod
+    def build(cls, options: Mapping[str, Any]) -> str:
+        """Which build of the engine runs with these options, where builds differ in what they compute; else empty."""
         return ""
 
     def environment(self) -> dict[str, Any]:
         """What the report must know of the engine, beside the machine: goes into the job's environment.json."""
-        return {"engine": {"name": self.name, "build": self.build(), "options": self.options.model_dump(mode="json")}}
+        options = self.options.model_dump(mode="json")
+        return {"engine": {"name": self.name, "build": self.build(options), "options": options}}
 
     def peak_memory_mb(self) -> float:
         """Peak memory since loading: of the device where it counts itself, else of this process."""

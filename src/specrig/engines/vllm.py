@@ -9,76 +9,20 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from specrig.cell import Cell, digest
-from specrig.decoding.types import Generation, Round
+from specrig.decoding.types import Generation
 from specrig.engines import vllm_cpu_sampling
 from specrig.engines.base import EngineError, EngineOptions, PairFiles
 from specrig.engines.tokenized import TokenizedEngine
+from specrig.engines.vllm_speculation import CHAINS, METHODS, Request, speculation_of
 
-Configure = Callable[[Cell, PairFiles], dict[str, Any]]
-
-
-def _head(cell: Cell, pair: PairFiles) -> dict[str, Any]:
-    if cell.method not in pair.heads:
-        raise EngineError(f"pair {pair.name}: no trained {cell.method} head")
-    return {"method": cell.method, "model": str(pair.heads[cell.method])}
-
-
-def _draft_model(_: Cell, pair: PairFiles) -> dict[str, Any]:
-    if pair.draft is None:
-        raise EngineError(f"pair {pair.name}: draft_model needs a draft and the pair names none; fill the column in pairs.tsv")
-    revision = {"revision": pair.draft_revision} if pair.draft_revision else {}
-    return {"method": "draft_model", "model": pair.draft, "draft_tensor_parallel_size": pair.tensor_parallel, **revision}
-
-
-def _ngram(cell: Cell, _: PairFiles) -> dict[str, Any]:
-    longest, shortest = cell.options.get("n", 3), cell.options.get("min_n", 1)
-    return {"method": "ngram", "prompt_lookup_max": longest, "prompt_lookup_min": shortest}
-
-
-def _suffix(cell: Cell, _: PairFiles) -> dict[str, Any]:
-    """Nothing is kept from one request to the next: a prompt measured twice must not find its own answer."""
-    names = ("max_tree_depth", "max_spec_factor", "min_token_prob")
-    given = {f"suffix_decoding_{name}": cell.options[name] for name in names if name in cell.options}
-    return {"method": "suffix", "suffix_decoding_max_cached_requests": 0, **given}
-
-
-METHODS: dict[str, Configure | None] = {
-    "autoregressive": None,
-    "naive_batching": None,
-    "draft_model": _draft_model,
-    "ngram": _ngram,
-    "medusa": _head,
-    "eagle": _head,
-    "eagle3": _head,
-    "suffix": _suffix,
-}
-"""Method -> its part of `speculative_config`; None: none."""
-CHAINS: dict[str, dict[str, Any]] = {
-    "medusa": {"tree": [1], "acceptance": "exact"},
-    "eagle3": {"nodes": 0},
-    "suffix": {"tree": False},
-}
-"""Method -> the values that its options must have for a chain, verified exactly: vLLM has no token trees."""
 KV_CACHE_BYTES = 1 << 30
 """Of the CPU build, unless the pair's row gives a share: by default it would take half the machine's memory."""
-
-
-@dataclass(slots=True)
-class Request:
-    """One prompt's stream: how many tokens came with each engine step, and what vLLM says of it in the end."""
-
-    emitted: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    stop: Literal["eos", "length"] = "length"
-    times: Any = None
-    speculation: Any = None
 
 
 class Vllm(TokenizedEngine):
@@ -153,7 +97,7 @@ class Vllm(TokenizedEngine):
             Generation(
                 tokens=request.tokens,
                 stop=request.stop,
-                rounds=_rounds(request),
+                rounds=request.rounds(),
                 overlap=0.0,
                 reached=0,
                 ttft_s=ttft,
@@ -197,11 +141,8 @@ class Vllm(TokenizedEngine):
 
     def _ready(self, cell: Cell) -> None:
         """Have the engine of the cell's method, k and options running, in place of another."""
-        configure = METHODS[cell.method]
-        speculative = configure and {**configure(cell, self.pair), "num_speculative_tokens": cell.k}
-        if speculative and speculative["method"] in ("draft_model", "eagle", "eagle3"):
-            speculative["draft_sample_method"] = self.options.draft_sampling
-        wanted = digest(speculative)
+        speculation = speculation_of(cell, self.pair, self.options.draft_sampling)
+        wanted = digest(speculation)
         if self._llm is not None and self._running == wanted:
             return
         self.close()
@@ -211,7 +152,7 @@ class Vllm(TokenizedEngine):
 
         before = set(psutil.Process().children(recursive=True))
         try:
-            self._llm = LLM(**self.arguments(), **_speculation(speculative))
+            self._llm = LLM(**self.arguments(), **speculation)
         except Exception as error:
             self._children = [child for child in psutil.Process().children(recursive=True) if child not in before]
             self.close()
@@ -250,13 +191,15 @@ class Vllm(TokenizedEngine):
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{self.threads - 1}")
         vllm_cpu_sampling.choose(self.options.cpu_sampling == "cured")
 
-    def build(self) -> str:
+    @classmethod
+    def build(cls, options: Mapping[str, Any]) -> str:
         """Package, version, and whether its CPU sampler is as shipped."""
         from importlib.metadata import PackageNotFoundError, version
 
+        chosen = cls.Options.model_validate(options)
         for package in ("vllm-cpu", "vllm"):
             try:
-                return f"{package} {version(package)}, {self.options.cpu_sampling} sampler"
+                return f"{package} {version(package)}, {chosen.cpu_sampling} sampler"
             except PackageNotFoundError:
                 continue
         return ""
@@ -291,33 +234,6 @@ class Vllm(TokenizedEngine):
         self._children = []
 
 
-def _speculation(speculative: dict[str, Any] | None) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` that make it speculate and tell of each request's steps."""
-    if speculative is None:
-        return {}
-    return {"speculative_config": speculative, "per_request_spec_decode_metrics": "detailed"}
-
-
 def _said(error: Exception) -> str:
     """An error on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _rounds(request: Request) -> list[Round]:
-    """One entry a step after the first, which is prefill.
-
-    vLLM tells (drafted, accepted) of the steps that had a draft, in order; the others had none. Where a step emitted one token it may
-    be a step of either kind: which of several such it was is not told, and no figure depends on it.
-    """
-    told = (
-        list(zip(request.speculation.per_step_drafted, request.speculation.per_step_accepted, strict=True))
-        if request.speculation
-        else []
-    )
-    rounds = []
-    for number, emitted in enumerate(request.emitted[1:], 2):
-        last = number == len(request.emitted)
-        mine = bool(told) and (told[0][1] == emitted - 1 or (last and told[0][1] >= emitted))
-        drafted, accepted = told.pop(0) if mine else (0, 0)
-        rounds.append(Round(drafted, drafted, min(accepted, emitted), emitted, emitted < accepted + 1))
-    return rounds

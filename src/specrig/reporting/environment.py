@@ -43,7 +43,9 @@ def differing(jobs: list[Job]) -> list[str]:
     """Keys whose value is not the same in all jobs: their cells did not run under one roof."""
     rows = environment_rows(jobs)
     return [
-        key for key, values in rows if len(values) > 1 and key.rsplit(".", 1)[-1] not in MOVING and not key.startswith("models.")
+        key
+        for key, values in rows
+        if len(values) > 1 and key.rsplit(".", 1)[-1] not in MOVING and not key.startswith(("models.", "engine."))
     ]
 
 
