@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -190,6 +191,7 @@ class Vllm(TokenizedEngine):
         if self.device == "cpu" and self.threads is not None:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{self.threads - 1}")
         vllm_cpu_sampling.choose(self.options.cpu_sampling == "cured")
+        _quiet_llvmlite()
 
     @classmethod
     def build(cls, options: Mapping[str, Any]) -> str:
@@ -237,3 +239,21 @@ class Vllm(TokenizedEngine):
 def _said(error: Exception) -> str:
     """An error on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _quiet_llvmlite() -> None:
+    """Let a second engine start in one process after n-gram drafting, which brings numba.
+
+    Its binding takes any attribute for a library function, `__dict__` too, and vLLM 0.32 looks every module's values over for that.
+    """
+    if "llvmlite.binding.ffi" not in sys.modules:
+        return
+    kind = type(sys.modules["llvmlite.binding.ffi"].lib)
+    lookup = kind.__getattr__
+
+    def getattr_(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lookup(self, name)
+
+    kind.__getattr__ = getattr_
