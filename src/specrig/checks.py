@@ -52,6 +52,21 @@ def check_names(study: Study, pairs: dict[str, Pair], tasks: dict[str, Task], br
         problems.key(["prompts"], f"{study.prompts} prompts leave every task without a prompt", "give 1 or more")
 
 
+def check_engine_options(study: Study, problems: Problems) -> None:
+    """`engine_options`: engines of the study, options that they have."""
+    for name, options in study.engine_options.items():
+        path: list[str | int] = ["engine_options", name]
+        if name not in study.engines or name not in engines():
+            problems.unknown(path, "engine (not one of the study's)", name, study.engines)
+            continue
+        try:
+            engines()[name].Options.model_validate(options)
+        except ValidationError as error:
+            for issue in error.errors():
+                known = ", ".join(engines()[name].Options.model_fields) or "none"
+                problems.key([*path, *issue["loc"][:1]], reason_of(issue), f"options of {name}: {known}")
+
+
 def _refuse_repeats(key: str, path: Sequence[str | int], values: Sequence[Any], problems: Problems) -> None:
     for value, count in Counter(values).items():
         if count > 1:

@@ -29,6 +29,7 @@ def resolve(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Study:
     pairs = read_rows(draft.tables.pairs, Pair, problems)
     tasks = read_rows(draft.tables.tasks, Task, problems)
     checks.check_names(draft, pairs, tasks, broken, problems)
+    checks.check_engine_options(draft, problems)
     for index, entry in enumerate(draft.methods):
         checks.check_entry(draft, index, entry, pairs, problems)
     checks.check_servers(draft, problems)

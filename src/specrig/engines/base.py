@@ -68,6 +68,13 @@ class PairFiles:
     heads: dict[str, Path] = field(default_factory=dict)
     servers: tuple[Endpoint, ...] = ()
     """Servers that already run the pair, of any engine and method."""
+    tensor_parallel: int = 1
+    """GPUs that share each layer; this and the next three are for engines that serve."""
+    quantization: str | None = None
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    engine_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Engine name -> the study's options for it (`Engine.Options`)."""
 
     def only(self, needs: Sequence[str]) -> PairFiles:
         """The target and these parts: what a method does not need may be missing, or still in training."""
@@ -79,6 +86,12 @@ class PairFiles:
         """Every part that is there: name -> folder or hub id."""
         parts = {"target": self.target, "draft": self.draft, **{name: str(folder) for name, folder in self.heads.items()}}
         return {name: source for name, source in parts.items() if source is not None}
+
+
+class EngineOptions(BaseModel):
+    """An engine's own parameters with their defaults; unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Engine(ABC):
@@ -93,11 +106,17 @@ class Engine(ABC):
     """What has not been tried on real hardware yet; shown wherever the engine's figures are."""
     differences: ClassVar[Mapping[str, str]] = {}
     """Method -> what this engine does otherwise than the method's definition here: why its acceptance may differ."""
+    one_by_one_samples: ClassVar[int] = 2_048
+    """Samples of the exact audit for a method that this engine runs one prompt at a time; the audit says what they can show."""
+
+    class Options(EngineOptions):
+        """No options."""
 
     def __init__(self, pair: PairFiles, *, device: str, threads: int | None) -> None:
         self.pair = pair
         self.device = device
         self.threads = threads
+        self.options: Any = self.Options.model_validate(pair.engine_options.get(self.name, {}))
 
     @classmethod
     def missing(cls) -> str | None:
@@ -123,9 +142,16 @@ class Engine(ABC):
     ) -> list[Generation]:
         """Continue a batch of prompts with the cell's method, k, temperature and options; one Generation a prompt."""
 
+    @classmethod
+    def build(cls, options: Mapping[str, Any]) -> str:
+        """Which build of the engine runs with these options, where builds differ in what they compute; else empty."""
+        return ""
+
     def environment(self) -> dict[str, Any]:
         """What the report must know of the engine, beside the machine: goes into the job's environment.json."""
-        return {"engine": {"name": self.name, "untested": self.untested, "differences": dict(self.differences)}}
+        options = self.options.model_dump(mode="json")
+        known = {"name": self.name, "build": self.build(options), "options": options}
+        return {"engine": known | {"untested": self.untested, "differences": dict(self.differences)}}
 
     def peak_memory_mb(self) -> float:
         """Peak memory since loading: of the device where it counts itself, else of this process."""

@@ -58,11 +58,16 @@ def _json(folder: str, name: str, revision: str | None = None) -> dict[str, Any]
     return content
 
 
+def config(model: str, revision: str | None = None) -> dict[str, Any]:
+    """A model's config.json."""
+    return _json(model, "config.json", revision)
+
+
 def check_decoder(model: str, revision: str | None = None) -> None:
     """Raise EngineError unless `model` (folder or hub id) is a decoder-only language model."""
-    config = _json(model, "config.json", revision)
-    kind, architectures = config.get("model_type", "?"), config.get("architectures") or []
-    if config.get("is_encoder_decoder"):
+    described = config(model, revision)
+    kind, architectures = described.get("model_type", "?"), described.get("architectures") or []
+    if described.get("is_encoder_decoder"):
         raise EngineError(f"{model}: {kind} is an encoder-decoder; SpecRig needs a decoder-only language model (…ForCausalLM)")
     causal = any("CausalLM" in name or "LMHeadModel" in name for name in architectures)
     if kind in ENCODERS or (architectures and not causal):

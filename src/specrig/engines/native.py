@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter, Generation
-from specrig.engines.base import Engine, EngineError, PairFiles
-from specrig.engines.gate import check_pair
+from specrig.engines.base import EngineError, PairFiles
+from specrig.engines.tokenized import TokenizedEngine
 
 if TYPE_CHECKING:
     from specrig.decoding.model import CachedModel
 
 
-class Native(Engine):
+class Native(TokenizedEngine):
     """Lends the target, the draft and the trained heads to the drafters; each is loaded once, on first use."""
 
     name = "native"
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
-        check_pair(pair)
-        import torch
-        from transformers import AutoTokenizer, GenerationConfig
-
         if threads is not None:
+            import torch
+
             torch.set_num_threads(threads)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(pair.target, revision=pair.target_revision)
-        self.target = self._load(pair.target, pair.target_revision)
-        self.eos = self._eos(GenerationConfig)
+        self.target = self._cached(pair.target, pair.target_revision)
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
 
@@ -39,16 +35,6 @@ class Native(Engine):
     def refuses(cls, cell: Cell) -> str | None:
         """The native engine runs every method."""
         return None if cell.method in registry() else f"there is no method {cell.method!r}"
-
-    def encode(self, text: str) -> list[int]:
-        """See `Engine`."""
-        tokens: list[int] = self.tokenizer(text)["input_ids"]
-        return tokens
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """See `Engine`."""
-        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
 
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
@@ -78,11 +64,9 @@ class Native(Engine):
     def model(self, name: str) -> CachedModel:
         """A model of the pair besides the target (`Resources`)."""
         if name not in self._models:
-            if name != "draft" or self.pair.draft is None:
-                raise EngineError(
-                    f"pair {self.pair.name}: this method needs a {name} model and the pair names none; fill the column in pairs.tsv"
-                )
-            self._models[name] = self._load(self.pair.draft, self.pair.draft_revision)
+            if name != "draft":
+                raise EngineError(f"pair {self.pair.name}: a pair has no {name} model")
+            self._models[name] = self._cached(*self.draft())
             # Tokenizers agree (the gate); the embedding may be padded further in one of them. Padding is never drawn.
             shared = min(self._models[name].vocab_size, self.target.vocab_size)
             self._models[name].vocab_size = self.target.vocab_size = shared
@@ -101,29 +85,7 @@ class Native(Engine):
             self._drafters[key] = method(method.Options.model_validate(cell.options), self)
         return self._drafters[key]
 
-    def _load(self, name: str, revision: str | None) -> CachedModel:
-        import torch
-        from transformers import AutoModelForCausalLM
-
+    def _cached(self, source: str, revision: str | None) -> CachedModel:
         from specrig.decoding.transformers_model import cached_model
 
-        dtype = getattr(torch, self.pair.dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise EngineError(
-                f"pair {self.pair.name}: dtype {self.pair.dtype!r} is no torch dtype; use float32, bfloat16 or float16"
-            )
-        try:
-            model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise EngineError(f"{name}: cannot be loaded ({str(error).splitlines()[0]})") from error
-        return cached_model(model.to(self.device), device=self.device)
-
-    def _eos(self, generation_config: Any) -> frozenset[int]:
-        """End-of-sequence ids as the model's generation config states them, else its config's, else the tokenizer's."""
-        try:
-            ids = generation_config.from_pretrained(self.pair.target, revision=self.pair.target_revision).eos_token_id
-        except OSError:
-            ids = None
-        ids = ids if ids is not None else getattr(self.target.config, "eos_token_id", None)
-        ids = ids if ids is not None else self.tokenizer.eos_token_id
-        return frozenset([ids] if isinstance(ids, int) else ids or [])
+        return cached_model(self.load(source, revision), device=self.device)

@@ -83,6 +83,8 @@ class Run(BaseModel):
     """The same for the drafter's own model or head; empty where it has none."""
     peak_memory_mb: float = 0.0
     """0 where the engine cannot know it."""
+    prefill_tokens: int = 1
+    """Tokens that were out at `ttft_s`: 1, but for an engine that verifies drafts in the prompt's own pass, whose first round it is."""
 
 
 class Record(BaseModel):
@@ -109,6 +111,9 @@ class Record(BaseModel):
     """False for a method whose acceptance rule does not keep the target's distribution."""
     run: Run
     baseline: Run
+    """Where baseline and method could not alternate: times are the mean of a run before the method and one after it."""
+    baseline_drift: float | None = None
+    """Then: decode seconds per token of the baseline after / before - 1; None where they alternated."""
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,5 +1,7 @@
 """The paired experiment: baseline and methods alternate prompt by prompt in one process; finished cells are kept.
 
+(Engines that cannot alternate: see `unpaired`.)
+
 Cells of one job (engine, pair, method) load the models once. Those that also share task, temperature and batch size form a
 block: they share prompts, seeds and the baseline, and run interleaved, so that a drift of the machine's clock meets all alike.
 """
@@ -33,6 +35,7 @@ from specrig.measurement.records import (
     write_atomically,
     write_records,
 )
+from specrig.measurement.unpaired import measure_unpaired
 from specrig.tasks.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -63,11 +66,14 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
         with engines()[engine_name](pair, device=device, threads=study.threads) as engine:
             environment = capture(pair.sources, device=device, threads=study.threads) | engine.environment()
             write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
-            blocks = list(_blocks(pending))
-            total = sum(len(_groups(prompts[block[0].task], block[0].batch_size)) * study.repeats for block in blocks)
+            grouped = list(_blocks(pending))
+            total = sum(_units(study, engine, block, len(prompts[block[0].task])) for block in grouped)
             with progress("/".join(job), total) as advance:
-                for block in blocks:
-                    failed |= _measure_block(study, engine, block, prompts[block[0].task], digests, folder, advance)
+                blocks = [_Block(study, engine, block, prompts[block[0].task], digests, folder, advance) for block in grouped]
+                if not engine.paired:
+                    failed = measure_unpaired(blocks, digests, folder)
+                for block in blocks if engine.paired else []:
+                    failed |= _measure_paired(block)
     _write_index(folder, cells, digests, failed)
 
 
@@ -81,6 +87,8 @@ def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: 
         study.repeats,
         study.warmup,
         pair.dtype,
+        [pair.tensor_parallel, pair.quantization, pair.gpu_memory_utilization, pair.max_model_len],
+        [pair.engine_options.get(cells[0].engine, {})],
         study.resolved_device(),
         study.threads,
     ]
@@ -109,88 +117,123 @@ def _blocks(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     yield from blocks.values()
 
 
+def _units(study: Study, engine: Engine, block: list[Cell], prompts: int) -> int:
+    """Groups that a block will run, for the progress shown: each once for all cells that alternate, else once a cell."""
+    groups = -(-prompts // block[0].batch_size) * study.repeats
+    return groups if engine.paired else groups * (len(block) + 2)
+
+
 def _groups(prompts: list[Prompt], batch_size: int) -> list[list[Prompt]]:
     return [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
 
 
-def _measure_block(
-    study: Study,
-    engine: Engine,
-    block: list[Cell],
-    prompts: list[Prompt],
-    digests: dict[Cell, str],
-    folder: Path,
-    advance: Advance,
-) -> dict[str, str]:
-    """Run one block and write its cells' records; returns slug -> reason of the cells that failed."""
-    baseline = baseline_of(block[0])
-    running = [baseline, *block]
-    records: dict[Cell, list[Record]] = {cell: [] for cell in block}
-    failed: dict[str, str] = {}
-    tokens = {prompt.id: engine.encode(prompt.text) for prompt in prompts}
-    groups = _groups(prompts, block[0].batch_size)
+class _Block:
+    """Cells that share task, temperature, batch size and baseline, with their prompts; runs them and writes their records."""
 
-    def run(cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run]:
-        found: list[Run] = []
-        for start in range(0, len(group), cell.batch_size):  # one batch, but for a baseline that runs alone
-            batch = group[start : start + cell.batch_size]
-            seeds = [seed_of(study.seed, cell.task, prompt.id, repeat) for prompt in batch]
-            generations = engine.generate(cell, [tokens[prompt.id] for prompt in batch], max_new_tokens=limit, seeds=seeds)
-            found += [as_run(generation, engine.peak_memory_mb()) for generation in generations]
-        return found
+    def __init__(
+        self, study: Study, engine: Engine, cells: list[Cell], prompts: list[Prompt], digests: dict[Cell, str], folder: Path,
+        advance: Advance,
+    ) -> None:  # fmt: skip
+        self.study, self.engine, self.cells, self.digests, self.folder = study, engine, cells, digests, folder
+        self.baseline = baseline_of(cells[0])
+        self.groups = _groups(prompts, cells[0].batch_size)
+        self.tokens = {prompt.id: engine.encode(prompt.text) for prompt in prompts}
+        self.failed: dict[str, str] = {}
+        self.rounds = [(repeat, number) for repeat in range(study.repeats) for number in range(len(self.groups))]
+        self._advance = advance
 
-    def attempt(cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run] | None:
-        if cell.slug in failed:
+    def advance(self) -> None:
+        """One group is done."""
+        cell = self.cells[0]
+        self._advance(f"{cell.task} T={cell.temperature:g} b={cell.batch_size}")
+
+    def warm_up(self, cell: Cell) -> None:
+        """Rounds that are not recorded."""
+        for _ in range(self.study.warmup):
+            self.attempt(cell, self.groups[0], 0, min(WARMUP_TOKENS, self.study.max_new_tokens))
+
+    def run_alone(self, cell: Cell) -> list[list[Run]] | None:
+        """All prompts of a cell, one group after another; None where it fails."""
+        self.failed.pop(cell.slug, None)
+        self.warm_up(cell)
+        found = []
+        for repeat, number in self.rounds:
+            runs = self.attempt(cell, self.groups[number], repeat, self.study.max_new_tokens)
+            self.advance()
+            if runs is not None:
+                found.append(runs)
+        return found if len(found) == len(self.rounds) else None
+
+    def attempt(self, cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run] | None:
+        """One group of a cell; None, and a reason in `failed`, where it fails or has failed before."""
+        if cell.slug in self.failed:
             return None
         try:
-            return run(cell, group, repeat, limit)
+            return self._run(cell, group, repeat, limit)
         except Exception as error:
-            failed[cell.slug] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-            print(f"{cell.name} failed: {failed[cell.slug]}", file=sys.stderr)
+            self.failed[cell.slug] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+            print(f"{cell.name} failed: {self.failed[cell.slug]}", file=sys.stderr)
             if os.environ.get("SPECRIG_DEBUG"):
                 traceback.print_exc()
             return None
 
-    for _ in range(study.warmup):
-        for cell in running:
-            attempt(cell, groups[0], 0, min(WARMUP_TOKENS, study.max_new_tokens))
-    for repeat in range(study.repeats):
-        for number, group in enumerate(groups):
-            # Who goes first rotates, so no cell always inherits a warm or a throttled machine.
-            turn = (number + repeat) % len(running)
-            order = running[turn:] + running[:turn]
-            runs = {cell: attempt(cell, group, repeat, study.max_new_tokens) for cell in order}
-            base = runs[baseline]
-            for cell in block:
-                found = runs[cell]
-                if found is None or base is None:
-                    continue
-                for row, prompt in enumerate(group):
-                    records[cell].append(
-                        Record(
-                            cell=cell,
-                            digest=digests[cell],
-                            prompt_id=prompt.id,
-                            group=number,
-                            repeat=repeat,
-                            seed=seed_of(study.seed, cell.task, prompt.id, repeat),
-                            prompt_tokens=len(tokens[prompt.id]),
-                            text=engine.decode(found[row].tokens),
-                            baseline_text=engine.decode(base[row].tokens),
-                            baseline_alone=methods()[cell.method].baseline_alone,
-                            lossless=is_lossless(cell),
-                            run=found[row],
-                            baseline=base[row],
-                        )
+    def _run(self, cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run]:
+        found: list[Run] = []
+        for start in range(0, len(group), cell.batch_size):  # one batch, but for a baseline that runs alone
+            batch = group[start : start + cell.batch_size]
+            seeds = [seed_of(self.study.seed, cell.task, prompt.id, repeat) for prompt in batch]
+            prompts = [self.tokens[prompt.id] for prompt in batch]
+            generations = self.engine.generate(cell, prompts, max_new_tokens=limit, seeds=seeds)
+            found += [as_run(generation, self.engine.peak_memory_mb()) for generation in generations]
+        return found
+
+    def write(self, cell: Cell, runs: list[list[Run]], baseline: list[list[Run]], drifts: Sequence[float | None]) -> None:
+        """Make the cell's record file from its runs and the baseline's, in the order of `rounds`."""
+        records = []
+        for (repeat, number), found, base, drift in zip(self.rounds, runs, baseline, drifts, strict=True):
+            for prompt, run, plain in zip(self.groups[number], found, base, strict=True):
+                records.append(
+                    Record(
+                        cell=cell,
+                        digest=self.digests[cell],
+                        prompt_id=prompt.id,
+                        group=number,
+                        repeat=repeat,
+                        seed=seed_of(self.study.seed, cell.task, prompt.id, repeat),
+                        prompt_tokens=len(self.tokens[prompt.id]),
+                        text=self.engine.decode(run.tokens),
+                        baseline_text=self.engine.decode(plain.tokens),
+                        baseline_alone=methods()[cell.method].baseline_alone,
+                        lossless=is_lossless(cell),
+                        run=run,
+                        baseline=plain,
+                        baseline_drift=drift,
                     )
-            advance(f"{block[0].task} T={block[0].temperature:g} b={block[0].batch_size}")
-    if baseline.slug in failed:
-        reason = failed.pop(baseline.slug)
-        return {cell.slug: f"the baseline failed: {reason}" for cell in block}
-    for cell in block:
-        if cell.slug not in failed:
-            write_records(folder / f"{cell.slug}.jsonl", records[cell])
-    return failed
+                )
+        write_records(self.folder / f"{cell.slug}.jsonl", records)
+
+
+def _measure_paired(block: _Block) -> dict[str, str]:
+    """Alternate baseline and cells group by group and write the records; slug -> reason of the cells that failed."""
+    running = [block.baseline, *block.cells]
+    found: dict[Cell, list[list[Run]]] = {cell: [] for cell in running}
+    for cell in running:
+        block.warm_up(cell)
+    for repeat, number in block.rounds:
+        # Who goes first rotates, so no cell always inherits a warm or a throttled machine.
+        turn = (number + repeat) % len(running)
+        for cell in running[turn:] + running[:turn]:
+            runs = block.attempt(cell, block.groups[number], repeat, block.study.max_new_tokens)
+            if runs is not None:
+                found[cell].append(runs)
+        block.advance()
+    if block.baseline.slug in block.failed:
+        reason = block.failed.pop(block.baseline.slug)
+        return {cell.slug: f"the baseline failed: {reason}" for cell in block.cells}
+    for cell in block.cells:
+        if cell.slug not in block.failed:
+            block.write(cell, found[cell], found[block.baseline], [None] * len(block.rounds))
+    return block.failed
 
 
 def baseline_of(cell: Cell) -> Cell:
@@ -232,6 +275,7 @@ def as_run(generation: Generation, peak_memory_mb: float) -> Run:
         target_passes=generation.target_passes,
         draft_passes=generation.draft_passes,
         peak_memory_mb=peak_memory_mb,
+        prefill_tokens=generation.prefill_tokens,
     )
 
 

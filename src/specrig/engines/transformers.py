@@ -1,0 +1,226 @@
+"""Hugging Face transformers: `generate`, its assisted generation and its prompt lookup, as their users run them.
+
+What was drafted and accepted is read off the target's own forward passes: a pass in decoding is fed the last token and the
+candidates, and what it adds to the sequence says how many of them were kept. The first pass of an assisted generation is the prompt's
+prefill and verifies candidates too, so it is a round, and the tokens that it emits are out before decoding is timed
+(`Generation.prefill_tokens`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from specrig.cell import Cell, digest
+from specrig.decoding.types import Generation, Round
+from specrig.engines.base import PairFiles
+from specrig.engines.tokenized import TokenizedEngine
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BASELINES = ("autoregressive", "naive_batching")
+ASSISTED = ("draft_model", "ngram")
+
+
+class Passes:
+    """Forward passes of one model, watched through its hooks: the tokens each was fed, and the seconds it took."""
+
+    def __init__(self, model: Any, now: Any) -> None:
+        self.now = now
+        self.fed: list[list[int]] = []
+        self.seconds: list[float] = []
+        self._started = 0.0
+        model.register_forward_pre_hook(self._before, with_kwargs=True)
+        model.register_forward_hook(self._after)
+
+    def clear(self) -> None:
+        """Start anew."""
+        self.fed, self.seconds = [], []
+
+    def decoding(self) -> dict[int, tuple[int, float]]:
+        """Width -> (calls, seconds) of every pass but the first, which is prefill."""
+        totals: dict[int, tuple[int, float]] = {}
+        for fed, seconds in zip(self.fed[1:], self.seconds[1:], strict=True):
+            calls, before = totals.get(len(fed), (0, 0.0))
+            totals[len(fed)] = calls + 1, before + seconds
+        return totals
+
+    def _before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tokens: Tensor = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        self.fed.append(tokens[0].tolist())
+        self._started = self.now()
+
+    def _after(self, *_: Any) -> None:
+        self.seconds.append(self.now() - self._started)
+
+
+class Watch:
+    """A stopping criterion that stamps every round: (seconds, length of the sequence). Stops at `limit` tokens in all."""
+
+    def __init__(self, limit: int, now: Any) -> None:
+        self.limit, self.now = limit, now
+        self.rounds: list[tuple[float, int]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """Asked by `generate` after each round."""
+        import torch
+
+        length = input_ids.shape[1]
+        self.rounds.append((self.now(), length))
+        return torch.full((len(input_ids),), length >= self.limit, dtype=torch.bool, device=input_ids.device)
+
+
+class Transformers(TokenizedEngine):
+    """Target and draft are loaded once; baseline and methods alternate."""
+
+    name = "transformers"
+    differences: ClassVar[Mapping[str, str]] = {
+        "draft_model": "the first pass verifies drafts together with the prompt; a draft stops at its own end of sequence",
+        "ngram": "transformers takes the earliest match of the longest suffix, the native method the latest",
+    }
+
+    def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
+        super().__init__(pair, device=device, threads=threads)
+        import torch
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.target = self._plain(pair.target, pair.target_revision)
+        self.target_passes = Passes(self.target, self.now)
+        self._assistant: Any = None
+        self._assistant_passes: Passes | None = None
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """See `Engine`."""
+        return None if importlib.util.find_spec("transformers") else "transformers is not installed: pip install transformers"
+
+    @classmethod
+    def refuses(cls, cell: Cell) -> str | None:
+        """Its methods, one prompt at a time where it drafts."""
+        if cell.method not in (*BASELINES, *ASSISTED):
+            return f"transformers has no {cell.method}; it has {', '.join((*BASELINES, *ASSISTED))}"
+        if cell.method in ASSISTED and cell.batch_size > 1:
+            return "assisted generation in transformers takes one prompt at a time: set batch_sizes: 1 for this method"
+        if cell.options.get("acceptance", "exact") != "exact":
+            return "transformers accepts token by token: leave acceptance at exact"
+        if cell.method == "ngram" and cell.options.get("min_n", 1) != 1:
+            return "prompt lookup in transformers always tries suffixes down to one token: set min_n: 1"
+        return None
+
+    def now(self) -> float:
+        """Seconds on a clock that has waited for the device."""
+        if self.device != "cpu":
+            import torch
+
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def generate(
+        self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
+    ) -> list[Generation]:
+        """See `Engine`. A batch samples from one stream, which its seeds start together."""
+        import torch
+
+        started = self.now()
+        longest = max(map(len, prompts))
+        pad = min(self.eos, default=0)
+        tokens = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=self.device)
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self.device)
+        assistant = self._assist(cell) if cell.method == "draft_model" else None
+        torch.manual_seed(seeds[0] if len(seeds) == 1 else int(digest(list(seeds)), 16))
+        watch = Watch(longest + max_new_tokens, self.now)
+        for passes in filter(None, (self.target_passes, self._assistant_passes)):
+            passes.clear()
+        output = self.target.generate(
+            tokens,
+            attention_mask=mask,
+            generation_config=self._config(cell, longest, max_new_tokens, pad),
+            stopping_criteria=[watch],
+            assistant_model=assistant,
+        )
+        rows = [self._cut(row[longest:].tolist(), max_new_tokens) for row in output]
+        first, ended = watch.rounds[0][0], watch.rounds[-1][0]
+        drafts = self._assistant_passes.decoding() if assistant and self._assistant_passes else {}
+        return [
+            Generation(
+                tokens=row,
+                stop="eos" if row[-1] in self.eos else "length",
+                rounds=self._rounds(row, longest, watch) if cell.method in ASSISTED else self._plain_rounds(row),
+                overlap=0.0,
+                reached=0,
+                ttft_s=first - started,
+                prefill_s=first - started,
+                decode_s=ended - first,
+                target_passes=self.target_passes.decoding(),
+                draft_passes=drafts,
+                prefill_tokens=min(watch.rounds[0][1] - longest, len(row)),
+            )
+            for row in rows
+        ]
+
+    def _config(self, cell: Cell, prompt: int, max_new_tokens: int, pad: int) -> Any:
+        """Nothing but temperature shapes the distribution; room for k more tokens lets the last rounds draft their full k."""
+        from transformers import GenerationConfig
+
+        room = self.target.config.get_text_config().max_position_embeddings - prompt
+        sampling: dict[str, Any] = (
+            {"do_sample": False} if cell.temperature == 0 else {"do_sample": True, "temperature": cell.temperature}
+        )
+        if cell.temperature > 0:
+            sampling |= {"top_k": 0, "top_p": 1.0}
+        if cell.method == "ngram":
+            sampling |= {"prompt_lookup_num_tokens": cell.k, "max_matching_ngram_size": cell.options.get("n", 3)}
+        return GenerationConfig(
+            max_new_tokens=max(min(max_new_tokens + cell.k + 1, room), max_new_tokens),
+            eos_token_id=sorted(self.eos) or None,
+            pad_token_id=pad,
+            **sampling,
+        )
+
+    def _assist(self, cell: Cell) -> Any:
+        """The draft, set to draft exactly k tokens."""
+        if self._assistant is None:
+            self._assistant = self._plain(*self.draft())
+            self._assistant_passes = Passes(self._assistant, self.now)
+        # Read from the assistant alone; by default k starts at 20, follows a schedule and stops at low confidence.
+        settings = self._assistant.generation_config
+        settings.num_assistant_tokens = cell.k
+        settings.num_assistant_tokens_schedule = "constant"
+        settings.assistant_confidence_threshold = 0.0
+        return self._assistant
+
+    def _plain(self, source: str, revision: str | None) -> Any:
+        """A model whose own generation config says nothing: `generate` merges it into ours."""
+        from transformers import GenerationConfig
+
+        model = self.load(source, revision)
+        model.generation_config = GenerationConfig()
+        return model
+
+    def _cut(self, tokens: list[int], limit: int) -> list[int]:
+        """At the length limit and behind the first end of sequence, which is kept."""
+        tokens = tokens[:limit]
+        end = next((index for index, token in enumerate(tokens) if token in self.eos), len(tokens))
+        return tokens[: end + 1]
+
+    def _rounds(self, row: list[int], prompt: int, watch: Watch) -> list[Round]:
+        """One entry a target pass. A kept candidate is one that the pass emitted at its place: a correction always differs."""
+        rounds, before = [], prompt
+        for number, (fed, (_, length)) in enumerate(zip(self.target_passes.fed, watch.rounds, strict=True)):
+            candidates = fed[prompt:] if number == 0 else fed[1:]
+            emitted = row[before - prompt : length - prompt]
+            kept = next((i for i, (a, b) in enumerate(zip(candidates, emitted, strict=False)) if a != b), None)
+            accepted = min(len(candidates), len(emitted)) if kept is None else kept
+            # What generation added is cut by our limit, or by its own at an end of sequence that was a candidate.
+            cut = len(emitted) < length - before or accepted == len(emitted)
+            rounds.append(Round(len(candidates), len(candidates), accepted, len(emitted), cut))
+            before = length
+        return rounds
+
+    @staticmethod
+    def _plain_rounds(row: list[int]) -> list[Round]:
+        return [Round(0, 0, 0, 1) for _ in row[1:]]

@@ -1,0 +1,54 @@
+"""Opt-in cure for speculative sampling in vLLM's CPU build, a plugin of vLLM (`vllm.general_plugins`). No engine by itself.
+
+Up to 0.32 the CPU build expands each request's temperature, top-k and top-p to its draft tokens with a native kernel that drops the
+result, so that above temperature 0 the target's logits are divided by uninitialised memory (vLLM issue 55005). The cure replaces that
+one function by the same expansion in torch. It acts only where the environment variable asks for it, in every process of vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VARIABLE = "SPECRIG_VLLM_CPU_SAMPLING"
+CURED = "cured"
+
+
+def choose(cured: bool) -> None:
+    """Ask for the cure, or for the sampler as shipped, in the engines that start from now on in this process and its children."""
+    os.environ[VARIABLE] = CURED if cured else "stock"
+    from vllm.v1.sample import rejection_sampler
+
+    rejection_sampler.expand_batch_to_tokens = _shipped()
+    register()
+
+
+def register() -> None:
+    """Called by vLLM when one of its processes starts."""
+    if os.environ.get(VARIABLE) != CURED:
+        return
+    from vllm.v1.sample import rejection_sampler
+
+    _shipped()
+    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+def expand_batch_to_tokens(
+    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
+    """One value a request `[B]` and cumulative draft tokens `[B]` -> `[num_tokens]`, each request's value at its draft tokens."""
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    values = x.masked_fill(x == replace_from, replace_to)
+    return values.repeat_interleave(counts.long(), output_size=num_tokens)
+
+
+def _shipped() -> object:
+    """The function as vLLM brings it, remembered on its module before it is first replaced."""
+    from vllm.v1.sample import rejection_sampler
+
+    if not hasattr(rejection_sampler, "_shipped_expand_batch_to_tokens"):
+        rejection_sampler._shipped_expand_batch_to_tokens = rejection_sampler.expand_batch_to_tokens
+    return rejection_sampler._shipped_expand_batch_to_tokens

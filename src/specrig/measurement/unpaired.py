@@ -1,0 +1,104 @@
+"""The experiment for engines that cannot alternate: the baseline runs before the methods and again after them.
+
+Starting such an engine is dear, so all cells of one k and set of options run while one is up, and a job starts the baseline twice in
+all. What has run is kept in parts until the baseline's second run completes the records, so a killed job goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import TypeAdapter
+
+from specrig.cell import Cell, digest
+from specrig.measurement.records import Run, write_atomically
+
+Runs = list[list[Run]]
+"""Of one cell: a list a (repeat, group) in the order they ran, of one Run a prompt."""
+_RUNS = TypeAdapter(Runs)
+
+
+class Block(Protocol):
+    """Cells that share task, temperature, batch size and baseline."""
+
+    baseline: Cell
+    cells: list[Cell]
+    failed: dict[str, str]
+
+    def run_alone(self, cell: Cell) -> Runs | None:
+        """All prompts of a cell, warmed up; None, and a reason in `failed`, where it fails."""
+
+    def write(self, cell: Cell, runs: Runs, baseline: Runs, drifts: Sequence[float | None]) -> None:
+        """Make the cell's record file."""
+
+
+def measure_unpaired(blocks: Sequence[Block], digests: dict[Cell, str], folder: Path) -> dict[str, str]:
+    """Run the blocks' cells between two runs of their baselines and write the records; slug -> reason of those that failed."""
+    parts = folder / "parts"
+    marks = [digest([digests[cell] for cell in block.cells]) for block in blocks]
+
+    def both(block: Block, number: int, when: str) -> Runs | None:
+        path = parts / f"{block.baseline.slug}-{number}-{when}.json"
+        return _kept(path, marks[number], lambda: block.run_alone(block.baseline))
+
+    before = [both(block, number, "before") for number, block in enumerate(blocks)]
+    runs: dict[Cell, Runs | None] = {}
+    standing = [(block, cell) for block, base in zip(blocks, before, strict=True) if base is not None for cell in block.cells]
+    order = list(dict.fromkeys(_engine_of(cell) for _, cell in standing))
+    for block, cell in sorted(standing, key=lambda entry: order.index(_engine_of(entry[1]))):
+        runs[cell] = _kept(parts / f"{cell.slug}.json", digests[cell], lambda block=block, cell=cell: block.run_alone(cell))  # type: ignore[misc]
+    after = [base and both(block, number, "after") for number, (block, base) in enumerate(zip(blocks, before, strict=True))]
+    failed: dict[str, str] = {}
+    for block, first, second in zip(blocks, before, after, strict=True):
+        if first is None or second is None:
+            reason = block.failed[block.baseline.slug]
+            failed |= {cell.slug: f"the baseline failed: {reason}" for cell in block.cells}
+            continue
+        means, drifts = _mean(first, second)
+        for cell in block.cells:
+            found = runs[cell]
+            if found is None:
+                failed[cell.slug] = block.failed[cell.slug]
+            else:
+                block.write(cell, found, means, drifts)
+    shutil.rmtree(parts, ignore_errors=True)
+    return failed
+
+
+def _engine_of(cell: Cell) -> str:
+    """Cells of one method that share this share one engine."""
+    return digest([cell.k, cell.options])
+
+
+def _kept(path: Path, mark: str, produce: Callable[[], Runs | None]) -> Runs | None:
+    """What `produce` found, from the part where an earlier, interrupted job left it."""
+    if path.is_file():
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["digest"] == mark:
+            return _RUNS.validate_python(content["runs"])
+    found = produce()
+    if found is not None:
+        write_atomically(path, json.dumps({"digest": mark, "runs": _RUNS.dump_python(found, mode="json")}))
+    return found
+
+
+def _mean(before: Runs, after: Runs) -> tuple[Runs, list[float | None]]:
+    """The first run's outputs with mean times, and how much slower per token (share) each group's second run was."""
+    means: Runs = []
+    drifts: list[float | None] = []
+    for first, second in zip(before, after, strict=True):
+        # Sampled outputs may differ in length between two starts of an engine: the second's time is taken per token.
+        tokens = [sum(len(run.tokens) - run.prefill_tokens for run in runs) for runs in (first, second)]
+        scale = tokens[0] / tokens[1] if all(tokens) else 1.0
+        group = []
+        for one, other in zip(first, second, strict=True):
+            times = {name: (getattr(one, name) + getattr(other, name)) / 2 for name in ("ttft_s", "prefill_s")}
+            group.append(one.model_copy(update={**times, "decode_s": (one.decode_s + scale * other.decode_s) / 2}))
+        means.append(group)
+        spent = [sum(run.decode_s for run in runs) for runs in (first, second)]
+        drifts.append(scale * spent[1] / spent[0] - 1 if spent[0] > 0 and all(tokens) else None)
+    return means, drifts

@@ -1,0 +1,174 @@
+"""What every engine that loads a pair owes: the target's own greedy tokens, sound accounting, its stop rules, a reason where it refuses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specrig.audit.exact import exact_test
+from specrig.audit.laboratory import build
+from specrig.cell import Cell
+from specrig.decoding.drafters import registry as methods
+from specrig.engines import registry
+from specrig.engines.base import Engine, EngineError, PairFiles
+
+FALSE_ALARM = 1e-4
+PROMPTS = [[3, 5, 3, 5, 7, 3, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11]]
+OPTIONS: dict[str, dict[str, Any]] = {"medusa": {"tree": [1]}}
+"""Chains where a method's default is a tree, since not every engine has trees."""
+QUICK = {"vllm": {"eager": True, "multiprocessing": False}}
+needs_vllm = pytest.mark.skipif(registry()["vllm"].missing() is not None, reason="vLLM is not installed")
+ENGINES = ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, needs_vllm])]
+METHODS = [
+    name for name in ("autoregressive", "draft_model", "ngram", "medusa", "eagle", "eagle3", "suffix") if name in methods()
+]
+
+
+def cell(engine: str, method: str, k: int = 4, temperature: float = 0.0, batch_size: int = 1, **given: Any) -> Cell:
+    options = methods()[method].Options.model_validate({**OPTIONS.get(method, {}), **given}).model_dump(mode="json")
+    k = k if methods()[method].uses_k else 0
+    return Cell(
+        engine=engine, pair="laboratory", method=method, k=k, task="t", temperature=temperature, batch_size=batch_size,
+        options=options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> PairFiles:
+    needs = {need for method in METHODS for need in methods()[method].needs}
+    return replace(build(tmp_path_factory.mktemp("laboratory"), sorted(needs)), engine_options=QUICK)
+
+
+@pytest.fixture(scope="module")
+def native(laboratory: PairFiles) -> Engine:
+    return registry()["native"](laboratory)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest, laboratory: PairFiles) -> Iterator[Engine]:
+    with registry()[request.param](laboratory) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_output_is_the_targets_and_its_accounting_sound(engine: Engine, native: Engine, method: str) -> None:
+    asked = cell(engine.name, method)
+    if reason := engine.refuses(asked):
+        pytest.skip(reason)
+    for prompt in PROMPTS:
+        (plain,) = native.generate(cell("native", "autoregressive"), [prompt], max_new_tokens=33, seeds=[0])
+        (found,) = engine.generate(asked, [prompt], max_new_tokens=33, seeds=[0])
+        assert found.tokens == plain.tokens
+        assert found.stop == "length"
+        assert found.ttft_s > 0 and found.decode_s > 0
+        # The prompt's pass is a round where it verifies drafts, as transformers' does; else its token is nobody's.
+        assert sum(entry.emitted for entry in found.rounds) in (33, 32)
+        assert found.rounds or method == "autoregressive"
+        for entry in found.rounds:
+            assert 0 <= entry.accepted <= entry.drafted <= asked.k
+            assert entry.cut or entry.emitted == entry.accepted + 1
+        assert not any(entry.cut for entry in found.rounds[:-1])
+
+
+def test_a_perfect_draft_is_always_accepted_and_k_is_k(engine: Engine, laboratory: PairFiles) -> None:
+    with registry()[engine.name](replace(laboratory, draft=laboratory.target)) as sure:
+        (found,) = sure.generate(cell(engine.name, "draft_model"), [PROMPTS[0]], max_new_tokens=40, seeds=[0])
+    full = [entry for entry in found.rounds if not entry.cut]
+    assert len(full) >= 7
+    assert {(entry.drafted, entry.accepted, entry.emitted) for entry in full} == {(4, 4, 5)}
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "draft_model", "ngram"])
+def test_it_stops_behind_an_end_of_sequence(engine: Engine, native: Engine, method: str) -> None:
+    (free,) = native.generate(cell("native", "autoregressive"), [PROMPTS[1]], max_new_tokens=30, seeds=[0])
+    end = free.tokens[12]
+    expected = free.tokens[: free.tokens.index(end) + 1]
+    before, engine.eos = engine.eos, frozenset([end])  # type: ignore[attr-defined]
+    try:
+        (found,) = engine.generate(cell(engine.name, method), [PROMPTS[1]], max_new_tokens=30, seeds=[0])
+    finally:
+        engine.eos = before  # type: ignore[attr-defined]
+    assert (found.tokens, found.stop) == (expected, "eos")
+
+
+def test_a_batch_gives_each_row_its_own_tokens(engine: Engine, native: Engine) -> None:
+    asked = cell(engine.name, "autoregressive", batch_size=3)
+    together = engine.generate(asked, PROMPTS, max_new_tokens=12, seeds=[0, 0, 0])
+    for prompt, found in zip(PROMPTS, together, strict=True):
+        (alone,) = native.generate(cell("native", "autoregressive"), [prompt], max_new_tokens=12, seeds=[0])
+        assert found.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "draft_model"])
+def test_a_seed_is_one_output(engine: Engine, method: str) -> None:
+    asked = cell(engine.name, method, temperature=1.0)
+    outputs = [tuple(engine.generate(asked, [PROMPTS[0]], max_new_tokens=12, seeds=[seed])[0].tokens) for seed in (5, 5, 6, 7)]
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs)) == 3
+
+
+def test_what_an_engine_cannot_run_is_refused_with_the_reason() -> None:
+    for name, method, given, words in (
+        ("transformers", "eagle", {}, "has no eagle"),
+        ("transformers", "draft_model", {"batch_size": 2}, "one prompt at a time"),
+        ("transformers", "ngram", {"min_n": 2}, "min_n: 1"),
+        ("vllm", "tree", {}, "has no tree"),
+        ("vllm", "medusa", {"tree": None}, "chains only"),
+        ("vllm", "medusa", {"acceptance": "typical"}, "exact acceptance"),
+    ):
+        reason = registry()[name].refuses(cell(name, method, **given))
+        assert reason is not None and words in reason
+    assert registry()["vllm"].refuses(cell("vllm", "medusa")) is None
+
+
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+def test_transformers_samples_from_the_target(tmp_path: Path, method: str) -> None:
+    test = exact_test("transformers", cell("transformers", method, k=2, temperature=1.0), tmp_path, 400)
+    assert test.samples == 400
+    assert test.p_value > FALSE_ALARM, test
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.parametrize(("sampling", "drafts"), [("stock", "greedy"), ("cured", "greedy"), ("cured", "probabilistic")])
+def test_the_audit_tells_the_stock_cpu_sampler_from_the_cured_one(tmp_path: Path, sampling: str, drafts: str) -> None:
+    """vLLM 0.32's CPU build speculates from the wrong distribution above temperature 0 (vLLM issue 55005)."""
+    options = {"vllm": {**QUICK["vllm"], "cpu_sampling": sampling, "draft_sampling": drafts}}
+    test = exact_test("vllm", cell("vllm", "draft_model", k=2, temperature=1.0), tmp_path, 4096, options)
+    assert (test.p_value > FALSE_ALARM) == (sampling == "cured"), test
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_a_killed_vllm_fails_its_cell_and_the_next_one_runs(laboratory: PairFiles) -> None:
+    import psutil
+
+    options = {"vllm": {"eager": True, "multiprocessing": True}}
+    before = set(psutil.Process().children(recursive=True))
+    with registry()["vllm"](replace(laboratory, engine_options=options)) as engine:
+        asked = cell("vllm", "autoregressive")
+        engine.generate(asked, [PROMPTS[0]], max_new_tokens=4, seeds=[0])
+        cores = [child for child in engine._children if "multiprocessing.resource_tracker" not in " ".join(child.cmdline())]  # type: ignore[attr-defined]
+        assert cores
+
+        def kill() -> None:
+            time.sleep(0.3)
+            for child in cores:
+                child.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with pytest.raises(EngineError, match="vLLM failed while it decoded"):
+            for _ in range(200):
+                engine.generate(asked, [PROMPTS[0]], max_new_tokens=400, seeds=[0])
+        killer.join()
+        (found,) = engine.generate(asked, [PROMPTS[0]], max_new_tokens=4, seeds=[0])
+        assert len(found.tokens) == 4
+    left = {child for child in psutil.Process().children(recursive=True) if child.is_running()} - before
+    assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]
