@@ -55,6 +55,7 @@ METHODS: dict[str, Configure | None] = {
 SAMPLED = ("draft_model", "eagle", "eagle3")
 """Methods whose drafts have a distribution to be drawn from."""
 CHAINS: dict[str, dict[str, Any]] = {
+    **{name: {"acceptance": "exact"} for name in ("draft_model", "ngram", "eagle")},
     "medusa": {"tree": [1], "acceptance": "exact"},
     "eagle3": {"nodes": 0},
     "suffix": {"tree": False},
