@@ -48,6 +48,7 @@ class ServerProcess:
                 start_new_session=True,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
+        self._family: set[psutil.Process] = set()
         try:
             self._wait(Client(url), health, ready_s)
         except BaseException:  # Ctrl-C too: loading takes minutes
@@ -62,6 +63,13 @@ class ServerProcess:
             if time.monotonic() > deadline:
                 raise EngineError(f"{self.name} was not ready after {ready_s:g} s; {self._quoted()}")
             time.sleep(0.2)
+        self._meet()
+
+    def _meet(self) -> None:
+        """Note whom it has started: once it is dead, nobody knows."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            main = psutil.Process(self.process.pid)
+            self._family |= {main, *main.children(recursive=True)}
 
     @property
     def alive(self) -> bool:
@@ -89,10 +97,8 @@ class ServerProcess:
 
     def close(self, *, keep_log: bool = False) -> None:
         """End the process and all it started, kindly first; returns when they are gone."""
-        family = [self.process.pid]
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family += [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
-        members = [member for pid in family if (member := _process(pid)) is not None]
+        self._meet()
+        members = list(self._family)
         for sent in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, sent)
@@ -111,13 +117,6 @@ def free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _die_with_parent() -> None:
