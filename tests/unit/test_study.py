@@ -104,6 +104,15 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
         ({"pairs": ["embeded"]}, ["unknown pair 'embeded'", "did you mean 'embedded'?", "add a row"]),
         ({"tasks": ["cod"]}, ["unknown task 'cod'", "did you mean 'code'?"]),
         ({"engines": ["nativ"]}, ["unknown engine 'nativ'", "did you mean 'native'?"]),
+        ({"engine_options": {"vllm": {}}}, ["engine_options.vllm", "not one of the study's", "known: native"]),
+        (
+            {"engines": ["native", "vllm"], "engine_options": {"vllm": {"eagre": True}}},
+            ["engine_options.vllm.eagre", "options of vllm: eager"],
+        ),
+        (
+            {"engines": ["native", "vllm"], "engine_options": {"vllm": {"cpu_sampling": "mended"}}},
+            ["engine_options.vllm.cpu_sampling", "'stock' or 'cured'"],
+        ),
         ({"methods": [{"method": "draft_modle"}]}, ["methods[0].method", "did you mean 'draft_model'?"]),
         ({"methods": [{"method": "ngram", "k": 0}]}, ["k = 0 is outside 1 to 16"]),
         ({"methods": [{"method": "ngram", "k": [4, 17]}]}, ["k = 17 is outside 1 to 16"]),
@@ -174,6 +183,15 @@ def test_bad_pairs_are_named_by_row(workplace: Path, table: str, expected: list[
     message = problem_of()
     for text in expected:
         assert text in message
+
+
+def test_a_row_says_how_an_engine_serves_its_pair(workplace: Path) -> None:
+    header = "pair\ttarget\tdraft\ttensor_parallel\tquantization\tgpu_memory_utilization\tmax_model_len\n"
+    Path("configs/pairs.tsv").write_text(header + "embedded\ttrained\ttrained\t2\tfp8\t0.8\t4096\n")
+    study = load_study(written(engines=["native", "vllm"], engine_options={"vllm": {"eager": True}}))
+    files = study.pair_files("embedded", study.root)
+    assert (files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len) == (2, "fp8", 0.8, 4096)
+    assert files.engine_options == {"vllm": {"eager": True}}
 
 
 def test_tasks_read_any_jsonl(workplace: Path) -> None:

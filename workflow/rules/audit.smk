@@ -9,6 +9,8 @@ rule audit_exact:
     conda:
         "../../environment.yml"
     threads: 1
+    resources:
+        gpu=GPU,
     params:
         study=STUDY_FILE,
         options=audited_options,

@@ -152,16 +152,15 @@ def job_cell_names(wildcards):
 
 
 def audited_options(wildcards):
-    """Every k, temperature and set of options of a method: what its exact test depends on."""
-    return digest(
-        sorted(
-            {
-                (cell.k, cell.temperature, cell.variant, digest(cell.options))
-                for cell in STUDY.cells()
-                if (cell.engine, cell.method) == (wildcards.engine, wildcards.method)
-            }
-        )
+    """Every k, temperature and set of options of a method, and its engine's: what its exact test depends on."""
+    cells = sorted(
+        {
+            (cell.k, cell.temperature, cell.variant, digest(cell.options))
+            for cell in STUDY.cells()
+            if (cell.engine, cell.method) == (wildcards.engine, wildcards.method)
+        }
     )
+    return digest([cells, STUDY.engine_options.get(wildcards.engine, {})])
 
 
 def job_settings(wildcards):

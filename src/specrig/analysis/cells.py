@@ -26,7 +26,7 @@ EXTRAS = [
     *["end_to_end_low", "end_to_end_high", "tokens_per_s_low", "tokens_per_s_high"],
     *["acceptance_rate_low", "acceptance_rate_high", "acceptance_length_low", "acceptance_length_high"],
     *["depth_acceptance_rate", "rounds", "cut_rounds", "target_share", "draft_share", "loop_share"],
-    *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "digest"],
+    *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "baseline_drift", "digest"],
 ]
 """Columns behind them; more may come, so read by name."""
 
@@ -105,5 +105,6 @@ def _row(records: list[Record]) -> dict[str, Any]:
         "repeated_4grams": repetition.repeated_ngrams(record.run.tokens for record in records),
         "baseline_repeated_4grams": repetition.repeated_ngrams(record.baseline.tokens for record in records),
         "distinct_2grams": repetition.distinct_ngrams(record.run.tokens for record in records),
+        "baseline_drift": speedup.baseline_drift(records),
         "digest": records[0].digest,
     }

@@ -86,6 +86,12 @@ def ms_per_token(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> fl
     return float(1000 * (times[f"{side}decode_s"] * times["rows"]).sum() / tokens) if tokens else float("nan")
 
 
+def baseline_drift(records: Iterable[Record]) -> float:
+    """How much slower per token the baseline's second run was than its first (share, mean over groups); NaN where they alternated."""
+    drifts = {(record.group, record.repeat): record.baseline_drift for record in records if record.baseline_drift is not None}
+    return float(np.mean(list(drifts.values()))) if drifts else float("nan")
+
+
 def _times(runs: list[Run], side: str, *, alone: bool = False) -> dict[str, float]:
     # Every row of a batch carries the batch's times (max() says so without trusting one row); prompts run alone add up.
     total = sum if alone else max

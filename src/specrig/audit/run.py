@@ -86,7 +86,10 @@ def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path
         target = Target(study, pair, root)
         for _, group in groupby(members, key=_order):
             found = list(group)
-            rows.append(_identity(found, target) if found[0].cell.temperature == 0 else _positions(found, target, study.seed))
+            try:
+                rows.append(_identity(found, target) if found[0].cell.temperature == 0 else _positions(found, target, study.seed))
+            except EngineError as error:
+                rows.append(_judged(found, "not tested", float("nan"), False, found[0].lossless, str(error)))
     _write(rows, out)
 
 

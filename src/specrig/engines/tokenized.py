@@ -48,6 +48,11 @@ class TokenizedEngine(Engine):
         import torch
         from transformers import AutoModelForCausalLM
 
+        if self.pair.quantization is not None:
+            raise EngineError(
+                f"pair {self.pair.name}: only an engine that serves (vllm) runs a target quantized as {self.pair.quantization}; "
+                "give the pair another row without it for this one"
+            )
         dtype = getattr(torch, self.pair.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise EngineError(

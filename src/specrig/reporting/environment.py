@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from specrig.reporting.study_data import Job
 
 MOVING = ("captured", "load_1min", "mhz")
@@ -64,6 +66,28 @@ def machine(environment: dict[str, Any]) -> str:
         f"torch {version}" if version else None,
     ]
     return ", ".join(str(part) for part in parts if part)
+
+
+def engine_notes(jobs: list[Job], cells: pd.DataFrame) -> list[str]:
+    """One sentence an engine that has more to say than its name: its build, its options, how its baseline drifted."""
+    notes = []
+    for name in dict.fromkeys(job.engine for job in jobs):
+        engine: dict[str, Any] = next(
+            (job.environment["engine"] for job in jobs if job.engine == name and "engine" in job.environment), {}
+        )
+        options = ", ".join(f"{key} {value}" for key, value in (engine.get("options") or {}).items())
+        drifts = cells.loc[cells["engine"] == name, "baseline_drift"].dropna()
+        parts = [
+            engine.get("build"),
+            f"options: {options}" if options else None,
+            "its baseline ran before and after each job's methods, and the mean of both counts; per token the second run took from "
+            f"{drifts.min():+.0%} to {drifts.max():+.0%} longer than the first"
+            if len(drifts)
+            else None,
+        ]
+        if any(parts):
+            notes.append(f"Engine {name}: {'; '.join(filter(None, parts))}.")
+    return notes
 
 
 def commit(environment: dict[str, Any]) -> str:
