@@ -15,10 +15,11 @@ from rich.table import Table
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Drafter
 from specrig.engines import registry as engines
+from specrig.reported import Claim
 from specrig.rows import Pair, Task
 from specrig.study import Study
 
-SCHEMAS: dict[str, type[BaseModel]] = {"study": Study, "pairs": Pair, "tasks": Task}
+SCHEMAS: dict[str, type[BaseModel]] = {"study": Study, "pairs": Pair, "tasks": Task, "reported": Claim}
 
 
 def show_plan(study: Study, console: Console) -> None:
@@ -93,7 +94,7 @@ def write_schemas(folder: Path) -> list[Path]:
 
 
 def schema_text(name: str) -> str:
-    """The JSON schema of a study, of a row of pairs.tsv or of a row of tasks.tsv, as it is written."""
+    """The JSON schema of a study, or of a row of pairs.tsv, tasks.tsv or reported.csv, as it is written."""
     schema: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **SCHEMAS[name].model_json_schema(mode="validation"),

@@ -88,4 +88,6 @@ def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_schema_writes_where_asked(tmp_path: Path) -> None:
     assert cli.run(["schema", "--folder", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"study.schema.json", "pairs.schema.json", "tasks.schema.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}.schema.json" for name in ("study", "pairs", "tasks", "reported")
+    }

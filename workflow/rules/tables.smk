@@ -5,6 +5,7 @@ rule tables:
     input:
         indexes=INDEXES,
         audits=AUDITS,
+        reported=REPORTED,
     output:
         cells=report(
             f"{ROOT}/tables/cells.csv",
@@ -24,9 +25,21 @@ rule tables:
             category="Tables",
             labels={"table": "acceptance by method and task"},
         ),
+        reproduction=report(
+            f"{ROOT}/tables/reproduction.csv",
+            caption="../report/reproduction.rst",
+            category="Tables",
+            labels={"table": "reported against measured"},
+        ),
+        optimal_k=report(
+            f"{ROOT}/tables/optimal_k.csv",
+            caption="../report/optimal_k.rst",
+            category="Tables",
+            labels={"table": "optimal k"},
+        ),
         texts=expand(
             f"{ROOT}/tables/{{name}}.{{kind}}",
-            name=["cells", "speedup", "acceptance"],
+            name=TABLE_NAMES,
             kind=["md", "tex"],
         ),
     log:

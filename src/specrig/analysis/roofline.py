@@ -22,8 +22,7 @@ class Size:
 
     parameters: all of them. active: those that one token needs (fewer in a mixture of experts). embedding: vocabulary × width, the
     table of the output head. untied: whether the input has a table of its own, of which a pass reads a few rows only.
-    routed_share: share of the experts that one token is sent to. cache_bytes: keys and values of one token, 16 bits.
-    """
+XX    """
 
     parameters: float
     active: float
@@ -31,6 +30,13 @@ class Size:
     untied: bool = False
     routed_share: float = 1.0
     cache_bytes: float = 0.0
+    layers: int = 0
+    width: int = 0
+
+    @property
+    def layer(self) -> float:
+        """Weights of one decoder layer; 0 where the shape is not known."""
+        return (self.parameters - self.embedding * (1 + self.untied)) / self.layers if self.layers else 0.0
 
     def read(self, tokens: int) -> float:
         """Weights that a pass of so many tokens reads: with experts chosen at random, each token misses (1 - share) of them."""
@@ -55,6 +61,8 @@ def size_of(model: str) -> Size | None:
         untied=not config.get("tie_word_embeddings"),
         routed_share=config.get("num_experts_per_tok", 1) / config.get("num_local_experts", 1),
         cache_bytes=shape.cache_bytes(1, "float16"),
+        layers=shape.layers,
+        width=config["hidden_size"],
     )
 
 
