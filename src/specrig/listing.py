@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
+from specrig.advice import prompts_needed
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Drafter
 from specrig.engines import registry as engines
@@ -39,6 +40,12 @@ def show_plan(study: Study, console: Console) -> None:
     training = ", ".join(f"{model} of {pair}" for pair, model in study.trained()) or "nothing"
     table.caption = f"{total} cells in {jobs} jobs · {study.prompts} prompts a task · trains {training}"
     console.print(table)
+    needed = sorted(prompts_needed(study.root))
+    if needed:
+        middle = needed[len(needed) // 2]
+        console.print(
+            f"To tell 5 % apart, the spread measured so far asks for {middle:.0f} prompts in the median cell, {needed[-1]:.0f} in the worst."
+        )
     refused = Counter((*refusal.cell.job, refusal.reason) for refusal in study.refusals())
     if refused:
         console.print(f"[bold yellow]Refused: {sum(refused.values())} cells")

@@ -47,9 +47,7 @@ class Claim(BaseModel):
     hardware: str = ""
     precision: str = ""
     batch: Annotated[str, Field(pattern=r"^\d*$")] = ""
-    metric: Annotated[
-        str, Field(pattern=rf"^({'|'.join(MEASURES)}|pairing|speedup_at_acceptance_[01]\.\d+(_to_[01]\.\d+)?)$")
-    ]
+    metric: Annotated[str, Field(pattern=rf"^({'|'.join(MEASURES)}|pairing|speedup_at_acceptance_[01]\.\d+(_to_[01]\.\d+)?)$")]
     """What the figure is; see `MEASURES`."""
     low: Figure = None
     """The figure, or the lower end of a range; `k` for "k times"."""

@@ -31,7 +31,21 @@ VERDICTS = (
     *("not comparable", "not measured", "impossible"),
 )
 COLUMNS = [
-    *["id", "verdict", "reason", "source", "target", "draft", "method", "k", "task", "temperature", "hardware", "precision", "batch"],
+    *[
+        "id",
+        "verdict",
+        "reason",
+        "source",
+        "target",
+        "draft",
+        "method",
+        "k",
+        "task",
+        "temperature",
+        "hardware",
+        "precision",
+        "batch",
+    ],
     *["metric", "reported_low", "reported_high", "measured", "measured_low", "measured_high", "ratio"],
     *["predicted_low", "predicted_high", "cell", "command"],
 ]
@@ -116,9 +130,16 @@ def _judge(claim: Claim, claims: Sequence[Claim], rows: list[dict[str, Any]], ca
         return Judgement(claim, verdict, model.reason, predicted=predicted)
     if near:
         row, conditions = min(near, key=lambda item: len(item[1]))
-        return Judgement(claim, "not comparable", f"nearest cell differs in {'; '.join(conditions)}", cell=_name(row), predicted=predicted)
+        return Judgement(
+            claim, "not comparable", f"nearest cell differs in {'; '.join(conditions)}", cell=_name(row), predicted=predicted
+        )
     run, obstacle = command(claim, catalogue)
-    return Judgement(claim, "not measured", f"{obstacle or 'no such cell in this study'}; theory alone cannot tell: {model.reason}", command=run)
+    return Judgement(
+        claim,
+        "not measured",
+        f"{obstacle or 'no such cell in this study'}; theory alone cannot tell: {model.reason}",
+        command=run,
+    )
 
 
 def impossible(claim: Claim) -> str | None:
@@ -180,7 +201,11 @@ def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
     if model_facts(claim.target) is None:
         return "", f"{claim.target} cannot be downloaded, or SpecRig does not know it"
     draft = claim.drafts[-1] if claim.drafts and method == "draft_model" else ""
-    named = [name for name, (target, own) in catalogue.pairs.items() if target == claim.target and own in (draft, *([own] if not draft else []))]
+    named = [
+        name
+        for name, (target, own) in catalogue.pairs.items()
+        if target == claim.target and own in (draft, *([own] if not draft else []))
+    ]
     tasks = [name for name, text in catalogue.tasks.items() if matches_task(claim, name, text)]
     kinds = [name for name in catalogue.tasks if claim.task_name and _plain(claim.task_name) in _plain(name)]
     chosen = (tasks or kinds or list(catalogue.tasks))[: None if not claim.task else 1]
@@ -195,7 +220,9 @@ def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
         "temperatures": [claim.heat if claim.heat is not None else 0],
         "batch_sizes": [int(claim.batch or 1)],
     }
-    words = " ".join(shlex.quote(f"{key}={value if isinstance(value, str) else json.dumps(value)}") for key, value in changes.items())
+    words = " ".join(
+        shlex.quote(f"{key}={value if isinstance(value, str) else json.dumps(value)}") for key, value in changes.items()
+    )
     heads = [need for need in catalogue.methods[method] if need != "draft"]
     obstacles = [f"tasks.tsv has no row for {claim.task!r}"] if claim.task and not tasks else []
     obstacles += [f"the pair's row must name a trained {need} head" for need in heads if not named]
@@ -222,9 +249,15 @@ def _compare(claim: Claim, rows: list[dict[str, Any]], model: Theory) -> Judgeme
     end = claim.interval[0] if value < claim.interval[0] else claim.interval[1] if value > claim.interval[1] else value
     ratio = value / end
     verdict = "lower" if high < least else "higher" if low > most else "reproduced"
-    apart = "inside the reported range" if ratio == 1 else f"{abs(ratio - 1):.0%} {'above' if ratio > 1 else 'below'} the reported figure"
+    apart = (
+        "inside the reported range"
+        if ratio == 1
+        else f"{abs(ratio - 1):.0%} {'above' if ratio > 1 else 'below'} the reported figure"
+    )
     reason = f"measured {value:.2f} [{low:.2f}, {high:.2f}] ({spread}), {apart}; tolerance {TOLERANCE:.0%}"
-    return Judgement(claim, verdict, reason, value, row[f"{column}_low"], row[f"{column}_high"], ratio, (model.low, model.high), _name(row))
+    return Judgement(
+        claim, verdict, reason, value, row[f"{column}_low"], row[f"{column}_high"], ratio, (model.low, model.high), _name(row)
+    )
 
 
 def _hardware(text: str) -> str:

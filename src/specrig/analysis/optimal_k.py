@@ -38,16 +38,16 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
         members = members.sort_values("k").reset_index(drop=True)
         if len(members) < 2:
             continue
-        best = cast("dict[str, Any]", members.loc[members["speedup"].idxmax()].to_dict())
-        known = members.dropna(subset=["predicted_speedup"])
-        predicted = known.loc[known["predicted_speedup"].idxmax()] if len(known) else None
+        best = max(cast("list[dict[str, Any]]", members.to_dict("records")), key=lambda found: found["speedup"])
+        known = cast("list[dict[str, Any]]", members.dropna(subset=["predicted_speedup"]).to_dict("records"))
+        predicted = max(known, key=lambda found: found["predicted_speedup"], default={"k": np.nan, "predicted_speedup": np.nan})
         usual = members[members["k"] == DEFAULT_K]
         row = dict(zip(KEYS, key, strict=True)) | {name: best[name] for name in ("speedup", "speedup_low", "speedup_high")}
         row |= {
             "ks": ", ".join(str(k) for k in members["k"]),
             "best_k": best["k"],
-            "predicted_k": np.nan if predicted is None else predicted["k"],
-            "predicted_speedup": np.nan if predicted is None else predicted["predicted_speedup"],
+            "predicted_k": predicted["k"],
+            "predicted_speedup": predicted["predicted_speedup"],
         }
         if len(usual):
             default = cast("dict[str, Any]", usual.iloc[0].to_dict())

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from specrig import facts
 from specrig.facts.devices import Device, named_sizes
 
-BYTES = {"float32": 4.0, "fp32": 4.0, "float16": 2.0, "fp16": 2.0, "bfloat16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "awq": 0.52}
+BYTES = {
+    "float32": 4.0,
+    "fp32": 4.0,
+    "float16": 2.0,
+    "fp16": 2.0,
+    "bfloat16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "awq": 0.52,
+}
 """Bytes a weight. AWQ: 4 bits, and 2.5 bytes of scale and zero point for a group of 128; its output head stays in 16 bits."""
 
 
@@ -22,7 +32,9 @@ class Size:
 
     parameters: all of them. active: those that one token needs (fewer in a mixture of experts). embedding: vocabulary × width, the
     table of the output head. untied: whether the input has a table of its own, of which a pass reads a few rows only.
-XX    """
+    routed_share: share of the experts that one token is sent to. cache_bytes: keys and values of one token, 16 bits.
+    layers, width: decoder layers and hidden size, 0 where not known.
+    """
 
     parameters: float
     active: float
@@ -51,9 +63,12 @@ def size_of(model: str) -> Size | None:
     if found is None:
         parameters = named_sizes().get(model)
         return Size(parameters, parameters) if parameters else None
-    if facts.no_decoder(found.name, found.config):
-        return None
-    shape, config = found.shape, found.config
+    return None if facts.no_decoder(found.name, found.config) else size_of_shape(found.shape)
+
+
+def size_of_shape(shape: facts.Shape) -> Size:
+    """Size of a decoder-only architecture."""
+    config = shape.config
     return Size(
         parameters=shape.parameters,
         active=shape.active_parameters,
@@ -72,7 +87,9 @@ def model_facts(model: str) -> facts.ModelFacts | None:
     return facts.known(model) or next(short, None)
 
 
-def pass_seconds(size: Size, device: Device, precision: str = "float16", tokens: int = 1, context: int = 0, batch: int = 1) -> float:
+def pass_seconds(
+    size: Size, device: Device, precision: str = "float16", tokens: int = 1, context: int = 0, batch: int = 1
+) -> float:
     """Seconds of one forward pass of `tokens` new tokens for each of `batch` sequences of `context` cached ones.
 
     Raises KeyError for a precision that `BYTES` does not list.
@@ -90,8 +107,13 @@ def draft_cost(target: Size, draft: Size, device: Device, precision: str = "floa
     return pass_seconds(draft, device, precision, batch=batch) / pass_seconds(target, device, precision, batch=batch)
 
 
-def verify_cost(target: Size, device: Device, precision: str = "float16", tokens: int = 1, batch: int = 1) -> float:
-    """v(n): a pass of n tokens, in one-token passes of the same model: 1 while reading the weights takes longest."""
+def verify_cost(target: Size, device: Device | None, precision: str = "float16", tokens: int = 1, batch: int = 1) -> float:
+    """v(n): a pass of n tokens, in one-token passes of the same model: 1 while reading the weights takes longest.
+
+    Without a device only the reading counts, so v is above 1 for a mixture of experts alone.
+    """
+    if device is None:
+        return target.read(tokens * batch) / target.read(batch)
     return pass_seconds(target, device, precision, tokens, batch=batch) / pass_seconds(target, device, precision, batch=batch)
 
 

@@ -45,24 +45,26 @@ TREES = {"lookahead", "medusa", "hydra", "token_recycling", "rest"}
 
 
 def draft_costs(target: Size, draft: Size, device: Device | None, precision: str) -> Range:
-    """c from below and above: the ratio of parameters, and the roofline's ratio of times where the device is known."""
+    """Draft cost c from below and above: the ratio of parameters, and the roofline's ratio of times where the device is known."""
     found = [draft.active / target.active]
     if device is not None:
         found.append(roofline.draft_cost(target, draft, device, precision))
     return min(found), max(found)
 
 
-def round_cost(method: str, k: int | None, target: Size, drafts: list[Size], device: Device | None, precision: str, batch: int) -> Range | None:
+def round_cost(
+    method: str, k: int | None, target: Size, drafts: list[Size], device: Device | None, precision: str, batch: int
+) -> Range | None:
     """Cheapest and dearest cost of a round in one-token target passes; None for a method that is not known here.
 
-    k: drafted tokens a round, the method's default for None. drafts: the draft models that it may mean. Without a device v = 1.
+    k: drafted tokens a round, the method's default for None. drafts: the draft models that it may mean. Without a device only reading weights counts.
     """
     head = HEADS.get(method)
     if head is None and not drafts:
         return None
     passes = k if k is not None else (head.passes if head else 4)
     width = head.width if head and (k is None or method in TREES) else passes + 1
-    v = roofline.verify_cost(target, device, precision, width, batch) if device else 1.0
+    v = roofline.verify_cost(target, device, precision, width, batch)
     if head is not None:
         times = passes if head.passes > 1 else head.passes
         low, high = draft_costs(target, head.size(target), device, precision)

@@ -79,7 +79,10 @@ def _calculation(claim: Claim) -> Theory:
     fits = low <= max(found) * (1 + ABOVE) and high >= min(found) * (1 - ABOVE) and high <= ceiling * (1 + ABOVE)
     free = f"{ceiling:.2f}x if drafting were free" + (f" (k = {max(ks)})" if len(ks) > 1 else "")
     return Theory(
-        fits, f"Theorem 3.8 at α = {_span(alphas)}, k = {_ks(ks)}, {said}: {_span((min(found), max(found)))}x, {free}", min(found), max(found)
+        fits,
+        f"Theorem 3.8 at α = {_span(alphas)}, k = {_ks(ks)}, {said}: {_span((min(found), max(found)))}x, {free}",
+        min(found),
+        max(found),
     )
 
 
@@ -146,7 +149,9 @@ def _speed(claim: Claim, family: Sequence[Claim]) -> Theory:
     unit = 1.0 if claim.metric == "speedup" else (claim.interval or implied)[0] / implied[0]
     scale = (unit * low, unit * high) if claim.metric != "ms_per_token" else (NAN, NAN)
     kept = "–".join(dict.fromkeys((f"{implied[0] / high:.0%}", f"{implied[1] / low:.0%}")))
-    return Theory(fits, f"{ends}{where}; {shown}: {_span((low, high))}x predicted, {_span(implied)}x reported ({kept} of it)", *scale)
+    return Theory(
+        fits, f"{ends}{where}; {shown}: {_span((low, high))}x predicted, {_span(implied)}x reported ({kept} of it)", *scale
+    )
 
 
 def _ceiling(claim: Claim, implied: Range, rounds: list[Range], agrees: bool | None, shown: str, text: str) -> Theory:
@@ -155,7 +160,9 @@ def _ceiling(claim: Claim, implied: Range, rounds: list[Range], agrees: bool | N
     needed = implied[1] * min(low for low, _ in rounds)
     if k is not None and needed > (k + 1) * (1 + ABOVE):
         most = (k + 1) / min(low for low, _ in rounds)
-        return Theory(False, f"{shown}; with every token accepted it gives {most:.2f}x, {implied[1]:.2f}x are reported", 1.0, most)
+        return Theory(
+            False, f"{shown}; with every token accepted it gives {most:.2f}x, {implied[1]:.2f}x are reported", NAN, most
+        )
     asked = f"{shown}: it takes {_span((implied[0] * rounds[0][0], needed))} tokens a pass"
     if _core(claim) == "draft_model" and k:
         alpha = required_alpha(implied[1], k, (rounds[0][0] - 1) / k)
@@ -169,7 +176,9 @@ def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool 
     same = [other for other in family if _same(claim, other) and other.interval and other.batch == claim.batch]
     ratio, words = claim.interval, ""
     if claim.metric == "tokens_per_s":
-        bases = [row for row in family if row.base_method == "autoregressive" and row.metric == "tokens_per_s" and _place(claim, row)]
+        bases = [
+            row for row in family if row.base_method == "autoregressive" and row.metric == "tokens_per_s" and _place(claim, row)
+        ]
         if not bases or bases[0].interval is None:
             return None, None, ""
         base = bases[0].interval[0]
@@ -209,8 +218,13 @@ def _lengths(claim: Claim, family: Iterable[Claim]) -> tuple[Range | None, str]:
             assert other.interval is not None
             found = [expected_tokens(alpha, k) for alpha in other.interval for k in claim.ks]
             lengths = min(found), max(found)
-            return lengths, f"α = {_span(other.interval)} ({other.id}) and k = {_ks(claim.ks)} give {_span(lengths)} tokens a pass (eq. 1)"
-    parts = [other for other in family if other.metric == "acceptance_length" and other.interval and _same(claim, other, task=False)]
+            return (
+                lengths,
+                f"α = {_span(other.interval)} ({other.id}) and k = {_ks(claim.ks)} give {_span(lengths)} tokens a pass (eq. 1)",
+            )
+    parts = [
+        other for other in family if other.metric == "acceptance_length" and other.interval and _same(claim, other, task=False)
+    ]
     if claim.task in AGGREGATES and parts:
         ends = [end for other in parts for end in other.interval or ()]
         return (min(ends), max(ends)), f"τ = {_span((min(ends), max(ends)))} over the tasks ({parts[0].id} to {parts[-1].id})"
@@ -223,12 +237,16 @@ def _same(one: Claim, other: Claim, *, task: bool = True) -> bool:
     drafts = not one.drafts or not other.drafts or bool(set(one.drafts) & set(other.drafts))
     ks = one.ks is None or other.ks is None or bool(set(one.ks) & set(other.ks))
     fields = ["temperature", *(["task"] if task else []), *(["hardware", "precision"] if timed else [])]
-    agree = all(not getattr(one, name) or not getattr(other, name) or getattr(one, name) == getattr(other, name) for name in fields)
+    agree = all(
+        not getattr(one, name) or not getattr(other, name) or getattr(one, name) == getattr(other, name) for name in fields
+    )
     return one.method == other.method and drafts and ks and agree
 
 
 def _place(one: Claim, other: Claim) -> bool:
-    return all(not getattr(one, name) or getattr(one, name) == getattr(other, name) for name in ("hardware", "precision", "batch"))
+    return all(
+        not getattr(one, name) or getattr(one, name) == getattr(other, name) for name in ("hardware", "precision", "batch")
+    )
 
 
 def _core(claim: Claim) -> str:

@@ -15,7 +15,7 @@ from specrig.reporting.style import method_name, task_name
 
 def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
     """`optimal_k.optimal_k` for people."""
-    levels = [name for name in ("engine", "pair", "temperature", "batch_size") if optimal[name].nunique() > 1]
+    levels = [name for name in ("engine", "pair", "temperature", "batch_size") if len(optimal[name].unique()) > 1]
     rows = []
     for row in cast("list[dict[str, Any]]", optimal.to_dict("records")):
         rows.append(

@@ -50,7 +50,10 @@ def sentence(judged: pd.DataFrame) -> str:
 
 def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
     """The claims for people, those that were measured or contradicted first."""
-    order = {verdict: number for number, verdict in enumerate(("reproduced", "higher", "lower", "impossible", "inconsistent with theory"))}
+    order = {
+        verdict: number
+        for number, verdict in enumerate(("reproduced", "higher", "lower", "impossible", "inconsistent with theory"))
+    }
     rank = judged["verdict"].map(lambda verdict: order.get(verdict, len(order)))
     rows = []
     for row in cast("list[dict[str, Any]]", judged.assign(rank=rank).sort_values("rank", kind="stable").to_dict("records")):
@@ -65,7 +68,19 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
                 Entry(str(row["reason"])),
             ]
         )
-    header = ["id", "verdict", "target", "method and task", "k", "hardware", "metric", "reported", "measured", "predicted", "reason"]
+    header = [
+        "id",
+        "verdict",
+        "target",
+        "method and task",
+        "k",
+        "hardware",
+        "metric",
+        "reported",
+        "measured",
+        "predicted",
+        "reason",
+    ]
     return Grid(header=header, rows=rows, labels=7, caption=CAPTION, label=f"tab:{study}-reproduction")
 
 
@@ -123,6 +138,6 @@ def _metric(name: str) -> str:
 
 
 def _range(low: float, high: float) -> str:
+    if pd.isna(low) and not pd.isna(high):
+        return f"at most {grid.number(high)}"
     return grid.number(low) if grid.number(low) == grid.number(high) else f"{grid.number(low)}–{grid.number(high)}"
-
-
