@@ -126,7 +126,7 @@ def test_not_measured_comes_with_the_command() -> None:
     assert "'pairs=[\"llama\"]'" in found.command and "'tasks=[\"mt\"]'" in found.command
     assert '"k": [3, 4, 5]' in found.command and "printf" not in found.command
     absent = judge([claim(target="Qwen/Qwen3-8B", draft="", method="eagle2")], pd.DataFrame(), CATALOGUE)[0]
-    assert absent.command.startswith("printf 'Qwen3-8B\\tQwen/Qwen3-8B\\t\\n' >> configs/pairs.tsv && snakemake")
+    assert absent.command.startswith("printf 'Qwen3-8B\\tQwen/Qwen3-8B\\t\\t\\t\\tbfloat16\\n' >> configs/pairs.tsv && snakemake")
     assert "must name a trained eagle head" in absent.reason
     foreign = judge([claim(method="telepathy")], pd.DataFrame(), CATALOGUE)[0]
     assert foreign.verdict == "not measured" and not foreign.command and "no method 'telepathy'" in foreign.reason

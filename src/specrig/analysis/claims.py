@@ -59,6 +59,8 @@ DATA_SETS = {
     "mtbench": ("mtbench",),
 }
 """How the rows of tasks.tsv may write a source's data set."""
+DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+"""What sources call the dtypes of pairs.tsv."""
 NAN = float("nan")
 
 
@@ -69,6 +71,8 @@ class Catalogue:
     pairs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
     methods: Mapping[str, Collection[str]] = field(default_factory=dict)
+    pair_columns: Sequence[str] = ("pair", "target", "draft", "target_revision", "draft_revision", "dtype")
+    """Header of pairs.tsv."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,9 @@ def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
     kinds = [name for name in catalogue.tasks if claim.task_name and _plain(claim.task_name) in _plain(name)]
     chosen = (tasks or kinds or list(catalogue.tasks))[: None if not claim.task else 1]
     pair = named[0] if named else re.sub(r"[^A-Za-z0-9._-]", "-", claim.target.split("/")[-1])
-    add = "" if named else f"printf '{pair}\\t{claim.target}\\t{draft}\\n' >> configs/pairs.tsv && "
+    row = {"pair": pair, "target": claim.target, "draft": draft, "dtype": DTYPES.get(claim.precision.lower(), "bfloat16")}
+    line = r"\t".join(row.get(column, "") for column in catalogue.pair_columns)
+    add = "" if named else f"printf '{line}\\n' >> configs/pairs.tsv && "
     entry = {"method": method, **({"k": list(claim.ks)} if claim.ks else {})}
     changes = {
         "study": claim.id,
@@ -225,6 +231,9 @@ def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
     )
     heads = [need for need in catalogue.methods[method] if need != "draft"]
     obstacles = [f"tasks.tsv has no row for {claim.task!r}"] if claim.task and not tasks else []
+    obstacles += (
+        [f"no dtype of pairs.tsv is {claim.precision}"] if claim.precision and claim.precision.lower() not in DTYPES else []
+    )
     obstacles += [f"the pair's row must name a trained {need} head" for need in heads if not named]
     return f"{add}snakemake --configfile configs/quick.yaml --config {words}", "; ".join(obstacles) or None
 
@@ -266,9 +275,9 @@ def _hardware(text: str) -> str:
 
 
 def _width(precision: str) -> str:
-    return {"fp16": "16 bits", "bf16": "16 bits", "float16": "16 bits", "bfloat16": "16 bits", "float32": "32 bits"}.get(
-        precision.lower(), precision.lower()
-    )
+    """16-bit formats are as fast as each other."""
+    name = DTYPES.get(precision.lower(), precision.lower())
+    return "16 bits" if name in ("float16", "bfloat16") else name
 
 
 def _plain(text: str) -> str:

@@ -117,7 +117,10 @@ def _catalogue(study: StudyData) -> Catalogue:
     problems = Problems(Positions([]))  # rows that the study does not use may be wrong: planning says so
     pairs = {name: row.model_dump() for name, row in read_rows(Path(tables.get("pairs", "")), Pair, problems).items()}
     tasks = {name: row.model_dump() for name, row in read_rows(Path(tables.get("tasks", "")), Task, problems).items()}
+    file = Path(tables.get("pairs", ""))
+    columns = file.read_text(encoding="utf-8").partition("\n")[0].split("\t") if file.is_file() else list(Pair.model_fields)
     return Catalogue(
+        pair_columns=columns,
         pairs={name: (row["target"], row["draft"] or "") for name, row in (pairs or rows.get("pairs") or {}).items()},
         tasks={name: _text(row) for name, row in (tasks or rows.get("tasks") or {}).items()},
         methods={name: method.needs for name, method in methods().items()},
