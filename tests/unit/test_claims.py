@@ -16,6 +16,7 @@ from specrig.analysis.claims import COLUMNS, VERDICTS, Catalogue, judge, judgeme
 from specrig.decoding.drafters import registry
 from specrig.problems import Positions, Problems, StudyError
 from specrig.reported import Claim, read_claims
+from specrig.reporting.document import write_report
 from specrig.reporting.reported import reported_points
 from specrig.reporting.reproduction import counts, reproduction, sentence
 from specrig.reporting.study_data import read_study
@@ -310,7 +311,18 @@ def test_a_study_is_held_against_its_claims(study: Path, tmp_path: Path) -> None
     written = pd.read_csv(tmp_path / "tables/reproduction.csv")
     assert list(written.columns) == COLUMNS and len(written) == 3
     assert "C2" in (tmp_path / "tables/reproduction.md").read_text()
-    assert r"\begin{tabular}" in (tmp_path / "tables/reproduction.tex").read_text()
+    paper = (tmp_path / "tables/reproduction.tex").read_text()
+    assert r"source & reproduced & lower & not comparable \\" in paper and r"s & 1 & 1 & 1 \\" in paper
+
+
+def test_the_report_shows_the_claims(study: Path, tmp_path: Path) -> None:
+    page = write_report(study, tmp_path / "report.html").read_text()
+    assert "Of 3 reported figures: 1 reproduced, 1 lower, 1 not comparable." in page
+    assert "hardware (H100 reported, RTX 4090 measured)" in page and 'download="reproduction.csv"' in page
+    assert "Measured and predicted best k are at most 1 apart" in page and "To tell a difference of 5%" in page
+    config = json.loads((study / "study.json").read_text()) | {"tables": {}}
+    (study / "study.json").write_text(json.dumps(config))
+    assert "Reported against measured" not in write_report(study, tmp_path / "report.html").read_text()
 
 
 def test_a_broken_claim_stops_the_table_with_its_place(study: Path) -> None:

@@ -84,6 +84,19 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
     return Grid(header=header, rows=rows, labels=7, caption=CAPTION, label=f"tab:{study}-reproduction")
 
 
+def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
+    """Verdicts counted by source: what fits on a page of a paper."""
+    verdicts = list(counts(judged))
+    crossed = pd.crosstab(judged["source"], judged["verdict"]).reindex(judged["source"].unique())
+    rows = [[Entry(str(source)), *(Entry(str(row[verdict] or "")) for verdict in verdicts)] for source, row in crossed.iterrows()]
+    return Grid(
+        ["source", *verdicts],
+        rows,
+        caption=f"Reported figures by source and verdict. {CAPTION}",
+        label=f"tab:{study}-reproduction",
+    )
+
+
 def context(study: StudyData, downloads: Callable[[str, pd.DataFrame, Grid], list[tuple[str, str]]]) -> dict[str, Any] | None:
     """What the report's section needs; None for a study that is held against nothing."""
     judged = reproduction(study)
@@ -91,7 +104,13 @@ def context(study: StudyData, downloads: Callable[[str, pd.DataFrame, Grid], lis
         return None
     shown = reproduction_grid(judged, study.name)
     commands = [(row["id"], row["command"]) for row in judged.to_dict("records") if row["command"]]
-    return {"sentence": sentence(judged), "grid": shown, "links": downloads("reproduction", judged, shown), "commands": commands}
+    return {
+        "sentence": sentence(judged),
+        "sources": sources_grid(judged, study.name),
+        "grid": shown,
+        "links": downloads("reproduction", judged, shown),
+        "commands": commands,
+    }
 
 
 def _cells(study: StudyData) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.optimum import optimal_k_grid
-from specrig.reporting.reproduction import reproduction, reproduction_grid
+from specrig.reporting.reproduction import reproduction, reproduction_grid, sources_grid
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import FAILED_NOTE, LOSSY_NOTE, method_name, task_name
 from specrig.reporting.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
@@ -44,10 +44,11 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
         "reproduction": (judged, reproduction_grid(judged, study.name)),
         "optimal_k": (optimal, optimal_k_grid(optimal, study.name)),
     }
+    paper = {"reproduction": sources_grid(judged, study.name)}  # hundreds of rows fit on no page
     for stem, (frame, shown) in grids.items():
         write_atomically(out / f"{stem}.csv", frame.to_csv(index=False))
         write_atomically(out / f"{stem}.md", grid.markdown(shown))
-        write_atomically(out / f"{stem}.tex", grid.latex(shown))
+        write_atomically(out / f"{stem}.tex", grid.latex(paper.get(stem, shown)))
     return [out / name for name in FILES]
 
 
