@@ -24,7 +24,7 @@ from specrig.reporting.tables import write_tables
 
 LLAMA, SMALL = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
 METHODS = {name: method.needs for name, method in registry().items()}
-CATALOGUE = Catalogue({"llama": (LLAMA, SMALL)}, {"code": "code corpus", "mt": "mt spec_bench mt-bench"}, METHODS)
+CATALOGUE = Catalogue({"llama": (LLAMA, SMALL, ["medusa"])}, {"code": "code corpus", "mt": "mt spec_bench mt-bench"}, METHODS)
 HEADER = list(Claim.model_fields)
 
 
@@ -129,6 +129,8 @@ def test_not_measured_comes_with_the_command() -> None:
     absent = judge([claim(target="Qwen/Qwen3-8B", draft="", method="eagle2")], pd.DataFrame(), CATALOGUE)[0]
     assert absent.command.startswith("printf 'Qwen3-8B\\tQwen/Qwen3-8B\\t\\t\\t\\tbfloat16\\n' >> configs/pairs.tsv && snakemake")
     assert "must name a trained eagle head" in absent.reason
+    headless = judge([claim(draft="", method="eagle")], pd.DataFrame(), CATALOGUE)[0]
+    assert "'pairs=[\"llama\"]'" in headless.command and "must name a trained eagle head" in headless.reason
     foreign = judge([claim(method="telepathy")], pd.DataFrame(), CATALOGUE)[0]
     assert foreign.verdict == "not measured" and not foreign.command and "no method 'telepathy'" in foreign.reason
 

@@ -18,6 +18,15 @@ def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str
     assert "6 cells in 2 jobs" in shown
 
 
+def test_plan_says_how_many_prompts_tell_5_percent_apart(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = Path("results/test/tables/cells.csv")
+    cells.parent.mkdir(parents=True)
+    cells.write_text("method,prompts_needed\nautoregressive,\nngram,12.0\ndraft_model,70.0\nngram,31.0\n")
+    assert cli.run(["plan", "configs/test.yaml"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "asks for 31 prompts in the median cell, 70 in the worst" in shown
+
+
 def test_methods_lists_the_registry(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.run(["methods"]) == 0

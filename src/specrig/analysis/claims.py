@@ -66,9 +66,9 @@ NAN = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What could be measured here: pairs (name -> target, draft), tasks (name -> all that its row says), methods (name -> models needed)."""
+    """What could be measured here: pairs (name -> target, draft, heads), tasks (name -> all that its row says), methods (name -> models needed)."""
 
-    pairs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    pairs: Mapping[str, tuple[str, str, Collection[str]]] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
     methods: Mapping[str, Collection[str]] = field(default_factory=dict)
     pair_columns: Sequence[str] = ("pair", "target", "draft", "target_revision", "draft_revision", "dtype")
@@ -205,11 +205,10 @@ def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
     if model_facts(claim.target) is None:
         return "", f"{claim.target} cannot be downloaded, or SpecRig does not know it"
     draft = claim.drafts[-1] if claim.drafts and method == "draft_model" else ""
-    named = [
-        name
-        for name, (target, own) in catalogue.pairs.items()
-        if target == claim.target and own in (draft, *([own] if not draft else []))
-    ]
+    heads = [need for need in catalogue.methods[method] if need != "draft"]
+    same = [(name, own, has) for name, (target, own, has) in catalogue.pairs.items() if target == claim.target]
+    fitting = [(name, has) for name, own, has in same if not draft or own == draft]
+    named = [name for name, _ in sorted(fitting, key=lambda pair: len(set(heads) - set(pair[1])))]
     tasks = [name for name, text in catalogue.tasks.items() if matches_task(claim, name, text)]
     kinds = [name for name in catalogue.tasks if claim.task_name and _plain(claim.task_name) in _plain(name)]
     chosen = (tasks or kinds or list(catalogue.tasks))[: None if not claim.task else 1]
@@ -229,12 +228,15 @@ def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
     words = " ".join(
         shlex.quote(f"{key}={value if isinstance(value, str) else json.dumps(value)}") for key, value in changes.items()
     )
-    heads = [need for need in catalogue.methods[method] if need != "draft"]
     obstacles = [f"tasks.tsv has no row for {claim.task!r}"] if claim.task and not tasks else []
     obstacles += (
         [f"no dtype of pairs.tsv is {claim.precision}"] if claim.precision and claim.precision.lower() not in DTYPES else []
     )
-    obstacles += [f"the pair's row must name a trained {need} head" for need in heads if not named]
+    obstacles += [
+        f"the pair's row must name a trained {need} head"
+        for need in heads
+        if not named or need not in catalogue.pairs[named[0]][2]
+    ]
     return f"{add}snakemake --configfile configs/quick.yaml --config {words}", "; ".join(obstacles) or None
 
 

@@ -135,15 +135,20 @@ def _catalogue(study: StudyData) -> Catalogue:
     tables = study.config.get("tables") or {}
     problems = Problems(Positions([]))  # rows that the study does not use may be wrong: planning says so
     pairs = {name: row.model_dump() for name, row in read_rows(Path(tables.get("pairs", "")), Pair, problems).items()}
+    real = {name: row for name, row in (pairs or rows.get("pairs") or {}).items() if row.get("weights") != "random"}
     tasks = {name: row.model_dump() for name, row in read_rows(Path(tables.get("tasks", "")), Task, problems).items()}
     file = Path(tables.get("pairs", ""))
     columns = file.read_text(encoding="utf-8").partition("\n")[0].split("\t") if file.is_file() else list(Pair.model_fields)
     return Catalogue(
         pair_columns=columns,
-        pairs={name: (row["target"], row["draft"] or "") for name, row in (pairs or rows.get("pairs") or {}).items()},
+        pairs={name: (row["target"], row["draft"] or "", _heads(row)) for name, row in real.items()},
         tasks={name: _text(row) for name, row in (tasks or rows.get("tasks") or {}).items()},
         methods={name: method.needs for name, method in methods().items()},
     )
+
+
+def _heads(row: dict[str, Any]) -> list[str]:
+    return [entry.partition("=")[0] for entry in str(row.get("heads", "")).split()]
 
 
 def _machine(job: Job) -> str:
