@@ -48,6 +48,20 @@ def where(config: ConfigFile = Path("configs/quick.yaml")) -> None:
 
 
 @app.command()
+def advise(
+    pair: Annotated[str, typer.Argument(help="Row of the table of pairs")],
+    device: Annotated[str | None, typer.Option(help="e.g. 'RTX 4090', '2x H100'")] = None,
+    study: Annotated[Path | None, typer.Option(help="results/<study>, whose measurements come first")] = None,
+    pairs: Annotated[Path, typer.Option(help="The table of pairs")] = Path("configs/pairs.tsv"),
+    reported: Annotated[Path, typer.Option(help="What others measured")] = Path("configs/reported.csv"),
+) -> None:
+    """Say which method and k to use for a pair, and why: from measurements, else from a model of its hardware."""
+    from specrig.advice import advise
+
+    advise(pair, pairs, reported, device, study, Console())
+
+
+@app.command()
 def methods() -> None:
     """List the methods with their options, and the engines."""
     from specrig.listing import show_methods

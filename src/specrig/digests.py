@@ -14,6 +14,8 @@ from pathlib import Path
 
 PACKAGE = "specrig"
 ROOT = Path(__file__).parent
+DATA = ("templates/**/*", "*.csv", "*.json")
+"""What counts as source besides Python: templates, and tables of facts."""
 
 STAGES = {
     "corpus": "specrig.training.corpus",
@@ -46,7 +48,7 @@ def audit_digest(engine: str, method: str) -> str:
 def code_digest(*modules: str) -> str:
     """First 16 hex digits of the SHA-256 over the sources of `modules` and all that they import of this package.
 
-    Templates beside a module count as its source. Raises ValueError for a name that is no module of the package.
+    `DATA` beside a module counts as its source. Raises ValueError for a name that is no module of the package.
     """
     total = sha256()
     for module in closure(*modules):
@@ -111,15 +113,14 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 @cache
 def _content(module: str) -> bytes:
-    """What runs of a module's source, and its templates' bytes."""
+    """What runs of a module's source, and the bytes of the data beside it."""
     path = source(module)
     assert path is not None  # `closure` has parsed it
     tree = _tree(module)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [statement for statement in node.body if not _is_text(statement)]
-    templates = path.parent / "templates"
-    files = sorted(templates.rglob("*")) if templates.is_dir() else []
+    files = [file for pattern in DATA for file in sorted(path.parent.glob(pattern))]
     return ast.dump(tree).encode() + b"".join(file.read_bytes() for file in files if file.is_file())
 
 

@@ -13,13 +13,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from specrig.advice import prompts_needed
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Drafter
 from specrig.engines import registry as engines
+from specrig.reported import Claim
 from specrig.rows import Pair, Task
 from specrig.study import Study
 
-SCHEMAS: dict[str, type[BaseModel]] = {"study": Study, "pairs": Pair, "tasks": Task}
+SCHEMAS: dict[str, type[BaseModel]] = {"study": Study, "pairs": Pair, "tasks": Task, "reported": Claim}
 
 
 def show_plan(study: Study, console: Console) -> None:
@@ -42,6 +44,12 @@ def show_plan(study: Study, console: Console) -> None:
     for name in dict.fromkeys(cell.engine for cell in cells):
         if reason := engines()[name].untested:
             console.print(f"[bold yellow]Untested on hardware: engine {name}[/] ({reason})")
+    needed = sorted(prompts_needed(study.root))
+    if needed:
+        middle = needed[len(needed) // 2]
+        console.print(
+            f"To tell 5 % apart, the spread measured so far asks for {middle:.0f} prompts in the median cell, {needed[-1]:.0f} in the worst."
+        )
     refused = Counter((*refusal.cell.job, refusal.reason) for refusal in study.refusals())
     if refused:
         console.print(f"[bold yellow]Refused: {sum(refused.values())} cells")
@@ -100,7 +108,7 @@ def write_schemas(folder: Path) -> list[Path]:
 
 
 def schema_text(name: str) -> str:
-    """The JSON schema of a study, of a row of pairs.tsv or of a row of tasks.tsv, as it is written."""
+    """The JSON schema of a study, or of a row of pairs.tsv, tasks.tsv or reported.csv, as it is written."""
     schema: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **SCHEMAS[name].model_json_schema(mode="validation"),

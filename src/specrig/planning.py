@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from specrig import checks
 from specrig.problems import Positions, Problem, Problems, StudyError, nearest, reason_of
+from specrig.reported import read_claims
 from specrig.rows import Pair, Task, read_rows
 from specrig.study import Study
 
@@ -28,6 +29,8 @@ def resolve(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Study:
         return draft
     pairs = read_rows(draft.tables.pairs, Pair, problems)
     tasks = read_rows(draft.tables.tasks, Task, problems)
+    if draft.tables.reported is not None:
+        read_claims(draft.tables.reported, problems)
     checks.check_names(draft, pairs, tasks, broken, problems)
     checks.check_engine_options(draft, problems)
     for index, entry in enumerate(draft.methods):

@@ -80,23 +80,28 @@ class Task(BaseModel):
     notes: str = ""
 
 
-Row = TypeVar("Row", Pair, Task)
+Row = TypeVar("Row", bound=BaseModel)
 
 
 def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]:
-    """Rows of a table by name (its first column). Bad rows are added to `problems` and left out."""
+    """Rows of a table by name (its first column): tabs between fields, or commas and quotes in a .csv file.
+
+    Bad rows are added to `problems` and left out.
+    """
+    comma = file.suffix == ".csv"
+    sign = "comma" if comma else "tab"
     name_column = next(iter(kind.model_fields))
     if not file.is_file():
-        problems.row(file, None, "", "no such table", f"create it, or name another one in tables.{name_column}s")
+        problems.row(file, None, "", "no such table", "create it, or name another one under `tables:`")
         return {}
     with file.open(encoding="utf-8", newline="") as handle:
-        lines = list(csv.reader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
+        lines = list(csv.reader(handle) if comma else csv.reader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
     header = lines[0] if lines else []
     required = [name for name, info in kind.model_fields.items() if info.is_required()]
     absent = [name for name in required if name not in header]
     for column in absent:
         problems.row(
-            file, 1, column, "the column is missing", f"add it; the columns are {', '.join(kind.model_fields)}, tab-separated"
+            file, 1, column, "the column is missing", f"add it; the columns are {', '.join(kind.model_fields)}, {sign}-separated"
         )
     for column in header:
         if column not in kind.model_fields:
@@ -109,7 +114,7 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
         if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
             continue
         if len(cells) > len(header):
-            problems.row(file, number, "", f"{len(cells)} fields, the header has {len(header)}", "remove the extra tabs")
+            problems.row(file, number, "", f"{len(cells)} fields, the header has {len(header)}", f"remove the extra {sign}s")
             continue
         # An empty field means the column's default.
         given: dict[str, Any] = {key: value.strip() for key, value in zip(header, cells, strict=False) if value.strip()}
@@ -117,7 +122,9 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
             row = kind.model_validate({key: value for key, value in given.items() if key in kind.model_fields})
         except ValidationError as error:
             for issue in error.errors():
-                problems.row(file, number, str(issue["loc"][0]), issue["msg"], f"you gave {issue['input']!r}")
+                column = str(issue["loc"][0]) if issue["loc"] else ""  # a check of the whole row names its columns itself
+                given_value = f"you gave {issue['input']!r}" if column else "correct the row"
+                problems.row(file, number, column, issue["msg"].removeprefix("Value error, "), given_value)
             continue
         name = str(getattr(row, name_column))
         if name in rows:

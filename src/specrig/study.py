@@ -34,10 +34,12 @@ class Refusal(NamedTuple):
 
 
 class Tables(Part):
-    """Files with one row a pair and one row a task."""
+    """Files with one row a pair, one row a task, one row a reported figure."""
 
     pairs: Path = Path("configs/pairs.tsv")
     tasks: Path = Path("configs/tasks.tsv")
+    reported: Path | None = Path("configs/reported.csv")
+    """null: hold the study against nothing."""
 
 
 class Rows(Part):

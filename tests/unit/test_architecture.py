@@ -27,8 +27,11 @@ FLOORS = {
     "training": {"decoding"},
     "audit": {"cell", "decoding", "engines", "measurement", "tasks", "digests"},
     "measurement": {"cell", "decoding", "digests", "engines", "tasks"},
-    "analysis": {"cell", "measurement"},
-    "reporting": {"analysis", "cell", "measurement", "study"},
+    "facts": set(),
+    "rows": {"problems"},
+    "reported": {"problems", "rows"},
+    "analysis": {"cell", "facts", "measurement", "reported"},
+    "reporting": {"analysis", "cell", "decoding", "facts", "measurement", "problems", "reported", "rows", "study"},
     "tracking": {"analysis", "cell", "measurement", "reporting", "study"},
 }
 

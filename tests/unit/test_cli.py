@@ -18,6 +18,15 @@ def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str
     assert "6 cells in 2 jobs" in shown
 
 
+def test_plan_says_how_many_prompts_tell_5_percent_apart(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = Path("results/test/tables/cells.csv")
+    cells.parent.mkdir(parents=True)
+    cells.write_text("method,prompts_needed\nautoregressive,\nngram,12.0\ndraft_model,70.0\nngram,31.0\n")
+    assert cli.run(["plan", "configs/test.yaml"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "asks for 31 prompts in the median cell, 70 in the worst" in shown
+
+
 def test_methods_lists_the_registry(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.run(["methods"]) == 0
@@ -88,4 +97,6 @@ def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_schema_writes_where_asked(tmp_path: Path) -> None:
     assert cli.run(["schema", "--folder", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"study.schema.json", "pairs.schema.json", "tasks.schema.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}.schema.json" for name in ("study", "pairs", "tasks", "reported")
+    }

@@ -5,6 +5,7 @@ rule tables:
     input:
         indexes=INDEXES,
         audits=AUDITS,
+        reported=REPORTED,
     output:
         cells=report(
             f"{ROOT}/tables/cells.csv",
@@ -30,9 +31,21 @@ rule tables:
             category="Tables",
             labels={"table": "engines side by side"},
         ),
+        reproduction=report(
+            f"{ROOT}/tables/reproduction.csv",
+            caption="../report/reproduction.rst",
+            category="Tables",
+            labels={"table": "reported against measured"},
+        ),
+        optimal_k=report(
+            f"{ROOT}/tables/optimal_k.csv",
+            caption="../report/optimal_k.rst",
+            category="Tables",
+            labels={"table": "optimal k"},
+        ),
         texts=expand(
             f"{ROOT}/tables/{{name}}.{{kind}}",
-            name=["cells", "speedup", "acceptance", "engines"],
+            name=TABLE_NAMES,
             kind=["md", "tex"],
         ),
     log:

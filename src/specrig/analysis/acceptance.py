@@ -88,6 +88,12 @@ def alpha(records: Iterable[Record]) -> float:
     return _ratio([record.run.overlap for record in records], [record.run.reached for record in records])
 
 
+def alpha_interval(records: Iterable[Record], *, seed: int = 0) -> Interval:
+    """95 % bootstrap interval of `alpha` over prompts (repeats of a prompt are one unit)."""
+    parts = ((record.prompt_id, record.run.overlap, record.run.reached) for record in records)
+    return ratio_interval(*_by_prompt(parts), seed=seed)
+
+
 def positions(records: Iterable[Record]) -> pd.DataFrame:
     """Acceptance by draft position: one row a position i = 1, 2, …, up to the deepest offered path.
 

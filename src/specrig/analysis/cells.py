@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from specrig.analysis import acceptance, cost_model, repetition, speedup
+from specrig.analysis import acceptance, cost_model, repetition, speedup, statistics
 from specrig.measurement.records import Record
 
 IDENTITY = ["engine", "pair", "method", "k", "task", "temperature", "batch_size", "variant"]
@@ -23,7 +23,8 @@ COLUMNS = [
 
 EXTRAS = [
     *["variant", "lossless", "repeats", "ms_per_token", "baseline_ms_per_token", "baseline_ttft_ms"],
-    *["end_to_end_low", "end_to_end_high", "tokens_per_s_low", "tokens_per_s_high"],
+    *["end_to_end_low", "end_to_end_high", "tokens_per_s_low", "tokens_per_s_high", "ms_per_token_low", "ms_per_token_high"],
+    *["alpha_low", "alpha_high", "prompts_needed"],
     *["acceptance_rate_low", "acceptance_rate_high", "acceptance_length_low", "acceptance_length_high"],
     *["depth_acceptance_rate", "rounds", "cut_rounds", "target_share", "draft_share", "loop_share"],
     *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "baseline_drift", "digest"],
@@ -80,6 +81,8 @@ def _row(records: list[Record]) -> dict[str, Any]:
         "ttft_ms": 1000 * times["ttft_s"].mean(),
         "baseline_ttft_ms": 1000 * times["baseline_ttft_s"].mean(),
         "ms_per_token": speedup.ms_per_token(times),
+        **dict(zip(("ms_per_token_low", "ms_per_token_high"), speedup.ms_per_token_interval(times), strict=True)),
+        "prompts_needed": statistics.prompts_needed(speedup.log_speedups(times)),
         "baseline_ms_per_token": speedup.ms_per_token(times, "baseline_"),
         "acceptance_rate": acceptance.acceptance_rate(records),
         "acceptance_rate_low": taken_low,
@@ -89,6 +92,7 @@ def _row(records: list[Record]) -> dict[str, Any]:
         "acceptance_length_low": length_low,
         "acceptance_length_high": length_high,
         "alpha": acceptance.alpha(records),
+        **dict(zip(("alpha_low", "alpha_high"), acceptance.alpha_interval(records), strict=True)),
         "draft_cost": costs.draft_cost,
         "verify_cost": costs.verify_cost,
         "target_pass_ms": 1000 * costs.target_pass_s,

@@ -5,7 +5,7 @@ Leviathan et al. 2211.17192, section 3. Costs are in units of t_target(1), a bar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -31,6 +31,47 @@ def walltime_improvement(alpha: float, k: int, c: float, verify_cost: float = 1.
     c: seconds of one draft pass / seconds of one target pass; verify_cost: v(k + 1).
     """
     return expected_tokens(alpha, k) / (k * c + verify_cost)
+
+
+def expected_tree_tokens(acceptance: Sequence[float], parents: Sequence[int]) -> float:
+    """E[tokens per target pass] of a static tree: 1 + Σ over nodes of the product of acceptances from the root to the node.
+
+    acceptance[i]: chance that node i is the target's choice, given that its parent was (of the children of one node at most one is);
+    parents[i]: index of its parent, before it, -1 for a child of the root. A chain with one α gives `expected_tokens`
+    (SpecInfer 2305.09781, section 4; Medusa 2401.10774, section 2.3.3). Raises ValueError for siblings that exceed 1 together.
+    """
+    reach: list[float] = []
+    taken: dict[int, float] = {}
+    for node, (chance, parent) in enumerate(zip(acceptance, parents, strict=True)):
+        if not -1 <= parent < node:
+            raise ValueError(f"node {node} has parent {parent}: parents stand before their children, the root is -1")
+        taken[parent] = taken.get(parent, 0.0) + chance
+        if chance < 0 or taken[parent] > 1 + 1e-9:
+            raise ValueError(f"the children of node {parent} are accepted with {taken[parent]:g} together: at most 1")
+        reach.append(chance * (reach[parent] if parent >= 0 else 1.0))
+    return 1 + sum(reach)
+
+
+def expected_adaptive_tokens(alpha: float, shares: dict[int, float]) -> float:
+    """E[tokens per target pass] where k changes from round to round: `shares` maps k to its share of the rounds (adaptive k)."""
+    total = sum(shares.values())
+    return sum(share * expected_tokens(alpha, k) for k, share in shares.items()) / total
+
+
+def required_alpha(speedup: float, k: int, c: float, verify_cost: float = 1.0) -> float | None:
+    """The α at which Theorem 3.8 gives `speedup`; None where even α = 1 does not. 0 where it is met without a single acceptance."""
+    if walltime_improvement(1.0, k, c, verify_cost) < speedup:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(50):  # the formula grows with α
+        middle = (low + high) / 2
+        low, high = (middle, high) if walltime_improvement(middle, k, c, verify_cost) < speedup else (low, middle)
+    return high
+
+
+def best_k(alpha: float, c: float, ks: Iterable[int], verify_cost: Callable[[int], float] = lambda _: 1.0) -> int:
+    """The k of `ks` that maximises the expected speedup, the smallest of equals; verify_cost: v as a function of n = k + 1."""
+    return max(sorted(ks), key=lambda k: walltime_improvement(alpha, k, c, verify_cost(k + 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,13 @@ def baseline_drift(records: Iterable[Record]) -> float:
     return float(np.mean(list(drifts.values()))) if drifts else float("nan")
 
 
+def ms_per_token_interval(times: pd.DataFrame, *, seed: int = 0) -> Interval:
+    """95 % bootstrap interval of the method's `ms_per_token` over groups (repeats of a group are one unit)."""
+    units = times.assign(row_s=times["decode_s"] * times["rows"])[["row_s", "decode_tokens"]].groupby(level="group").sum()
+    low, high = ratio_interval(units["row_s"], units["decode_tokens"], seed=seed)
+    return 1000 * low, 1000 * high
+
+
 def _times(runs: list[Run], side: str, *, alone: bool = False) -> dict[str, float]:
     # Every row of a batch carries the batch's times (max() says so without trusting one row); prompts run alone add up.
     total = sum if alone else max

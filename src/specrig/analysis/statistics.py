@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 2000
 LEVEL = 0.95
+DIFFERENCE = 0.05
+"""The relative difference that a study should be able to tell, and with what chance."""
+POWER = 0.8
 
 Interval = tuple[float, float]
 UNKNOWN: Interval = (float("nan"), float("nan"))
@@ -85,6 +89,20 @@ def _expanded(tail: float, units: int) -> float:
     from scipy.stats import norm, t
 
     return float(norm.cdf(-np.sqrt(units / (units - 1)) * t.isf(tail, units - 1)))
+
+
+def prompts_needed(logs: ArrayLike, difference: float = DIFFERENCE, power: float = POWER) -> float:
+    """Prompts that tell a ratio of 1 + `difference` from 1 with chance `power` at 5 % false alarms, given log ratios of some prompts.
+
+    n = ((z(0.975) + z(power)) · s / log(1 + difference))², s the standard deviation of `logs` [units], rounded up to at least 2:
+    the paired z-test, which for a handful of prompts asks for one or two less than a t-test would. NaN for fewer than two units.
+    """
+    values = np.asarray(logs, dtype=float)
+    if values.size < 2:
+        return float("nan")
+    normal = NormalDist()
+    z = normal.inv_cdf((1 + LEVEL) / 2) + normal.inv_cdf(power)
+    return max(2.0, float(np.ceil((z * values.std(ddof=1) / np.log1p(difference)) ** 2)))
 
 
 def _draws(random: np.random.Generator, units: int, resamples: int) -> NDArray[np.int64]:

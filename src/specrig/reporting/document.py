@@ -17,12 +17,14 @@ from markupsafe import Markup
 
 from specrig.analysis.acceptance import positions
 from specrig.analysis.cells import IDENTITY
+from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
-from specrig.reporting import engines, grid, verdicts
+from specrig.reporting import engines, grid, reproduction, verdicts
 from specrig.reporting import environment as surroundings
 from specrig.reporting.figures import FIGURES, base_setting, training_curves, write_figures
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.narrative import conclusion, repetition_warnings
+from specrig.reporting.optimum import optimal_k_grid, optimal_k_sentence, power_sentence
 from specrig.reporting.samples import Sample, sample
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import GRID, INK, PAPER, method_name, method_order, task_name
@@ -59,6 +61,7 @@ def _context(study: StudyData) -> dict[str, Any]:
     first = next((job.environment for job in study.jobs if job.environment), {})
     acceptance = acceptance_summary(cells, study.tasks, audit)
     compared = engines.comparison(study)
+    optimal = optimal_k(cells, study.records)
     return {
         "study": study,
         "version": version("specrig"),
@@ -87,8 +90,12 @@ def _context(study: StudyData) -> dict[str, Any]:
                 ("acceptance", acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
                 ("engines", compared, engines.engines_grid(compared, study)),
                 ("cells", cells, cells_grid(cells, study)),
+                ("optimal_k", optimal, optimal_k_grid(optimal, study.name)),
             )
         },
+        "optimal": (optimal_k_sentence(optimal), optimal_k_grid(optimal, study.name)),
+        "power": power_sentence(cells),
+        "reproduction": reproduction.context(study, _downloads),
         "config_link": _data_link("application/json", json.dumps(study.config, indent=1)),
         "samples": _samples(study, speedups),
         "repetition": _repetition_grid(cells, study.tasks),

@@ -21,6 +21,8 @@ from specrig.measurement.records import write_atomically
 from specrig.reporting import plots
 from specrig.reporting.batching import batching
 from specrig.reporting.engines import comparison, engines_figure
+from specrig.reporting.reported import reported_against
+from specrig.reporting.reproduction import reproduction
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import rc
 from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
@@ -33,6 +35,7 @@ FIGURES = {
     "emitted_lengths": "How many tokens a target pass emits, at each method's best k.",
     "engines": "The same cells in each engine, each method at the k that suits the first engine best, with 95 % intervals.",
     "batching": "Throughput against batch size: where speculation stops paying.",
+    "reported": "Reported speedups against measured ones, or those that acceptance and a roofline predict; shaded: consistent with theory.",
     "training": "Training and held-out loss against wall time, of every model the study trained.",
 }
 """Name -> caption. `write_figures` leaves `<name>.svg` and `<name>.png` of each, whatever the study holds."""
@@ -63,6 +66,8 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
         written += _save(lambda: batching(first, tasks), "batching", FIGURES["batching"], out, "")
         compared = base_setting(comparison(study))
         written += _save(lambda: engines_figure(compared, study.tasks), "engines", FIGURES["engines"], out, "")
+        judged = reproduction(study)
+        written += _save(lambda: reported_against(judged), "reported", FIGURES["reported"], out, "")
         curves = training_curves(study.folder / "models")
         written += _save(lambda: plots.training_loss(curves), "training", FIGURES["training"], out, "")
     for stray in {path for name in FIGURES for path in out.glob(f"{name}-*.*")} - set(written):

@@ -8,15 +8,19 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
 from specrig.reporting.engines import comparison, engines_grid
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.optimum import optimal_k_grid
+from specrig.reporting.reproduction import reproduction, reproduction_grid, sources_grid
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import FAILED_NOTE, LOSSY_NOTE, method_name, task_name
 from specrig.reporting.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
 
-FILES = [f"{stem}.{ending}" for stem in ("cells", "speedup", "acceptance", "engines") for ending in ("csv", "md", "tex")]
+STEMS = ("cells", "speedup", "acceptance", "engines", "reproduction", "optimal_k")
+FILES = [f"{stem}.{ending}" for stem in STEMS for ending in ("csv", "md", "tex")]
 """What `write_tables` leaves, whatever the study holds."""
 
 BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts."
@@ -34,16 +38,20 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     speedups = speedup_summary(cells, study.records, study.tasks, audit)
     acceptance = acceptance_summary(cells, study.tasks, audit)
     compared = comparison(study)
+    judged, optimal = reproduction(study), optimal_k(cells, study.records)
     grids = {
         "cells": (cells, cells_grid(cells, study)),
         "speedup": (speedups, speedup_grid(speedups, study.tasks, study.name)),
         "acceptance": (acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
         "engines": (compared, engines_grid(compared, study)),
+        "reproduction": (judged, reproduction_grid(judged, study.name)),
+        "optimal_k": (optimal, optimal_k_grid(optimal, study.name)),
     }
+    paper = {"reproduction": sources_grid(judged, study.name)}  # hundreds of rows fit on no page
     for stem, (frame, shown) in grids.items():
         write_atomically(out / f"{stem}.csv", frame.to_csv(index=False))
         write_atomically(out / f"{stem}.md", grid.markdown(shown))
-        write_atomically(out / f"{stem}.tex", grid.latex(shown))
+        write_atomically(out / f"{stem}.tex", grid.latex(paper.get(stem, shown)))
     return [out / name for name in FILES]
 
 

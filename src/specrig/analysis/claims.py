@@ -1,0 +1,290 @@
+"""Reported figures against measured ones: every claim gets exactly one verdict, with its reason.
+
+In order: a pair that can never work is *impossible*; a calculation is held against the theory; a claim whose every condition was measured
+is *reproduced*, *higher* or *lower*; the theory judges what it can; where only some conditions were measured it is *not comparable*; else
+it is *not measured*, with the command that would measure it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pandas as pd
+
+from specrig import facts
+from specrig.analysis import theory
+from specrig.analysis.roofline import model_facts
+from specrig.analysis.theory import Theory
+from specrig.facts.devices import find_device
+from specrig.reported import TIMED, Claim
+
+TOLERANCE = 0.05
+"""Reported figures come without intervals: each is taken as known to 5 % on either side."""
+VERDICTS = (
+    *("reproduced", "higher", "lower", "consistent with theory", "inconsistent with theory"),
+    *("not comparable", "not measured", "impossible"),
+)
+COLUMNS = [
+    *[
+        "id",
+        "verdict",
+        "reason",
+        "source",
+        "target",
+        "draft",
+        "method",
+        "k",
+        "task",
+        "temperature",
+        "hardware",
+        "precision",
+        "batch",
+    ],
+    *["metric", "reported_low", "reported_high", "measured", "measured_low", "measured_high", "ratio"],
+    *["predicted_low", "predicted_high", "cell", "command"],
+]
+COMPARABLE = {"acceptance_rate_alpha": "alpha"}
+"""Metric -> column of the cells, where the names differ."""
+DATA_SETS = {
+    "cnndm": ("cnndm", "cnndailymail"),
+    "wmt14deen": ("wmt14deen",),
+    "wmtende": ("wmtende", "wmt14ende", "wmt16ende"),
+    "nq": ("naturalquestions",),
+    "mtbench": ("mtbench",),
+}
+"""How the rows of tasks.tsv may write a source's data set."""
+DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+"""What sources call the dtypes of pairs.tsv."""
+NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """What could be measured here: pairs (name -> target, draft, heads), tasks (name -> all that its row says), methods (name -> models needed)."""
+
+    pairs: Mapping[str, tuple[str, str, Collection[str]]] = field(default_factory=dict)
+    tasks: Mapping[str, str] = field(default_factory=dict)
+    methods: Mapping[str, Collection[str]] = field(default_factory=dict)
+    pair_columns: Sequence[str] = ("pair", "target", "draft", "target_revision", "draft_revision", "dtype")
+    """Header of pairs.tsv."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A claim's verdict. measured: NaN without a comparable cell; ratio: measured / the nearer end of the reported range."""
+
+    claim: Claim
+    verdict: str
+    reason: str
+    measured: float = NAN
+    low: float = NAN
+    high: float = NAN
+    ratio: float = NAN
+    predicted: tuple[float, float] = (NAN, NAN)
+    cell: str = ""
+    command: str = ""
+
+
+def judge(claims: Sequence[Claim], cells: pd.DataFrame, catalogue: Catalogue) -> list[Judgement]:
+    """One judgement a claim, in order.
+
+    cells: `analysis.cells.cells_table` with the columns `target`, `draft` (hub ids), `hardware` (as the driver names it, `CPU`
+    without a GPU), `dtype` and `task_text` (what the task's row says).
+    """
+    rows = cast("list[dict[str, Any]]", cells.to_dict("records"))
+    return [_judge(claim, claims, rows, catalogue) for claim in claims]
+
+
+def judgements_table(judgements: Sequence[Judgement]) -> pd.DataFrame:
+    """`COLUMNS`, one row a claim."""
+    rows = []
+    for found in judgements:
+        claim = found.claim
+        low, high = claim.interval or (NAN, NAN)
+        rows.append(
+            {
+                **claim.model_dump(include=set(COLUMNS)),
+                **{"verdict": found.verdict, "reason": found.reason, "reported_low": low, "reported_high": high},
+                **{"measured": found.measured, "measured_low": found.low, "measured_high": found.high, "ratio": found.ratio},
+                **{"predicted_low": found.predicted[0], "predicted_high": found.predicted[1]},
+                **{"cell": found.cell, "command": found.command},
+            }
+        )
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _judge(claim: Claim, claims: Sequence[Claim], rows: list[dict[str, Any]], catalogue: Catalogue) -> Judgement:
+    reason = impossible(claim)
+    if reason is not None:
+        return Judgement(claim, "impossible", reason)
+    model = theory.check(claim, claims)
+    predicted = model.low, model.high
+    near = [] if claim.analytic else [(row, differing(claim, row)) for row in rows if _related(claim, row)]
+    matching = [row for row, conditions in near if not conditions]
+    if matching:
+        return _compare(claim, matching, model)
+    if model.consistent is not None:
+        verdict = "consistent with theory" if model.consistent else "inconsistent with theory"
+        return Judgement(claim, verdict, model.reason, predicted=predicted)
+    if near:
+        row, conditions = min(near, key=lambda item: len(item[1]))
+        return Judgement(
+            claim, "not comparable", f"nearest cell differs in {'; '.join(conditions)}", cell=_name(row), predicted=predicted
+        )
+    run, obstacle = command(claim, catalogue)
+    return Judgement(
+        claim,
+        "not measured",
+        f"{obstacle or 'no such cell in this study'}; theory alone cannot tell: {model.reason}",
+        command=run,
+    )
+
+
+def impossible(claim: Claim) -> str | None:
+    """Why no engine can ever run the claim's pair; None: nothing speaks against it."""
+    for name in (claim.target, *claim.drafts):
+        found = model_facts(name)
+        reason = facts.no_decoder(found.name, found.config) if found else None
+        if reason is not None:
+            return reason
+    found = model_facts(claim.target)
+    drafts = [model_facts(name) for name in claim.drafts]
+    reasons = [facts.impossible(found.name, draft.name) for draft in drafts if found and draft]
+    return reasons[0] if reasons and all(reasons) else None
+
+
+def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
+    """The conditions in which a cell differs from the claim, in words; what the source does not say does not differ."""
+    found = []
+    if claim.ks is not None and row["k"] not in claim.ks and row["k"] != 0:
+        found.append(f"k ({claim.k} reported, {row['k']} measured)")
+    if claim.task and not matches_task(claim, row["task"], row["task_text"]):
+        found.append(f"task ({claim.task} reported, {row['task']} measured)")
+    if claim.nucleus:
+        found.append(f"sampling ({claim.temperature} reported, the whole distribution measured)")
+    elif claim.heat is not None and claim.heat != row["temperature"]:
+        found.append(f"temperature ({claim.heat:g} reported, {row['temperature']:g} measured)")
+    if claim.batch and int(claim.batch) != row["batch_size"]:
+        found.append(f"batch ({claim.batch} reported, {row['batch_size']} measured)")
+    if claim.metric in TIMED:
+        ours, theirs = _hardware(row["hardware"]), _hardware(claim.hardware or "a GPU")
+        if ours != theirs and not (theirs == "a GPU" and ours != "CPU"):
+            found.append(f"hardware ({theirs} reported, {ours} measured)")
+        if claim.precision and _width(claim.precision) != _width(row["dtype"]):
+            found.append(f"precision ({claim.precision} reported, {row['dtype']} measured)")
+    return found
+
+
+def matches_task(claim: Claim, name: str, text: str) -> bool:
+    """Whether a row of tasks.tsv is the claim's task: its data set where the source names one, else its kind."""
+    written = _plain(f"{name} {text}")
+    if claim.data_set:
+        slug = _plain(claim.data_set)
+        return any(form in written for form in DATA_SETS.get(slug, (slug,)))
+    return bool(claim.task_name) and _plain(claim.task_name) in _plain(name)
+
+
+def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
+    """(the shell command that would measure the claim, what stands in its way); an empty command where there is none.
+
+    Run at the root of the repository. A pair that pairs.tsv lacks is added first.
+    """
+    method = claim.base_method
+    if method not in catalogue.methods:
+        if claim.general:
+            return "", "a statement about any method"
+        return "", f"no method {method!r} here (`specrig methods` lists those there are): add a drafter of that name"
+    if claim.general:
+        return "make CONFIG=configs/methods.yaml", None
+    if model_facts(claim.target) is None:
+        return "", f"{claim.target} cannot be downloaded, or SpecRig does not know it"
+    draft = claim.drafts[-1] if claim.drafts and method == "draft_model" else ""
+    heads = [need for need in catalogue.methods[method] if need != "draft"]
+    same = [(name, own, has) for name, (target, own, has) in catalogue.pairs.items() if target == claim.target]
+    fitting = [(name, has) for name, own, has in same if not draft or own == draft]
+    named = [name for name, _ in sorted(fitting, key=lambda pair: len(set(heads) - set(pair[1])))]
+    tasks = [name for name, text in catalogue.tasks.items() if matches_task(claim, name, text)]
+    kinds = [name for name in catalogue.tasks if claim.task_name and _plain(claim.task_name) in _plain(name)]
+    chosen = (tasks or kinds or list(catalogue.tasks))[: None if not claim.task else 1]
+    pair = named[0] if named else re.sub(r"[^A-Za-z0-9._-]", "-", claim.target.split("/")[-1])
+    row = {"pair": pair, "target": claim.target, "draft": draft, "dtype": DTYPES.get(claim.precision.lower(), "bfloat16")}
+    line = r"\t".join(row.get(column, "") for column in catalogue.pair_columns)
+    add = "" if named else f"printf '{line}\\n' >> configs/pairs.tsv && "
+    entry = {"method": method, **({"k": list(claim.ks)} if claim.ks else {})}
+    changes = {
+        "study": claim.id,
+        "pairs": [pair],
+        "tasks": chosen,
+        "methods": [entry],
+        "temperatures": [claim.heat if claim.heat is not None else 0],
+        "batch_sizes": [int(claim.batch or 1)],
+    }
+    words = " ".join(
+        shlex.quote(f"{key}={value if isinstance(value, str) else json.dumps(value)}") for key, value in changes.items()
+    )
+    obstacles = [f"tasks.tsv has no row for {claim.task!r}"] if claim.task and not tasks else []
+    obstacles += (
+        [f"no dtype of pairs.tsv is {claim.precision}"] if claim.precision and claim.precision.lower() not in DTYPES else []
+    )
+    obstacles += [
+        f"the pair's row must name a trained {need} head"
+        for need in heads
+        if not named or need not in catalogue.pairs[named[0]][2]
+    ]
+    return f"{add}snakemake --configfile configs/quick.yaml --config {words}", "; ".join(obstacles) or None
+
+
+def _related(claim: Claim, row: dict[str, Any]) -> bool:
+    """Whether a cell runs the claim's method on the claim's pair."""
+    drafts = not claim.drafts or claim.general or row["draft"] in claim.drafts
+    return row["method"] == claim.base_method and drafts and (claim.general or row["target"] == claim.target)
+
+
+def _compare(claim: Claim, rows: list[dict[str, Any]], model: Theory) -> Judgement:
+    """Of the cells that match (several where the source does not say k or task), the one with the best speed."""
+    column = COMPARABLE.get(claim.metric, claim.metric)
+    row = max(rows, key=lambda row: row["speedup"] if math.isfinite(row["speedup"]) else 0.0)
+    value = row[column]
+    low, high = (row[f"{column}_{end}"] for end in ("low", "high"))
+    if claim.interval is None or not math.isfinite(value):
+        return Judgement(claim, "not comparable", f"{_name(row)} has no {claim.metric}", cell=_name(row))
+    spread = "95 % interval" if math.isfinite(low) else "one prompt, no interval"
+    low, high = (low, high) if math.isfinite(low) else (value, value)
+    least, most = claim.interval[0] * (1 - TOLERANCE), claim.interval[1] * (1 + TOLERANCE)
+    end = claim.interval[0] if value < claim.interval[0] else claim.interval[1] if value > claim.interval[1] else value
+    ratio = value / end
+    verdict = "lower" if high < least else "higher" if low > most else "reproduced"
+    apart = (
+        "inside the reported range"
+        if ratio == 1
+        else f"{abs(ratio - 1):.0%} {'above' if ratio > 1 else 'below'} the reported figure"
+    )
+    reason = f"measured {value:.2f} [{low:.2f}, {high:.2f}] ({spread}), {apart}; tolerance {TOLERANCE:.0%}"
+    return Judgement(
+        claim, verdict, reason, value, row[f"{column}_low"], row[f"{column}_high"], ratio, (model.low, model.high), _name(row)
+    )
+
+
+def _hardware(text: str) -> str:
+    device = find_device(text)
+    return device.device if device else text
+
+
+def _width(precision: str) -> str:
+    """16-bit formats are as fast as each other."""
+    name = DTYPES.get(precision.lower(), precision.lower())
+    return "16 bits" if name in ("float16", "bfloat16") else name
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _name(row: dict[str, Any]) -> str:
+    return "{engine}/{pair}/{method} k={k} {task} T={temperature:g} batch {batch_size}".format(**row)

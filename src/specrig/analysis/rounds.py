@@ -1,0 +1,73 @@
+"""What a round of each method costs by the roofline: the draft's passes and the width of the verification, in target passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specrig.analysis import roofline
+from specrig.analysis.roofline import Size
+from specrig.facts.devices import Device
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How a method without a draft model drafts: `passes` a round of a head that holds so many decoder layers, width × width matrices
+    and output heads of the target; `width` tokens are then verified in one target pass. The papers' defaults.
+    """
+
+    width: int
+    passes: int = 0
+    layers: float = 0.0
+    squares: float = 0.0
+    outputs: float = 0.0
+
+    def size(self, target: Size) -> Size:
+        """The head's weights for a target."""
+        weights = self.layers * target.layer + self.squares * target.width**2 + self.outputs * target.embedding
+        return Size(weights, weights)
+
+
+HEADS = {
+    "ngram": Head(width=11),  # prompt lookup: 10 tokens
+    "lookahead": Head(width=120),  # 7B: (W + G)(N - 1) with W = G = 15, N = 5
+    "medusa": Head(width=64, passes=1, squares=4, outputs=4),
+    "hydra": Head(width=64, passes=4, squares=2, outputs=1),
+    "eagle": Head(width=26, passes=5, layers=1, squares=2, outputs=1),
+    "eagle2": Head(width=61, passes=6, layers=1, squares=2, outputs=1),
+    "eagle3": Head(width=61, passes=6, layers=1, squares=3, outputs=0.25),  # a draft vocabulary of 32,000
+    "token_recycling": Head(width=81),
+    "rest": Head(width=64),
+}
+TREES = {"lookahead", "medusa", "hydra", "token_recycling", "rest"}
+"""Their width is the tree's, whatever k is; where a source states k of the others, they are taken for chains."""
+
+
+def draft_costs(target: Size, draft: Size, device: Device | None, precision: str) -> Range:
+    """Draft cost c from below and above: the ratio of parameters, and the roofline's ratio of times where the device is known."""
+    found = [draft.active / target.active]
+    if device is not None:
+        found.append(roofline.draft_cost(target, draft, device, precision))
+    return min(found), max(found)
+
+
+def round_cost(
+    method: str, k: int | None, target: Size, drafts: list[Size], device: Device | None, precision: str, batch: int
+) -> Range | None:
+    """Cheapest and dearest cost of a round in one-token target passes; None for a method that is not known here.
+
+    k: drafted tokens a round, the method's default for None. drafts: the draft models that it may mean. Without a device only reading weights counts.
+    """
+    head = HEADS.get(method)
+    if head is None and not drafts:
+        return None
+    passes = k if k is not None else (head.passes if head else 4)
+    width = head.width if head and (k is None or method in TREES) else passes + 1
+    v = roofline.verify_cost(target, device, precision, width, batch)
+    if head is not None:
+        times = passes if head.passes > 1 else head.passes
+        low, high = draft_costs(target, head.size(target), device, precision)
+        return times * low + v, times * high + v
+    costs = [draft_costs(target, draft, device, precision) for draft in drafts]
+    return passes * min(low for low, _ in costs) + v, passes * max(high for _, high in costs) + v

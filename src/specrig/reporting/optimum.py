@@ -1,0 +1,80 @@
+"""The best k for people, and how many prompts it takes to tell 5 % apart."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pandas as pd
+
+from specrig.analysis.optimal_k import DEFAULT_K
+from specrig.analysis.statistics import DIFFERENCE, POWER
+from specrig.reporting import grid
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.style import method_name, task_name
+
+
+def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
+    """`optimal_k.optimal_k` for people."""
+    levels = [name for name in ("engine", "pair", "temperature", "batch_size") if len(optimal[name].unique()) > 1]
+    rows = []
+    for row in cast("list[dict[str, Any]]", optimal.to_dict("records")):
+        rows.append(
+            [
+                *(Entry(f"{row[name]:g}" if name == "temperature" else str(row[name])) for name in levels),
+                Entry(method_name(row["method"], variant=row["variant"])),
+                Entry(task_name(row["task"])),
+                Entry(str(row["ks"])),
+                Entry(str(row["best_k"]), bold=True),
+                Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
+                Entry(grid.number(row["predicted_k"], 0)),
+                Entry(grid.number(row["predicted_speedup"])),
+                Entry(grid.number(row["default_speedup"])),
+                Entry(grid.percent(row["loss"], 1), _percents(row["loss_low"], row["loss_high"])),
+            ]
+        )
+    header = [*(name.replace("_", " ") for name in levels), "method", "task", "measured k", "best k", "speedup"]
+    return Grid(
+        header=[*header, "predicted best k", "predicted speedup", f"speedup at k = {DEFAULT_K}", f"loss at k = {DEFAULT_K}"],
+        rows=rows,
+        labels=len(levels) + 3,
+        caption=(
+            f"The k that maximises measured and predicted speedup, and what the default k = {DEFAULT_K} loses (95 % bootstrap intervals over "
+            "prompts, paired). The best k is picked on these same prompts, which flatters it a little."
+        ),
+        label=f"tab:{study}-optimal-k",
+    )
+
+
+def optimal_k_sentence(optimal: pd.DataFrame) -> str:
+    """What choosing k gains over the default, and whether the model would have chosen as well."""
+    if optimal.empty:
+        return "No method was measured at more than one k."
+    known = optimal.dropna(subset=["predicted_k"])
+    near = (known["best_k"] - known["predicted_k"]).abs() <= 1
+    text = f"Measured and predicted best k are at most 1 apart in {int(near.sum())} of {len(known)} settings."
+    lost = optimal.dropna(subset=["loss"])
+    if len(lost):
+        worst = cast("dict[str, Any]", lost.sort_values("loss").iloc[-1].to_dict())
+        text += (
+            f" The default k = {DEFAULT_K} loses {grid.percent(lost['loss'].mean(), 1)} on average and {grid.percent(worst['loss'], 1)} at most "
+            f"({worst['method']} on {task_name(worst['task'])}, where k = {worst['best_k']} is best)."
+        )
+    return text
+
+
+def power_sentence(cells: pd.DataFrame) -> str:
+    """How many prompts this study's own spread asks for, against how many it has."""
+    speculative = cells[cells["method"] != "autoregressive"].dropna(subset=["prompts_needed"])
+    if speculative.empty:
+        return "Too few prompts to estimate how many it takes to tell a difference."
+    needed = speculative["prompts_needed"]
+    enough = int((speculative["prompts"] >= needed).sum())
+    return (
+        f"To tell a difference of {DIFFERENCE:.0%} in speedup from none ({POWER:.0%} power, 5 % false alarms), the spread over prompts measured here "
+        f"asks for {needed.median():.0f} prompts in the median cell and {needed.max():.0f} in the worst; {enough} of {len(speculative)} cells have them."
+    )
+
+
+def _percents(low: float, high: float) -> str:
+    shown = grid.interval(100 * low, 100 * high, 1)
+    return f"{shown} %" if shown else ""

@@ -1,0 +1,44 @@
+"""The figure of reported speedups against what was measured, or what the theory predicts."""
+
+from __future__ import annotations
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from specrig.analysis.theory import ABOVE, BELOW
+from specrig.reporting.panels import empty, make_panels
+from specrig.reporting.style import GRID, INK, method_colour, method_order
+
+KINDS = {"predicted": "o", "measured": "D"}
+
+
+def reported_against(judged: pd.DataFrame) -> Figure:
+    """Measured or predicted speedup (vertical) against the reported one, one point a claim; shaded: consistent with theory."""
+    points = reported_points(judged)
+    if points.empty:
+        return empty("no reported speedup was measured, and none can be predicted")
+    methods = method_order(points["method"])
+    figure, axes = make_panels(1, 1, width=6.4, height=4.6)
+    panel = axes[0][0]
+    most = 1.08 * max(points["reported"].max(), points["value"].max())
+    panel.fill_between([0, most], [0, most / (1 + ABOVE)], [0, most / (1 - BELOW)], color=GRID, alpha=0.3, linewidth=0)
+    panel.plot([0, most], [0, most], color=INK, linewidth=1)
+    colours = {method: method_colour(method) for method in methods}
+    style = {"hue": "method", "hue_order": methods, "palette": colours, "style": "kind", "markers": KINDS, "s": 42}
+    sns.scatterplot(points, x="reported", y="value", ax=panel, edgecolor="none", alpha=0.8, **style)
+    panel.set(xlim=(0, most), ylim=(0, most), xlabel="reported speedup", ylabel="measured or predicted speedup")
+    panel.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
+
+
+def reported_points(judged: pd.DataFrame) -> pd.DataFrame:
+    """Columns reported, value, kind, method: claims of a speedup that have something to be held against."""
+    frame = judged[(judged["metric"] == "speedup") & judged["reported_low"].notna()].copy()
+    frame["kind"] = frame["measured"].notna().map({True: "measured", False: "predicted"})
+    frame["value"] = frame["measured"].fillna((frame["predicted_low"] + frame["predicted_high"]) / 2)
+    frame["reported"] = (frame["reported_low"] + frame["reported_high"]) / 2
+    frame["method"] = frame["method"].str.replace(r" *\(.*\)", "", regex=True)
+    # A statement about any pair has a range of predictions so wide that its middle says nothing.
+    frame = frame[(frame["target"] != "any") | frame["measured"].notna()]
+    return frame.dropna(subset=["value"])[["reported", "value", "kind", "method"]]

@@ -1,0 +1,170 @@
+"""Reported against measured: the table of verdicts, its sentence, and what the report shows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from specrig.analysis.claims import TOLERANCE, VERDICTS, Catalogue, judge, judgements_table
+from specrig.analysis.theory import ABOVE, BELOW
+from specrig.decoding.drafters import registry as methods
+from specrig.problems import Positions, Problems
+from specrig.reported import read_claims
+from specrig.reporting import grid
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.study_data import Job, StudyData
+from specrig.rows import Pair, Task, read_rows
+
+CAPTION = (
+    f"Every reported figure, with its verdict. Measured: the bootstrap interval overlaps the reported figure widened by {TOLERANCE:.0%}. Theory: the "
+    f"figure lies between {1 - BELOW:.0%} and {1 + ABOVE:.0%} of what acceptance and the roofline of the passes predict (calculations: ± {ABOVE:.0%})."
+)
+
+
+def reproduction(study: StudyData) -> pd.DataFrame:
+    """`claims.judgements_table` of the study's file of reported figures; empty where it names none.
+
+    Raises StudyError for rows that cannot be read, each with its place.
+    """
+    problems = Problems(Positions([]))
+    tables = study.config.get("tables") or {}
+    claims = read_claims(Path(tables["reported"]), problems) if tables.get("reported") else []
+    problems.stop()
+    return judgements_table(judge(claims, _cells(study), _catalogue(study)))
+
+
+def counts(judged: pd.DataFrame) -> dict[str, int]:
+    """Verdict -> how many claims got it, in the verdicts' order, without those that nobody got."""
+    found = judged["verdict"].value_counts()
+    return {verdict: int(found[verdict]) for verdict in VERDICTS if verdict in found}
+
+
+def sentence(judged: pd.DataFrame) -> str:
+    """How many claims came out how."""
+    shown = ", ".join(f"{count} {verdict}" for verdict, count in counts(judged).items())
+    return f"Of {len(judged)} reported figures: {shown}."
+
+
+def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
+    """The claims for people, those that were measured or contradicted first."""
+    order = {
+        verdict: number
+        for number, verdict in enumerate(("reproduced", "higher", "lower", "impossible", "inconsistent with theory"))
+    }
+    rank = judged["verdict"].map(lambda verdict: order.get(verdict, len(order)))
+    rows = []
+    for row in cast("list[dict[str, Any]]", judged.assign(rank=rank).sort_values("rank", kind="stable").to_dict("records")):
+        what = " ".join(str(row[name]) for name in ("method", "task") if row[name])
+        rows.append(
+            [
+                *(Entry(str(row[name])) for name in ("id", "verdict", "target")),
+                *(Entry(text) for text in (what, str(row["k"]) or "–", str(row["hardware"]) or "–", _metric(row["metric"]))),
+                Entry(_range(row["reported_low"], row["reported_high"])),
+                Entry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
+                Entry(_range(row["predicted_low"], row["predicted_high"])),
+                Entry(str(row["reason"])),
+            ]
+        )
+    header = [
+        "id",
+        "verdict",
+        "target",
+        "method and task",
+        "k",
+        "hardware",
+        "metric",
+        "reported",
+        "measured",
+        "predicted",
+        "reason",
+    ]
+    return Grid(header=header, rows=rows, labels=7, caption=CAPTION, label=f"tab:{study}-reproduction")
+
+
+def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
+    """Verdicts counted by source: what fits on a page of a paper."""
+    verdicts = list(counts(judged))
+    crossed = pd.crosstab(judged["source"], judged["verdict"]).reindex(judged["source"].unique())
+    rows = [[Entry(str(source)), *(Entry(str(row[verdict] or "")) for verdict in verdicts)] for source, row in crossed.iterrows()]
+    return Grid(
+        ["source", *verdicts],
+        rows,
+        caption=f"Reported figures by source and verdict. {CAPTION}",
+        label=f"tab:{study}-reproduction",
+    )
+
+
+def context(study: StudyData, downloads: Callable[[str, pd.DataFrame, Grid], list[tuple[str, str]]]) -> dict[str, Any] | None:
+    """What the report's section needs; None for a study that is held against nothing."""
+    judged = reproduction(study)
+    if judged.empty:
+        return None
+    shown = reproduction_grid(judged, study.name)
+    commands = [(row["id"], row["command"]) for row in judged.to_dict("records") if row["command"]]
+    return {
+        "sentence": sentence(judged),
+        "sources": sources_grid(judged, study.name),
+        "grid": shown,
+        "links": downloads("reproduction", judged, shown),
+        "commands": commands,
+    }
+
+
+def _cells(study: StudyData) -> pd.DataFrame:
+    """The study's cells with what claims are joined on: hub ids, hardware, precision, what the task's row says."""
+    rows = study.config.get("rows") or {}
+    pairs, tasks = rows.get("pairs") or {}, rows.get("tasks") or {}
+    hardware = {(job.engine, job.pair, job.method): _machine(job) for job in study.jobs}
+    cells = study.table
+    jobs = list(zip(cells["engine"], cells["pair"], cells["method"], strict=True))
+    return cells.assign(
+        target=[pairs.get(pair, {}).get("target") or "" for pair in cells["pair"]],
+        draft=[pairs.get(pair, {}).get("draft") or "" for pair in cells["pair"]],
+        dtype=[pairs.get(pair, {}).get("dtype") or "float32" for pair in cells["pair"]],
+        hardware=[hardware[job] for job in jobs],
+        task_text=[_text(tasks.get(task, {})) for task in cells["task"]],
+    )
+
+
+def _catalogue(study: StudyData) -> Catalogue:
+    """All pairs and tasks of the study's tables (of the study itself where a table is gone), and the methods there are."""
+    rows = study.config.get("rows") or {}
+    tables = study.config.get("tables") or {}
+    problems = Problems(Positions([]))  # rows that the study does not use may be wrong: planning says so
+    pairs = {name: row.model_dump() for name, row in read_rows(Path(tables.get("pairs", "")), Pair, problems).items()}
+    real = {name: row for name, row in (pairs or rows.get("pairs") or {}).items() if row.get("weights") != "random"}
+    tasks = {name: row.model_dump() for name, row in read_rows(Path(tables.get("tasks", "")), Task, problems).items()}
+    file = Path(tables.get("pairs", ""))
+    columns = file.read_text(encoding="utf-8").partition("\n")[0].split("\t") if file.is_file() else list(Pair.model_fields)
+    return Catalogue(
+        pair_columns=columns,
+        pairs={name: (row["target"], row["draft"] or "", _heads(row)) for name, row in real.items()},
+        tasks={name: _text(row) for name, row in (tasks or rows.get("tasks") or {}).items()},
+        methods={name: method.needs for name, method in methods().items()},
+    )
+
+
+def _heads(row: dict[str, Any]) -> list[str]:
+    return [entry.partition("=")[0] for entry in str(row.get("heads", "")).split()]
+
+
+def _machine(job: Job) -> str:
+    gpus = job.environment.get("gpus") or []
+    return str(gpus[0]["name"]) if gpus else "CPU"
+
+
+def _text(row: dict[str, Any]) -> str:
+    return " ".join(str(value) for value in row.values() if value)
+
+
+def _metric(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _range(low: float, high: float) -> str:
+    if pd.isna(low) and not pd.isna(high):
+        return f"at most {grid.number(high)}"
+    return grid.number(low) if grid.number(low) == grid.number(high) else f"{grid.number(low)}–{grid.number(high)}"

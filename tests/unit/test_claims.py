@@ -1,0 +1,377 @@
+"""Claims: every verdict on synthetic cells, the shipped table, and rows that are wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from synthetic import write_study
+
+from specrig import cli
+from specrig.analysis import theory
+from specrig.analysis.claims import COLUMNS, VERDICTS, Catalogue, judge, judgements_table
+from specrig.decoding.drafters import registry
+from specrig.problems import Positions, Problems, StudyError
+from specrig.reported import Claim, read_claims
+from specrig.reporting.document import write_report
+from specrig.reporting.reported import reported_points
+from specrig.reporting.reproduction import counts, reproduction, sentence
+from specrig.reporting.study_data import read_study
+from specrig.reporting.tables import write_tables
+
+LLAMA, SMALL = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
+METHODS = {name: method.needs for name, method in registry().items()}
+CATALOGUE = Catalogue({"llama": (LLAMA, SMALL, ["medusa"])}, {"code": "code corpus", "mt": "mt spec_bench mt-bench"}, METHODS)
+HEADER = list(Claim.model_fields)
+
+
+def claim(**fields: object) -> Claim:
+    base = {"id": "C1", "source": "a paper", "target": LLAMA, "draft": SMALL, "method": "draft_model", "k": "4", "task": "code"}
+    base |= {"temperature": "0", "hardware": "RTX 4090", "precision": "bf16", "batch": "1", "metric": "speedup", "low": 1.6}
+    base |= fields
+    return Claim.model_validate({**base, "high": base.get("high", base["low"])})
+
+
+def cell(**fields: object) -> dict[str, object]:
+    base = {
+        "engine": "native",
+        "pair": "llama",
+        "method": "draft_model",
+        "k": 4,
+        "task": "code",
+        "temperature": 0.0,
+        "batch_size": 1,
+    }
+    base |= {
+        "target": LLAMA,
+        "draft": SMALL,
+        "hardware": "NVIDIA GeForce RTX 4090",
+        "dtype": "bfloat16",
+        "task_text": "code corpus",
+    }
+    for name, value in (("speedup", 1.62), ("acceptance_length", 2.8), ("acceptance_rate", 0.6), ("alpha", 0.7)):
+        base |= {name: value, f"{name}_low": 0.95 * value, f"{name}_high": 1.05 * value}
+    return base | fields
+
+
+def verdict(row: Claim, *cells: dict[str, object], others: tuple[Claim, ...] = ()) -> tuple[str, str]:
+    found = judge([row, *others], pd.DataFrame(list(cells)), CATALOGUE)[0]
+    assert found.reason
+    return found.verdict, found.reason
+
+
+def test_reproduced_higher_and_lower() -> None:
+    assert verdict(claim(), cell())[0] == "reproduced"
+    name, reason = verdict(claim(low=1.2), cell())
+    assert name == "higher" and "35% above" in reason and "tolerance 5%" in reason
+    name, reason = verdict(claim(low=2.0, high=2.5), cell())
+    assert name == "lower" and "19% below" in reason
+    judged = judgements_table(judge([claim(low=2.0, high=2.5)], pd.DataFrame([cell()]), CATALOGUE)).iloc[0]
+    assert judged["ratio"] == pytest.approx(0.81) and judged["cell"].startswith("native/llama/draft_model")
+
+
+def test_inside_the_range_or_the_tolerance_is_reproduced() -> None:
+    assert verdict(claim(low=1.5, high=2.0), cell())[0] == "reproduced"
+    assert verdict(claim(low=1.75), cell(speedup_low=1.60, speedup_high=1.67))[0] == "reproduced"  # 1.75 · 0.95 = 1.6625
+    assert verdict(claim(low=1.80), cell(speedup_low=1.60, speedup_high=1.67))[0] == "lower"
+    nan = float("nan")
+    name, reason = verdict(claim(), cell(speedup_low=nan, speedup_high=nan))
+    assert name == "reproduced" and "no interval" in reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "condition"),
+    [
+        ({"k": 6}, "k (4 reported, 6 measured)"),
+        ({"task": "translation", "task_text": "wmt"}, "task (code reported, translation measured)"),
+        ({"temperature": 1.0}, "temperature (0 reported, 1 measured)"),
+        ({"batch_size": 4}, "batch (1 reported, 4 measured)"),
+        ({"hardware": "NVIDIA H200"}, "hardware (RTX 4090 reported, H200 measured)"),
+        ({"hardware": "CPU"}, "hardware (RTX 4090 reported, CPU measured)"),
+        ({"dtype": "float32"}, "precision (bf16 reported, float32 measured)"),
+    ],
+)
+def test_not_comparable_names_the_condition(fields: dict[str, object], condition: str) -> None:
+    name, reason = verdict(claim(), cell(**fields))
+    assert name == "not comparable" and condition in reason
+
+
+def test_nucleus_sampling_is_a_condition() -> None:
+    name, reason = verdict(claim(temperature="nucleus 0.8"), cell(temperature=1.0))
+    assert name == "not comparable" and "sampling (nucleus 0.8 reported" in reason
+
+
+def test_acceptance_does_not_depend_on_hardware() -> None:
+    row = claim(metric="acceptance_length", low=2.75)
+    assert verdict(row, cell(hardware="CPU", dtype="float32"))[0] == "reproduced"
+    assert verdict(claim(metric="acceptance_rate_alpha", low=0.71), cell(hardware="CPU"))[0] == "reproduced"
+
+
+def test_a_statement_without_hardware_means_a_gpu() -> None:
+    row = claim(target="any", draft="any", method="lookahead", k="", hardware="", precision="", low=1.5, high=2.3)
+    assert verdict(row, cell(method="lookahead", k=3, speedup=1.9))[0] == "reproduced"
+    name, reason = verdict(row, cell(method="lookahead", k=3, hardware="CPU"))
+    assert name == "not comparable" and "hardware (a GPU reported, CPU measured)" in reason
+
+
+def test_another_pair_is_no_measurement() -> None:
+    assert verdict(claim(), cell(target="trained", draft="trained"))[0] == "not measured"
+
+
+def test_not_measured_comes_with_the_command() -> None:
+    found = judge([claim(task="multi-turn (MT-Bench)", k="3-5")], pd.DataFrame(), CATALOGUE)[0]
+    assert found.verdict == "not measured" and "it takes" in found.reason
+    assert "'pairs=[\"llama\"]'" in found.command and "'tasks=[\"mt\"]'" in found.command
+    assert '"k": [3, 4, 5]' in found.command and "printf" not in found.command
+    absent = judge([claim(target="Qwen/Qwen3-8B", draft="", method="eagle2")], pd.DataFrame(), CATALOGUE)[0]
+    assert absent.command.startswith("printf 'Qwen3-8B\\tQwen/Qwen3-8B\\t\\t\\t\\tbfloat16\\n' >> configs/pairs.tsv && snakemake")
+    assert "must name a trained eagle head" in absent.reason
+    headless = judge([claim(draft="", method="eagle")], pd.DataFrame(), CATALOGUE)[0]
+    assert "'pairs=[\"llama\"]'" in headless.command and "must name a trained eagle head" in headless.reason
+    foreign = judge([claim(method="telepathy")], pd.DataFrame(), CATALOGUE)[0]
+    assert foreign.verdict == "not measured" and not foreign.command and "no method 'telepathy'" in foreign.reason
+
+
+def test_impossible_pairs() -> None:
+    name, reason = verdict(claim(target="bert-large-uncased", draft="distilbert-base-uncased", low=2.0, high=4.0))
+    assert name == "impossible" and "encoder" in reason
+    mixtral = claim(target="mistralai/Mixtral-8x7B-Instruct-v0.1", draft="mistralai/Mistral-7B-Instruct-v0.3")
+    name, reason = verdict(mixtral, cell())
+    assert name == "impossible" and "32768" in reason and "32000" in reason
+
+
+def test_theory_takes_the_acceptance_of_the_same_source() -> None:
+    alpha = claim(id="C2", metric="acceptance_rate_alpha", low=0.7, hardware="")
+    # E = 2.77 tokens at α = 0.7, k = 4; a round costs about 1.6 to 1.7 target passes.
+    assert verdict(claim(low=1.6), others=(alpha,))[0] == "consistent with theory"
+    name, reason = verdict(claim(low=2.6), others=(alpha,))
+    assert name == "inconsistent with theory" and "α = 0.70 (C2)" in reason and "2.77 tokens a pass" in reason
+    assert verdict(claim(low=0.7), others=(alpha,))[0] == "inconsistent with theory"
+    assert verdict(claim(), others=(alpha.model_copy(update={"source": "another"}),))[0] == "not measured"
+    assert verdict(alpha, others=(claim(id="C3", low=2.6),))[0] == "inconsistent with theory"
+
+
+def test_theory_knows_the_ceiling() -> None:
+    name, reason = verdict(claim(low=6.0))  # five tokens at most for a round that costs more than one pass
+    assert name == "inconsistent with theory" and "with every token accepted" in reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"metric": "speedup_at_acceptance_1.00", "target": "any", "draft": "any", "k": "5", "low": 4.0}, "consistent"),
+        ({"metric": "speedup_at_acceptance_0.60_to_0.80", "target": "any", "k": "5", "low": 2.0, "high": 3.0}, "consistent"),
+        ({"metric": "speedup_at_acceptance_0.60", "target": "any", "k": "5", "low": 4.0}, "inconsistent"),
+        ({"metric": "speedup_at_acceptance_1.00", "target": "any", "draft": "any", "k": "k", "low": "k", "high": "k"}, "inconsistent"),
+    ],
+)  # fmt: skip
+def test_calculations(fields: dict[str, object], expected: str) -> None:
+    assert verdict(claim(**fields), cell())[0] == f"{expected} with theory"
+
+
+@pytest.fixture(scope="module")
+def shipped(repository: Path) -> list[Claim]:
+    problems = Problems(Positions([]))
+    claims = read_claims(repository / "configs/reported.csv", problems)
+    problems.stop()
+    return claims
+
+
+def test_every_shipped_claim_has_a_verdict_and_a_reason(shipped: list[Claim], repository: Path) -> None:
+    with (repository / "configs/reported.csv").open(newline="") as file:
+        ids = [row["id"] for row in csv.DictReader(file)]
+    judged = judgements_table(judge(shipped, pd.DataFrame(), CATALOGUE))
+    assert list(judged["id"]) == ids and len(set(ids)) == len(ids) >= 342
+    assert set(judged["verdict"]) <= set(VERDICTS) and judged["reason"].str.len().min() > 10
+    undecided = judged[judged["verdict"] == "not measured"]
+    known = undecided["method"].isin([*METHODS, "prompt_lookup", "medusa1", "medusa2", "draft_model (68M)"])
+    assert (undecided[known]["command"].str.len() > 0).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("R002", "consistent"), ("R003", "consistent"), ("R001", "consistent"), ("R035", "consistent"), ("R059", "consistent"),
+        ("R026", "consistent"), ("R027", "consistent"), ("R076", "consistent"), ("R340", "consistent"),
+        ("R028", "inconsistent"), ("R031", "inconsistent"), ("R032", "inconsistent"), ("R047", "inconsistent"),
+    ],
+)  # fmt: skip
+def test_theory_on_the_shipped_claims(shipped: list[Claim], row: str, expected: str) -> None:
+    found = next(claim for claim in shipped if claim.id == row)
+    judged = judge(shipped, pd.DataFrame(), CATALOGUE)[shipped.index(found)]
+    assert judged.verdict == f"{expected} with theory", judged.reason
+
+
+def test_the_worked_example(shipped: list[Claim]) -> None:
+    """175 -> 290 tokens/s at α 0.72, k 5: 3.07 tokens a pass, 1.73x predicted by the ratio of parameters, 1.66x reported."""
+    found = theory.check(next(claim for claim in shipped if claim.id == "R003"), shipped)
+    assert found.consistent and "3.07 tokens a pass" in found.reason and found.high == pytest.approx(1.73, abs=0.01)
+
+
+def test_shipped_claims_keep_what_was_collected(shipped: list[Claim], repository: Path) -> None:
+    facts = repository.parent / "shared/facts/reported.csv"
+    if not facts.is_file():
+        pytest.skip("the collection lies outside the repository")
+    assert (repository / "configs/reported.csv").read_text() == facts.read_text()
+
+
+def table(folder: Path, *rows: dict[str, str]) -> Path:
+    file = folder / "reported.csv"
+    with file.open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, HEADER)
+        writer.writeheader()
+        writer.writerows({**dict.fromkeys(HEADER, ""), **row} for row in rows)
+    return file
+
+
+GOOD = {"id": "C1", "source": "s", "target": "any", "method": "ngram", "metric": "speedup", "low": "1.5", "high": "2"}
+
+
+@pytest.mark.parametrize(
+    ("change", "column", "text"),
+    [
+        ({"low": "fast"}, "low", "fast"),
+        ({"low": "3"}, "", "low not above high"),
+        ({"low": "-1"}, "", "must be positive"),
+        ({"high": ""}, "", "must both be numbers"),
+        ({"low": "k", "high": "k"}, "", "only a speedup_at_acceptance"),
+        ({"metric": "speeds"}, "metric", "speeds"),
+        ({"k": "many"}, "k", "many"),
+        ({"temperature": "hot"}, "temperature", "hot"),
+        ({"batch": "two"}, "batch", "two"),
+        ({"source": ""}, "source", "Field required"),
+        ({"id": "a b"}, "id", "a b"),
+    ],
+)
+def test_wrong_rows_are_named(tmp_path: Path, change: dict[str, str], column: str, text: str) -> None:
+    file = table(tmp_path, {**GOOD, "id": "C0"}, GOOD | change)
+    problems = Problems(Positions([]))
+    assert [row.id for row in read_claims(file, problems)] == ["C0"]
+    shown = "\n".join(map(str, problems.found))
+    assert f"{file}:3" in shown and f": {column}" in shown and text in shown
+
+
+def test_duplicates_missing_columns_and_surplus_fields_are_named(tmp_path: Path) -> None:
+    problems = Problems(Positions([]))
+    read_claims(table(tmp_path, GOOD, GOOD), problems)
+    assert "duplicate row 'C1'" in str(problems.found[0]) and "line 2 has it" in str(problems.found[0])
+    file = tmp_path / "short.csv"
+    file.write_text("id,source\nC1,s\n")
+    problems = Problems(Positions([]))
+    read_claims(file, problems)
+    assert {problem.key for problem in problems.found} == {"target", "method", "metric"}
+    file.write_text(f"{','.join(HEADER)}\n{',' * len(HEADER)}x\n")
+    problems = Problems(Positions([]))
+    read_claims(file, problems)
+    assert "remove the extra commas" in str(problems.found[0])
+
+
+def test_planning_names_a_wrong_claim(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path("configs/reported.csv")
+    file.write_text(file.read_text().replace("1.66,1.66", "1.66,fast"))
+    assert cli.run(["plan", "configs/test.yaml"]) == 2
+    assert "configs/reported.csv:4: high" in capsys.readouterr().err
+    file.unlink()
+    assert cli.run(["plan", "configs/test.yaml"]) == 2
+    assert "configs/reported.csv: no such table" in capsys.readouterr().err
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A synthetic study of a Llama pair on an RTX 4090, held against three claims."""
+    folder = write_study(tmp_path / "s", methods=("draft_model", "ngram"), ks=(2, 4, 6), tasks=("code",), pairs=("llama",))
+    own = {"target": LLAMA, "draft": SMALL, "task": "code", "metric": "speedup", "method": "draft_model", "hardware": "RTX 4090"}
+    claims = table(
+        tmp_path,
+        GOOD | own | {"k": "4", "low": "1.5", "high": "4"},
+        GOOD | own | {"id": "C2", "k": "4", "low": "9", "high": "9"},
+        GOOD | own | {"id": "C3", "hardware": "H100", "k": "4"},
+    )
+    config = json.loads((folder / "study.json").read_text())
+    config["tables"] = {"reported": str(claims)}
+    config["rows"] = {
+        "pairs": {"llama": {"target": LLAMA, "draft": SMALL, "dtype": "bfloat16"}},
+        "tasks": {"code": {"task": "code"}},
+    }
+    (folder / "study.json").write_text(json.dumps(config))
+    for file in folder.rglob("environment.json"):
+        environment = json.loads(file.read_text()) | {"gpus": [{"name": "NVIDIA GeForce RTX 4090"}]}
+        file.write_text(json.dumps(environment))
+    return folder
+
+
+def test_a_study_is_held_against_its_claims(study: Path, tmp_path: Path) -> None:
+    judged = reproduction(read_study(study)).set_index("id")
+    assert judged["verdict"].to_dict() == {"C1": "reproduced", "C2": "lower", "C3": "not comparable"}
+    assert list(reported_points(judged.reset_index())["kind"]) == ["measured", "measured"]
+    assert counts(judged) == {"reproduced": 1, "lower": 1, "not comparable": 1}
+    assert sentence(judged) == "Of 3 reported figures: 1 reproduced, 1 lower, 1 not comparable."
+    write_tables(study, tmp_path / "tables")
+    written = pd.read_csv(tmp_path / "tables/reproduction.csv")
+    assert list(written.columns) == COLUMNS and len(written) == 3
+    assert "C2" in (tmp_path / "tables/reproduction.md").read_text()
+    paper = (tmp_path / "tables/reproduction.tex").read_text()
+    assert r"source & reproduced & lower & not comparable \\" in paper and r"s & 1 & 1 & 1 \\" in paper
+
+
+def test_the_report_shows_the_claims(study: Path, tmp_path: Path) -> None:
+    page = write_report(study, tmp_path / "report.html").read_text()
+    assert "Of 3 reported figures: 1 reproduced, 1 lower, 1 not comparable." in page
+    assert "hardware (H100 reported, RTX 4090 measured)" in page and 'download="reproduction.csv"' in page
+    assert "Measured and predicted best k are at most 1 apart" in page and "To tell a difference of 5%" in page
+    config = json.loads((study / "study.json").read_text()) | {"tables": {}}
+    (study / "study.json").write_text(json.dumps(config))
+    assert "Reported against measured" not in write_report(study, tmp_path / "report.html").read_text()
+
+
+def test_a_broken_claim_stops_the_table_with_its_place(study: Path) -> None:
+    config = json.loads((study / "study.json").read_text())
+    Path(config["tables"]["reported"]).write_text("id,source\n")
+    with pytest.raises(StudyError, match=r"reported\.csv:1: target: the column is missing"):
+        reproduction(read_study(study))
+
+
+def test_the_best_k_and_what_the_default_loses(study: Path, tmp_path: Path) -> None:
+    write_tables(study, tmp_path / "tables")
+    optimal = pd.read_csv(tmp_path / "tables/optimal_k.csv").set_index("method")
+    cells = pd.read_csv(tmp_path / "tables/cells.csv")
+    for method in ("draft_model", "ngram"):
+        own = cells[cells["method"] == method].set_index("k")
+        row = optimal.loc[method]
+        assert row["best_k"] == own["speedup"].idxmax() and row["predicted_k"] == own["predicted_speedup"].idxmax()
+        assert row["loss"] == pytest.approx(1 - own.loc[4, "speedup"] / own["speedup"].max())
+        assert row["loss_low"] <= row["loss"] <= row["loss_high"]
+    assert (cells["prompts_needed"] >= 2).all() and (cells["ms_per_token_low"] < cells["ms_per_token"]).all()
+    chain = cells[cells["method"] == "draft_model"]
+    assert ((chain["alpha_low"] <= chain["alpha"]) & (chain["alpha"] <= chain["alpha_high"])).all()
+
+
+def test_advice(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    pairs = tmp_path / "pairs.tsv"
+    bad = "mix\tmistralai/Mixtral-8x7B-Instruct-v0.1\tmistralai/Mistral-7B-Instruct-v0.3\tbfloat16"
+    pairs.write_text(f"pair\ttarget\tdraft\tdtype\nllama\t{LLAMA}\t{SMALL}\tbfloat16\n{bad}\n")
+    arguments = ["advise", "llama", "--pairs", str(pairs)]
+    assert cli.run([*arguments, "--device", "RTX 4090"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "6.5 times smaller" in shown
+        and "19.2 of 24 GB" in shown
+        and "not measured: predicted" in shown
+        and "live translation" in shown
+    )
+    assert cli.run([*arguments, "--device", "L4", "--study", str(study)]) == 2
+    assert "cells.csv: no such table" in capsys.readouterr().err
+    write_tables(study, study / "tables")
+    assert cli.run([*arguments, "--study", str(study)]) == 0
+    shown = capsys.readouterr().out
+    assert "measured in" in shown and "draft_model" in shown and "predicted" not in shown
+    assert cli.run(["advise", "mix", "--pairs", str(pairs), "--device", "A100 80GB"]) == 0
+    shown = capsys.readouterr().out
+    assert "does not share the vocabulary" in shown and "too dear" in shown and "draft_model" not in shown
+    assert cli.run(["advise", "lama", "--pairs", str(pairs), "--device", "H300"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean 'llama'?" in error and "did you mean 'H200'?" in error
