@@ -29,21 +29,8 @@ VERDICTS = (
     *("not comparable", "not measured", "impossible"),
 )
 COLUMNS = [
-    *[
-        "id",
-        "verdict",
-        "reason",
-        "source",
-        "target",
-        "draft",
-        "method",
-        "k",
-        "task",
-        "temperature",
-        "hardware",
-        "precision",
-        "batch",
-    ],
+    *["id", "verdict", "reason", "source", "target", "draft", "method", "k", "task"],
+    *["temperature", "hardware", "precision", "batch"],
     *["metric", "reported_low", "reported_high", "measured", "measured_low", "measured_high", "ratio"],
     *["predicted_low", "predicted_high", "cell", "command"],
 ]
