@@ -108,7 +108,7 @@ class Claim(BaseModel):
         """Names of the drafts it speaks of: its own column, or what stands in brackets behind the method."""
         inside = re.search(r"\((.*)\)", self.method)
         text = self.draft or (inside.group(1) if inside else "")
-        return [name for name in text.split(" or ") if name]
+        return [DRAFTS.get(name, name) for name in text.split(" or ") if name]
 
     @property
     def task_name(self) -> str:
@@ -135,6 +135,9 @@ class Claim(BaseModel):
 
 ALIASES = {"prompt_lookup": "ngram", "medusa1": "medusa", "medusa2": "medusa"}
 """What sources call methods of this project."""
+
+DRAFTS = {"68M": "double7/vicuna-68m"}
+"""Hub ids of drafts that sources call by their size."""
 
 
 def read_claims(file: Path, problems: Problems) -> list[Claim]:

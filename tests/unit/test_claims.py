@@ -12,7 +12,8 @@ from synthetic import write_study
 
 from specrig import cli
 from specrig.analysis import theory
-from specrig.analysis.claims import COLUMNS, VERDICTS, Catalogue, judge, judgements_table
+from specrig.analysis.claims import COLUMNS, VERDICTS, judge, judgements_table
+from specrig.analysis.commands import Catalogue
 from specrig.decoding.drafters import registry
 from specrig.problems import Positions, Problems, StudyError
 from specrig.reported import Claim, read_claims
@@ -24,7 +25,9 @@ from specrig.reporting.tables import write_tables
 
 LLAMA, SMALL = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
 METHODS = {name: method.needs for name, method in registry().items()}
-CATALOGUE = Catalogue({"llama": (LLAMA, SMALL, ["medusa"])}, {"code": "code corpus", "mt": "mt spec_bench mt-bench"}, METHODS)
+CATALOGUE = Catalogue(
+    {"llama": (LLAMA, SMALL, ["medusa"])}, ["code", "mt_bench_writing", "spec_bench_mt_bench", "spec_bench_qa"], METHODS
+)
 HEADER = list(Claim.model_fields)
 
 
@@ -86,7 +89,7 @@ def test_inside_the_range_or_the_tolerance_is_reproduced() -> None:
     ("fields", "condition"),
     [
         ({"k": 6}, "k (4 reported, 6 measured)"),
-        ({"task": "translation", "task_text": "wmt"}, "task (code reported, translation measured)"),
+        ({"task": "translation"}, "task (code reported, translation measured)"),
         ({"temperature": 1.0}, "temperature (0 reported, 1 measured)"),
         ({"batch_size": 4}, "batch (1 reported, 4 measured)"),
         ({"hardware": "NVIDIA H200"}, "hardware (RTX 4090 reported, H200 measured)"),
@@ -124,13 +127,17 @@ def test_another_pair_is_no_measurement() -> None:
 def test_not_measured_comes_with_the_command() -> None:
     found = judge([claim(task="multi-turn (MT-Bench)", k="3-5")], pd.DataFrame(), CATALOGUE)[0]
     assert found.verdict == "not measured" and "it takes" in found.reason
-    assert "'pairs=[\"llama\"]'" in found.command and "'tasks=[\"mt\"]'" in found.command
+    assert "'pairs=[\"llama\"]'" in found.command and "'tasks=[\"spec_bench_mt_bench\"]'" in found.command
     assert '"k": [3, 4, 5]' in found.command and "printf" not in found.command
     absent = judge([claim(target="Qwen/Qwen3-8B", draft="", method="eagle2")], pd.DataFrame(), CATALOGUE)[0]
     assert absent.command.startswith("printf 'Qwen3-8B\\tQwen/Qwen3-8B\\t\\t\\t\\tbfloat16\\n' >> configs/pairs.tsv && snakemake")
     assert "must name a trained eagle head" in absent.reason
     headless = judge([claim(draft="", method="eagle")], pd.DataFrame(), CATALOGUE)[0]
     assert "'pairs=[\"llama\"]'" in headless.command and "must name a trained eagle head" in headless.reason
+    mean = judge([claim(task="overall", source="Spec-Bench, a page")], pd.DataFrame(), CATALOGUE)[0]
+    assert '\'tasks=["spec_bench_mt_bench", "spec_bench_qa"]\'' in mean.command and "overall" in mean.reason
+    lost = judge([claim(task="rag")], pd.DataFrame(), CATALOGUE)[0]
+    assert "'tasks=[\"rag\"]'" in lost.command and "tasks.tsv has no row for 'rag'" in lost.reason
     foreign = judge([claim(method="telepathy")], pd.DataFrame(), CATALOGUE)[0]
     assert foreign.verdict == "not measured" and not foreign.command and "no method 'telepathy'" in foreign.reason
 

@@ -7,18 +7,16 @@ it is *not measured*, with the command that would measure it.
 
 from __future__ import annotations
 
-import json
 import math
-import re
-import shlex
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pandas as pd
 
 from specrig import facts
 from specrig.analysis import theory
+from specrig.analysis.commands import DTYPES, Catalogue, command, matches_task
 from specrig.analysis.roofline import model_facts
 from specrig.analysis.theory import Theory
 from specrig.facts.devices import find_device
@@ -31,48 +29,14 @@ VERDICTS = (
     *("not comparable", "not measured", "impossible"),
 )
 COLUMNS = [
-    *[
-        "id",
-        "verdict",
-        "reason",
-        "source",
-        "target",
-        "draft",
-        "method",
-        "k",
-        "task",
-        "temperature",
-        "hardware",
-        "precision",
-        "batch",
-    ],
+    *["id", "verdict", "reason", "source", "target", "draft", "method", "k", "task"],
+    *["temperature", "hardware", "precision", "batch"],
     *["metric", "reported_low", "reported_high", "measured", "measured_low", "measured_high", "ratio"],
     *["predicted_low", "predicted_high", "cell", "command"],
 ]
 COMPARABLE = {"acceptance_rate_alpha": "alpha"}
 """Metric -> column of the cells, where the names differ."""
-DATA_SETS = {
-    "cnndm": ("cnndm", "cnndailymail"),
-    "wmt14deen": ("wmt14deen",),
-    "wmtende": ("wmtende", "wmt14ende", "wmt16ende"),
-    "nq": ("naturalquestions",),
-    "mtbench": ("mtbench",),
-}
-"""How the rows of tasks.tsv may write a source's data set."""
-DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
-"""What sources call the dtypes of pairs.tsv."""
 NAN = float("nan")
-
-
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """What could be measured here: pairs (name -> target, draft, heads), tasks (name -> all that its row says), methods (name -> models needed)."""
-
-    pairs: Mapping[str, tuple[str, str, Collection[str]]] = field(default_factory=dict)
-    tasks: Mapping[str, str] = field(default_factory=dict)
-    methods: Mapping[str, Collection[str]] = field(default_factory=dict)
-    pair_columns: Sequence[str] = ("pair", "target", "draft", "target_revision", "draft_revision", "dtype")
-    """Header of pairs.tsv."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +59,7 @@ def judge(claims: Sequence[Claim], cells: pd.DataFrame, catalogue: Catalogue) ->
     """One judgement a claim, in order.
 
     cells: `analysis.cells.cells_table` with the columns `target`, `draft` (hub ids), `hardware` (as the driver names it, `CPU`
-    without a GPU), `dtype` and `task_text` (what the task's row says).
+    without a GPU) and `dtype`.
     """
     rows = cast("list[dict[str, Any]]", cells.to_dict("records"))
     return [_judge(claim, claims, rows, catalogue) for claim in claims]
@@ -164,7 +128,7 @@ def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
     found = []
     if claim.ks is not None and row["k"] not in claim.ks and row["k"] != 0:
         found.append(f"k ({claim.k} reported, {row['k']} measured)")
-    if claim.task and not matches_task(claim, row["task"], row["task_text"]):
+    if claim.task and not matches_task(claim, row["task"]):
         found.append(f"task ({claim.task} reported, {row['task']} measured)")
     if claim.nucleus:
         found.append(f"sampling ({claim.temperature} reported, the whole distribution measured)")
@@ -179,65 +143,6 @@ def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
         if claim.precision and _width(claim.precision) != _width(row["dtype"]):
             found.append(f"precision ({claim.precision} reported, {row['dtype']} measured)")
     return found
-
-
-def matches_task(claim: Claim, name: str, text: str) -> bool:
-    """Whether a row of tasks.tsv is the claim's task: its data set where the source names one, else its kind."""
-    written = _plain(f"{name} {text}")
-    if claim.data_set:
-        slug = _plain(claim.data_set)
-        return any(form in written for form in DATA_SETS.get(slug, (slug,)))
-    return bool(claim.task_name) and _plain(claim.task_name) in _plain(name)
-
-
-def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
-    """(the shell command that would measure the claim, what stands in its way); an empty command where there is none.
-
-    Run at the root of the repository. A pair that pairs.tsv lacks is added first.
-    """
-    method = claim.base_method
-    if method not in catalogue.methods:
-        if claim.general:
-            return "", "a statement about any method"
-        return "", f"no method {method!r} here (`specrig methods` lists those there are): add a drafter of that name"
-    if claim.general:
-        return "make CONFIG=configs/methods.yaml", None
-    if model_facts(claim.target) is None:
-        return "", f"{claim.target} cannot be downloaded, or SpecRig does not know it"
-    draft = claim.drafts[-1] if claim.drafts and method == "draft_model" else ""
-    heads = [need for need in catalogue.methods[method] if need != "draft"]
-    same = [(name, own, has) for name, (target, own, has) in catalogue.pairs.items() if target == claim.target]
-    fitting = [(name, has) for name, own, has in same if not draft or own == draft]
-    named = [name for name, _ in sorted(fitting, key=lambda pair: len(set(heads) - set(pair[1])))]
-    tasks = [name for name, text in catalogue.tasks.items() if matches_task(claim, name, text)]
-    kinds = [name for name in catalogue.tasks if claim.task_name and _plain(claim.task_name) in _plain(name)]
-    chosen = (tasks or kinds or list(catalogue.tasks))[: None if not claim.task else 1]
-    pair = named[0] if named else re.sub(r"[^A-Za-z0-9._-]", "-", claim.target.split("/")[-1])
-    row = {"pair": pair, "target": claim.target, "draft": draft, "dtype": DTYPES.get(claim.precision.lower(), "bfloat16")}
-    line = r"\t".join(row.get(column, "") for column in catalogue.pair_columns)
-    add = "" if named else f"printf '{line}\\n' >> configs/pairs.tsv && "
-    entry = {"method": method, **({"k": list(claim.ks)} if claim.ks else {})}
-    changes = {
-        "study": claim.id,
-        "pairs": [pair],
-        "tasks": chosen,
-        "methods": [entry],
-        "temperatures": [claim.heat if claim.heat is not None else 0],
-        "batch_sizes": [int(claim.batch or 1)],
-    }
-    words = " ".join(
-        shlex.quote(f"{key}={value if isinstance(value, str) else json.dumps(value)}") for key, value in changes.items()
-    )
-    obstacles = [f"tasks.tsv has no row for {claim.task!r}"] if claim.task and not tasks else []
-    obstacles += (
-        [f"no dtype of pairs.tsv is {claim.precision}"] if claim.precision and claim.precision.lower() not in DTYPES else []
-    )
-    obstacles += [
-        f"the pair's row must name a trained {need} head"
-        for need in heads
-        if not named or need not in catalogue.pairs[named[0]][2]
-    ]
-    return f"{add}snakemake --configfile configs/quick.yaml --config {words}", "; ".join(obstacles) or None
 
 
 def _related(claim: Claim, row: dict[str, Any]) -> bool:
@@ -280,10 +185,6 @@ def _width(precision: str) -> str:
     """16-bit formats are as fast as each other."""
     name = DTYPES.get(precision.lower(), precision.lower())
     return "16 bits" if name in ("float16", "bfloat16") else name
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 def _name(row: dict[str, Any]) -> str:

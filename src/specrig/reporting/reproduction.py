@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pandas as pd
 
-from specrig.analysis.claims import TOLERANCE, VERDICTS, Catalogue, judge, judgements_table
+from specrig.analysis.claims import TOLERANCE, VERDICTS, judge, judgements_table
+from specrig.analysis.commands import Catalogue
 from specrig.analysis.theory import ABOVE, BELOW
 from specrig.decoding.drafters import registry as methods
 from specrig.problems import Positions, Problems
@@ -114,9 +115,9 @@ def context(study: StudyData, downloads: Callable[[str, pd.DataFrame, Grid], lis
 
 
 def _cells(study: StudyData) -> pd.DataFrame:
-    """The study's cells with what claims are joined on: hub ids, hardware, precision, what the task's row says."""
+    """The study's cells with what claims are joined on: hub ids, hardware, precision."""
     rows = study.config.get("rows") or {}
-    pairs, tasks = rows.get("pairs") or {}, rows.get("tasks") or {}
+    pairs = rows.get("pairs") or {}
     hardware = {(job.engine, job.pair, job.method): _machine(job) for job in study.jobs}
     cells = study.table
     jobs = list(zip(cells["engine"], cells["pair"], cells["method"], strict=True))
@@ -125,7 +126,6 @@ def _cells(study: StudyData) -> pd.DataFrame:
         draft=[pairs.get(pair, {}).get("draft") or "" for pair in cells["pair"]],
         dtype=[pairs.get(pair, {}).get("dtype") or "float32" for pair in cells["pair"]],
         hardware=[hardware[job] for job in jobs],
-        task_text=[_text(tasks.get(task, {})) for task in cells["task"]],
     )
 
 
@@ -136,13 +136,13 @@ def _catalogue(study: StudyData) -> Catalogue:
     problems = Problems(Positions([]))  # rows that the study does not use may be wrong: planning says so
     pairs = {name: row.model_dump() for name, row in read_rows(Path(tables.get("pairs", "")), Pair, problems).items()}
     real = {name: row for name, row in (pairs or rows.get("pairs") or {}).items() if row.get("weights") != "random"}
-    tasks = {name: row.model_dump() for name, row in read_rows(Path(tables.get("tasks", "")), Task, problems).items()}
+    tasks = read_rows(Path(tables.get("tasks", "")), Task, problems) or rows.get("tasks") or {}
     file = Path(tables.get("pairs", ""))
     columns = file.read_text(encoding="utf-8").partition("\n")[0].split("\t") if file.is_file() else list(Pair.model_fields)
     return Catalogue(
         pair_columns=columns,
         pairs={name: (row["target"], row["draft"] or "", _heads(row)) for name, row in real.items()},
-        tasks={name: _text(row) for name, row in (tasks or rows.get("tasks") or {}).items()},
+        tasks=list(tasks),
         methods={name: method.needs for name, method in methods().items()},
     )
 
@@ -154,10 +154,6 @@ def _heads(row: dict[str, Any]) -> list[str]:
 def _machine(job: Job) -> str:
     gpus = job.environment.get("gpus") or []
     return str(gpus[0]["name"]) if gpus else "CPU"
-
-
-def _text(row: dict[str, Any]) -> str:
-    return " ".join(str(value) for value in row.values() if value)
 
 
 def _metric(name: str) -> str:
