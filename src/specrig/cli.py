@@ -74,6 +74,18 @@ def corpus(study: StudyFile) -> None:
 
 
 @app.command()
+def prompts(study: StudyFile, task: Annotated[str, typer.Option(help="Row of tasks.tsv with an address or a hub id")]) -> None:
+    """Fetch the prompts of a task, once."""
+    from specrig.measurement.prompts import fetch_prompts
+
+    loaded = _load(study)
+    if task not in loaded.tasks or not loaded.rows.tasks[task].fetched:
+        known = ", ".join(name for name in loaded.tasks if loaded.rows.tasks[name].fetched) or "none"
+        raise typer.BadParameter(f"study {loaded.study} does not fetch task {task!r} (it fetches: {known})")
+    fetch_prompts(loaded, task, loaded.root)
+
+
+@app.command()
 def train(
     study: StudyFile,
     pair: Annotated[str, typer.Option(help="Row of pairs.tsv")],

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent
 
 STAGES = {
     "corpus": "specrig.training.corpus",
+    "prompts": "specrig.measurement.prompts",
     "audit": "specrig.audit.run",
     "tables": "specrig.reporting.tables",
     "figures": "specrig.reporting.figures",

@@ -28,6 +28,8 @@ class PairFiles:
     target_revision: str | None = None
     draft_revision: str | None = None
     dtype: str = "float32"
+    simulated_acceptance: float | None = None
+    """Not None: shapes with random weights, and this the declared chance that a drafted token is accepted."""
     heads: dict[str, Path] = field(default_factory=dict)
 
     def only(self, needs: Sequence[str]) -> PairFiles:
@@ -48,6 +50,8 @@ class Engine(ABC):
     name: ClassVar[str]
     paired: ClassVar[bool] = True
     """Whether baseline and method can alternate prompt by prompt in one process."""
+    simulates: ClassVar[bool] = False
+    """Whether it runs pairs of random weights with a declared acceptance."""
 
     def __init__(self, pair: PairFiles, *, device: str, threads: int | None) -> None:
         self.pair = pair
