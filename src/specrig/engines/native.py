@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter, Generation
 from specrig.engines.base import Engine, EngineError, PairFiles
-from specrig.engines.gate import check_pair
+from specrig.engines.hub import fetch_folder
+from specrig.engines.weights import PretrainedWeights, RandomWeights, Weights
 
 if TYPE_CHECKING:
     from specrig.decoding.model import CachedModel
@@ -20,18 +21,18 @@ class Native(Engine):
     """Lends the target, the draft and the trained heads to the drafters; each is loaded once, on first use."""
 
     name = "native"
+    simulates = True
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
-        check_pair(pair)
         import torch
-        from transformers import AutoTokenizer, GenerationConfig
 
         if threads is not None:
             torch.set_num_threads(threads)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(pair.target, revision=pair.target_revision)
-        self.target = self._load(pair.target, pair.target_revision)
-        self.eos = self._eos(GenerationConfig)
+        self.weights: Weights = PretrainedWeights(pair) if pair.simulated_acceptance is None else RandomWeights(pair)
+        self.tokenizer = self.weights.tokenizer
+        self.target = self._load("target")
+        self.eos = self.weights.eos(self.target)
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
 
@@ -65,6 +66,7 @@ class Native(Engine):
             temperature=cell.temperature,
             eos=self.eos,
             seeds=seeds,
+            simulated_acceptance=self.pair.simulated_acceptance,
         )
 
     def peak_memory_mb(self) -> float:
@@ -82,7 +84,7 @@ class Native(Engine):
                 raise EngineError(
                     f"pair {self.pair.name}: this method needs a {name} model and the pair names none; fill the column in pairs.tsv"
                 )
-            self._models[name] = self._load(self.pair.draft, self.pair.draft_revision)
+            self._models[name] = self._load(name)
             # Tokenizers agree (the gate); the embedding may be padded further in one of them. Padding is never drawn.
             shared = min(self._models[name].vocab_size, self.target.vocab_size)
             self._models[name].vocab_size = self.target.vocab_size = shared
@@ -92,7 +94,7 @@ class Native(Engine):
         """Folder of a trained head (`Resources`)."""
         if name not in self.pair.heads:
             raise EngineError(f"pair {self.pair.name}: no trained {name} head")
-        return self.pair.heads[name]
+        return fetch_folder(str(self.pair.heads[name]))
 
     def _drafter(self, cell: Cell) -> Drafter:
         key = digest([cell.method, cell.options])
@@ -101,29 +103,12 @@ class Native(Engine):
             self._drafters[key] = method(method.Options.model_validate(cell.options), self)
         return self._drafters[key]
 
-    def _load(self, name: str, revision: str | None) -> CachedModel:
+    def _load(self, part: str) -> CachedModel:
         import torch
-        from transformers import AutoModelForCausalLM
-
-        from specrig.decoding.transformers_model import cached_model
 
         dtype = getattr(torch, self.pair.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise EngineError(
                 f"pair {self.pair.name}: dtype {self.pair.dtype!r} is no torch dtype; use float32, bfloat16 or float16"
             )
-        try:
-            model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise EngineError(f"{name}: cannot be loaded ({str(error).splitlines()[0]})") from error
-        return cached_model(model.to(self.device), device=self.device)
-
-    def _eos(self, generation_config: Any) -> frozenset[int]:
-        """End-of-sequence ids as the model's generation config states them, else its config's, else the tokenizer's."""
-        try:
-            ids = generation_config.from_pretrained(self.pair.target, revision=self.pair.target_revision).eos_token_id
-        except OSError:
-            ids = None
-        ids = ids if ids is not None else getattr(self.target.config, "eos_token_id", None)
-        ids = ids if ids is not None else self.tokenizer.eos_token_id
-        return frozenset([ids] if isinstance(ids, int) else ids or [])
+        return self.weights.load(part, self.device, dtype)
