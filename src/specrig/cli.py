@@ -153,6 +153,17 @@ def tables(study: StudyFile) -> None:
 
 
 @app.command()
+def quality(study: StudyFile) -> None:
+    """Score the outputs against the references: BLEU, ROUGE and the like, method against baseline."""
+    from specrig.reporting.quality import write_quality
+
+    loaded = _load(study)
+    if loaded.run_generated_code:
+        Console(stderr=True).print("[bold red]run_generated_code is on: what the models wrote is executed on this machine")
+    write_quality(loaded, loaded.root / "tables")
+
+
+@app.command()
 def figures(study: StudyFile) -> None:
     """Draw the figures from the records and tables."""
     from specrig.reporting.figures import write_figures

@@ -20,6 +20,7 @@ STAGES = {
     "prompts": "specrig.measurement.prompts",
     "audit": "specrig.audit.run",
     "tables": "specrig.reporting.tables",
+    "quality": "specrig.reporting.quality",
     "figures": "specrig.reporting.figures",
     "track": "specrig.tracking",
     "report": "specrig.reporting.document",

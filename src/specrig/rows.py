@@ -85,7 +85,7 @@ class Task(BaseModel):
     where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$")] = ""
     """`field=value` or `field=one|another`: only the rows whose field has this value; empty: all."""
     prompt_template: Template = ""
-    """Instead of prompt_field: text with `{field}` in it, `\\n` for a line break."""
+    """Instead of prompt_field: text with `{field}` in it, `{field:.900}` for its first 900 characters, `\\n` for a line break."""
     reference_template: Template = ""
     """Instead of reference_field, likewise."""
     chat: Literal["", "yes"] = ""

@@ -44,7 +44,7 @@ ALL_CORES = workflow.resource_settings.cores or 1
 GPU = int(STUDY.uses_gpu())
 
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in TASKS]
-FETCHED = [task for task in STUDY.tasks if STUDY.rows.tasks[task].fetched]
+SCORED = [task for task in STUDY.tasks if STUDY.rows.tasks[task].scorer]
 INDEXES = [f"{ROOT}/records/{'/'.join(job)}/index.json" for job in STUDY.jobs()]
 CURVES = [
     f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.trained()
@@ -57,7 +57,7 @@ AUDITS = [f"{ROOT}/audit/records.csv"] + [
 ]
 TABLES = [
     f"{ROOT}/tables/{name}.{kind}"
-    for name in ("cells", "speedup", "acceptance")
+    for name in ("cells", "speedup", "acceptance", "simulated", "quality")
     for kind in ("csv", "md", "tex")
 ]
 FIGURE_NAMES = [
@@ -134,6 +134,12 @@ def task_row(wildcards):
     """What decides which prompts are fetched for a task."""
     row = STUDY.rows.tasks[wildcards.task].model_dump(exclude={"notes", "licence"})
     return digest([row, STUDY.prompts])
+
+
+def scored():
+    """What the scores depend on beside the records: the rows of the tasks that have scorers."""
+    rows = [STUDY.rows.tasks[task].model_dump(exclude={"notes", "licence"}) for task in SCORED]
+    return digest([rows, STUDY.prompts, STUDY.run_generated_code])
 
 
 def job_cells(wildcards):

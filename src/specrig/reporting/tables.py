@@ -11,11 +11,12 @@ import pandas as pd
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.simulated import simulated_grid, simulated_table
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import FAILED_NOTE, LOSSY_NOTE, method_name, task_name
 from specrig.reporting.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
 
-FILES = [f"{stem}.{ending}" for stem in ("cells", "speedup", "acceptance") for ending in ("csv", "md", "tex")]
+FILES = [f"{stem}.{ending}" for stem in ("cells", "speedup", "acceptance", "simulated") for ending in ("csv", "md", "tex")]
 """What `write_tables` leaves, whatever the study holds."""
 
 BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts."
@@ -32,10 +33,12 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     cells = study.table.assign(failed=audit_failures(study.table, audit))
     speedups = speedup_summary(cells, study.records, study.tasks, audit)
     acceptance = acceptance_summary(cells, study.tasks, audit)
+    simulated = simulated_table(study)
     grids = {
         "cells": (cells, cells_grid(cells, study)),
         "speedup": (speedups, speedup_grid(speedups, study.tasks, study.name)),
         "acceptance": (acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
+        "simulated": (simulated, simulated_grid(simulated, study.name)),
     }
     for stem, (frame, shown) in grids.items():
         write_atomically(out / f"{stem}.csv", frame.to_csv(index=False))

@@ -49,7 +49,7 @@ def map_prompts(
     A field is a path: names and list indices joined by dots, e.g. `turns.0` for the first turn of a Spec-Bench question. A
     name that itself holds dots is found too. `where` keeps the rows whose fields have one of these values,
     e.g. `{"category": "writing|roleplay"}`. A template replaces its field: `{field}` in it is the value of a path, the
-    items of a list on lines of their own. Without `id_field` a row's number is its id; a missing reference is empty.
+    items of a list on lines of their own, and `{field:.900}` its first 900 characters. Without `id_field` a row's number is its id; a missing reference is empty.
 
     `limit` stops after so many prompts. Raises PromptError for a missing or empty prompt, a missing field of a template, a duplicate id, and no prompt at all.
     """
@@ -114,7 +114,7 @@ def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
         raise PromptError(f"{place}: {setting} does not parse ({error}); write {{{{ for a brace that is meant as one") from None
-    for literal, field, _, _ in pieces:
+    for literal, field, spec, _ in pieces:
         parts.append(literal)
         if field is None:
             continue
@@ -122,7 +122,10 @@ def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
         if value is _MISSING:
             raise PromptError(f"{place}: no field {field!r}; {_offer(row, setting)}")
         values.append("\n".join(map(_text, value)) if isinstance(value, list) else "" if value is None else _text(value))
-        parts.append(values[-1])
+        try:
+            parts.append(format(values[-1], spec or ""))
+        except ValueError as error:
+            raise PromptError(f"{place}: {setting}: {{{field}:{spec}}} is no way to format a text ({error})") from None
     if values and not any(value.strip() for value in values):
         raise PromptError(f"{place}: every field of {setting} is empty; give the row a text or delete it")
     return "".join(parts)

@@ -40,7 +40,7 @@ def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
             content = response.read()
     except OSError as error:  # URLError and timeouts are OSErrors
         raise PromptError(
-            f"{url}: cannot be fetched ({getattr(error, 'reason', None) or error}); check the network and the address, or download "
+            f"{url}: cannot be fetched ({str(error) or type(error).__name__}); check the network and the address, or download "
             "the file and give its path"
         ) from None
     return parse_rows(content, Path(url).suffix, url, sha256)
