@@ -109,13 +109,22 @@ def test_a_lossless_method_scores_as_its_baseline_does() -> None:
 
 
 def test_a_method_that_writes_otherwise_is_told_apart_and_struck() -> None:
-    records = [record(number, "same same same same", f"all {number} different words here") for number in range(3)]
-    found = table(records, "distinct_2")
+    records = [record(number, "same same same same", f"all {number} different words here") for number in range(12)]
+    found = table(records, "distinct_2", prompts={"t": {str(number): Prompt(str(number), "p") for number in range(12)}})
     assert found["difference"][0] == pytest.approx(100 / 3 - 100)
     assert found["difference_high"][0] < 0
     assert not found["same"][0]
     (row,) = quality_grid(found, "s").rows
     assert any(entry.struck for entry in row)
+
+
+def test_a_few_prompts_accuse_nobody() -> None:
+    """Other samples of one distribution, three of them: the interval may miss 0, the test knows that three are too few."""
+    records = [record(number, "same same same same", f"all {number} different words here") for number in range(3)]
+    found = table(records, "distinct_2")
+    assert found["difference_high"][0] < 0
+    assert found["p_value"][0] == pytest.approx(0.25, abs=0.05), "2 of the 8 ways to swap three prompts are as far apart"
+    assert found["same"][0]
 
 
 def test_what_is_not_scored_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

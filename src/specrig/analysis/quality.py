@@ -19,9 +19,12 @@ KEYS = ["engine", "pair", "task", "method", "variant", "temperature", "batch_siz
 COLUMNS = [
     *KEYS,
     *["ks", "scorer", "prompts", "score", "baseline_score", "difference", "difference_low", "difference_high"],
-    *["identical", "lossless", "same", "note"],
+    *["p_value", "identical", "lossless", "same", "note"],
 ]
 RESAMPLES = 1000
+FLIPS = 1999
+FALSE_ALARM = 1e-3
+"""A method that writes as its baseline does is told apart from it once in so many tables' rows."""
 
 
 def quality_table(
@@ -31,8 +34,8 @@ def quality_table(
 
     prompts: task -> prompt id -> Prompt, where the references are. scorers: task -> names of its scorers. run_code: whether
     scorers may execute outputs. `difference` is the method's score less the baseline's on the same prompts, with a 95 %
-    bootstrap interval over prompts; `same`: the interval holds 0, or every output is the baseline's. `note` says why a
-    score is missing.
+    bootstrap interval over prompts; `p_value` is that of `_randomisation`, `same` whether it is above `FALSE_ALARM`. (The interval of
+    a few prompts is too narrow to accuse anyone by.) `note` says why a score is missing.
     """
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
@@ -91,8 +94,25 @@ def _row(
         "difference": score - base,
         "difference_low": low,
         "difference_high": high,
-        "same": bool(row["identical"] == 1 or score == base or low <= 0 <= high),
+        "p_value": (p_value := _randomisation(scorer, ours, theirs, counts)),
+        "same": p_value > FALSE_ALARM,
     }
+
+
+def _randomisation(scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
+    """p-value of the paired approximate randomisation test (Riezler and Maxwell 2005): method and baseline swap prompt by prompt."""
+    if np.array_equal(ours, theirs):
+        return 1.0
+    count = int(counts.sum())
+
+    def difference(swapped: NDArray[np.bool_]) -> float:
+        mine, other = np.where(swapped[:, None], theirs, ours), np.where(swapped[:, None], ours, theirs)
+        return abs(scorer.combine(mine.sum(0).tolist(), count) - scorer.combine(other.sum(0).tolist(), count))
+
+    observed = difference(np.zeros(len(counts), dtype=bool))
+    flips = np.random.default_rng(0).random((FLIPS, len(counts))) < 0.5
+    # Rounding must not make a swap of everything smaller than what was observed.
+    return float((1 + sum(difference(swapped) >= observed - 1e-9 for swapped in flips)) / (1 + FLIPS))
 
 
 def _interval(scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np.float64], counts: NDArray[np.int64]) -> Interval:
