@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.analysis.cost_model import expected_tokens
+from specrig.audit.run import audit_records
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
 from specrig.decoding.llama_model import LlamaModel
@@ -19,8 +21,10 @@ from specrig.decoding.random_weights import random_model
 from specrig.engines.base import PairFiles
 from specrig.engines.native import Native
 from specrig.facts import models
-from specrig.measurement.records import Record, read_records
+from specrig.measurement.records import Record, read_records, study_records
 from specrig.measurement.runner import measure
+from specrig.reporting.study_data import read_study
+from specrig.reporting.tables import write_tables
 from specrig.study import StudyError, load_study
 
 TARGET = {
@@ -164,3 +168,32 @@ def test_a_shape_that_is_not_shipped_is_named(study: Path, shapes: dict[str, str
 
 def test_old_records_are_read_as_measured() -> None:
     assert Record.model_fields["simulated_acceptance"].default is None
+
+
+def test_simulated_cells_have_a_table_of_their_own_and_enter_no_other(study: Path) -> None:
+    loaded = load_study(study)
+    for method in ("draft_model", "autoregressive"):
+        measure(loaded, "native", "shape", method, loaded.root)
+    (loaded.root / "study.json").write_text(loaded.model_dump_json())
+    write_tables(loaded.root, loaded.root / "tables")
+    data = read_study(loaded.root)
+    assert data.records == []
+    assert pd.read_csv(loaded.root / "tables/cells.csv").empty
+    table = pd.read_csv(loaded.root / "tables/simulated.csv")
+    assert table["acceptance"].tolist() == ["simulated acceptance"] * 2
+    assert table["declared_alpha"].tolist() == [0.7] * 2
+    drafted = table[table["method"] == "draft_model"].iloc[0]
+    assert drafted["expected_length"] == pytest.approx(expected_tokens(0.7, 4))
+    # Speed follows from what was emitted: tokens/s is tokens a pass over seconds a pass, here as everywhere.
+    records = list(read_records(loaded.root / "records/native/shape/draft_model/own-k4-t0-b1.jsonl"))
+    tokens, seconds = sum(len(record.run.tokens) - 1 for record in records), sum(record.run.decode_s for record in records)
+    assert drafted["tokens_per_s"] == pytest.approx(tokens / seconds)
+    for kind in ("md", "tex"):
+        assert "SIMULATED ACCEPTANCE" in (loaded.root / f"tables/simulated.{kind}").read_text()
+    assert audited(loaded) == [], "there is nothing to be true to"
+
+
+def audited(loaded: Any) -> list[str]:
+    out = loaded.root / "audit" / "records.csv"
+    audit_records(loaded, study_records(loaded.root / "records"), loaded.root, out)
+    return out.read_text().splitlines()[1:]
