@@ -11,6 +11,7 @@ if not workflow.overwrite_configfiles:
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/prompts.smk"
 include: "workflow/rules/measure.smk"
 include: "workflow/rules/audit.smk"
 include: "workflow/rules/tables.smk"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,16 +11,18 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from specrig.cell import Cell
+from specrig import facts
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.engines.base import EngineError
 from specrig.engines.gate import check_decoder, check_vocabulary
 from specrig.entries import K_RANGE, MethodEntry, is_sweep
+from specrig.measurement.prompts import check_lengths
 from specrig.problems import Problems, nearest, reason_of
-from specrig.rows import CORPUS, MEDUSA2, TRAINED, Pair, Task, looks_like_path
+from specrig.rows import CORPUS, DATA_FILES, MEDUSA2, TRAINED, Pair, Task, looks_like_path
 from specrig.study import Study
-from specrig.tasks.prompts import PromptError
+from specrig.tasks import PromptError
+from specrig.tasks.scorers import registry as scorers
 from specrig.training.example import TASKS as CORPUS_TASKS
 
 BASELINE = "autoregressive"
@@ -157,10 +160,10 @@ def _closest(name: str, options: Sequence[str]) -> str:
 
 def check_cells(study: Study, problems: Problems) -> None:
     """No cell twice; every method has the models it needs."""
-    seen: dict[tuple[str, str], int] = {}
+    seen: dict[tuple[object, ...], int] = {}
     reported: set[tuple[int, str]] = set()
-    for index, cell in study.expand():
-        same = Cell.model_validate({**cell.model_dump(), "variant": ""}).name, repr(sorted(cell.options.items()))
+    for index, cell in study.grid:
+        same = *cell.job, cell.k, cell.task, cell.temperature, cell.batch_size, repr(sorted(cell.options.items()))
         if same in seen and (index, cell.method) not in reported:
             reported.add((index, cell.method))
             other = seen[same]
@@ -197,6 +200,11 @@ def check_pairs(study: Study, problems: Problems) -> None:
                 f"`{MEDUSA2}` takes the name of such a row: its target and its Medusa heads are trained on together",
             )  # fmt: skip
         for column, model in (("target", row.target), ("draft", row.draft)):
+            if row.weights == "random" and model is not None and not looks_like_path(model) and facts.known(model) is None:
+                problems.row(
+                    study.tables.pairs, None, f"row {name!r}, {column}", f"no shape of {model} is shipped",
+                    nearest(model, facts.models(), what="shipped") + "; a folder with a config.json does as well",
+                )  # fmt: skip
             if model is None or model == TRAINED or (column == "target" and row.trains) or not looks_like_path(model):
                 continue
             if not (Path(model).expanduser() / "config.json").is_file():
@@ -226,7 +234,7 @@ def _check_folder_files(study: Study, name: str, problems: Problems) -> None:
     try:
         for folder in local.values():
             check_decoder(folder)
-        if len(local) == 2:
+        if len(local) == 2 and row.weights != "random":
             check_vocabulary(local["target"], local["draft"])
     except EngineError as error:
         problems.row(study.tables.pairs, None, f"row {name!r}", str(error), "change the row, or leave the pair out")
@@ -237,6 +245,15 @@ def check_tasks(study: Study, problems: Problems) -> None:
     available = study.training.corpus.prompts
     for name in study.tasks:
         row, where = study.rows.tasks[name], f"row {name!r}"
+        for scorer in row.scorer.split():
+            if scorer not in scorers():
+                reason = f"unknown scorer {scorer!r}"
+                problems.row(study.tables.tasks, None, f"{where}, scorer", reason, nearest(scorer, scorers()))
+        if row.kind == "hub" and not re.fullmatch(r"[\w.-]+/[\w.-]+", row.source):
+            problems.row(
+                study.tables.tasks, None, f"{where}, source", f"{row.source!r} is no source of prompts",
+                f"give a {', '.join(DATA_FILES)} file, its https address, a data set on the hub (owner/name), or `corpus`",
+            )  # fmt: skip
         if row.source == CORPUS:
             if name not in CORPUS_TASKS:
                 problems.row(
@@ -249,10 +266,16 @@ def check_tasks(study: Study, problems: Problems) -> None:
                     "lower it, or raise training.corpus.prompts",
                 )
             continue
+        if row.fetched:
+            continue  # by a job of its own
         try:
-            study.prompts_of(name, study.root)
-        except PromptError as error:
-            problems.row(study.tables.tasks, None, where, str(error), "correct the row or the file")
+            prompts = study.prompts_of(name, study.root)
+            for pair in study.pairs:
+                files = study.pair_files(pair, study.root)
+                if Path(files.target).is_dir() and study.rows.pairs[pair].target != TRAINED:
+                    check_lengths(prompts, name, files, study.max_new_tokens)
+        except (PromptError, EngineError) as error:
+            problems.row(study.tables.tasks, None, where, str(error), row.notes or "correct the row or the file")
 
 
 def check_folders(study: Study, problems: Problems) -> None:

@@ -88,6 +88,18 @@ def corpus(study: StudyFile) -> None:
 
 
 @app.command()
+def prompts(study: StudyFile, task: Annotated[str, typer.Option(help="Row of tasks.tsv with an address or a hub id")]) -> None:
+    """Fetch the prompts of a task, once."""
+    from specrig.measurement.prompts import fetch_prompts
+
+    loaded = _load(study)
+    if task not in loaded.tasks or not loaded.rows.tasks[task].fetched:
+        known = ", ".join(name for name in loaded.tasks if loaded.rows.tasks[name].fetched) or "none"
+        raise typer.BadParameter(f"study {loaded.study} does not fetch task {task!r} (it fetches: {known})")
+    fetch_prompts(loaded, task, loaded.root)
+
+
+@app.command()
 def train(
     study: StudyFile,
     pair: Annotated[str, typer.Option(help="Row of pairs.tsv")],
@@ -173,6 +185,17 @@ def tables(study: StudyFile) -> None:
 
     loaded = _load(study)
     write_tables(loaded.root, loaded.root / "tables")
+
+
+@app.command()
+def quality(study: StudyFile) -> None:
+    """Score the outputs against the references: BLEU, ROUGE and the like, method against baseline."""
+    from specrig.reporting.quality import write_quality
+
+    loaded = _load(study)
+    if loaded.run_generated_code:
+        Console(stderr=True).print("[bold red]run_generated_code is on: what the models wrote is executed on this machine")
+    write_quality(loaded, loaded.root / "tables")
 
 
 @app.command()

@@ -19,8 +19,10 @@ DATA = ("templates/**/*", "*.csv", "*.json")
 
 STAGES = {
     "corpus": "specrig.training.corpus",
+    "prompts": "specrig.measurement.prompts",
     "audit": "specrig.audit.run",
     "tables": "specrig.reporting.tables",
+    "quality": "specrig.reporting.quality",
     "figures": "specrig.reporting.figures",
     "track": "specrig.tracking",
     "report": "specrig.reporting.document",

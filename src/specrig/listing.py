@@ -17,6 +17,8 @@ from specrig.advice import prompts_needed
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Drafter
 from specrig.engines import registry as engines
+from specrig.estimate import GB, PROMPT_TOKENS, gated, hours, pair_sizes
+from specrig.facts import Shape
 from specrig.reported import Claim
 from specrig.rows import Pair, Task
 from specrig.study import Study
@@ -50,16 +52,61 @@ def show_plan(study: Study, console: Console) -> None:
         console.print(
             f"To tell 5 % apart, the spread measured so far asks for {middle:.0f} prompts in the median cell, {needed[-1]:.0f} in the worst."
         )
-    refused = Counter((*refusal.cell.job, refusal.reason) for refusal in study.refusals())
+    show_sizes(study, console)
+    refused: dict[tuple[str, str, str], Counter[str]] = {}
+    for cell, reason in study.refusals():
+        refused.setdefault((cell.engine, cell.pair, reason), Counter())[cell.method] += 1
     if refused:
-        console.print(f"[bold yellow]Refused: {sum(refused.values())} cells")
-        for (engine, pair, method, reason), count in refused.items():
-            console.print(f"  {engine}/{pair}/{method}, {count} cells: {reason}", markup=False)
+        console.print(f"[bold yellow]Refused: {sum(map(Counter.total, refused.values()))} cells")
+        for (engine, pair, reason), counts in refused.items():
+            console.print(f"  {engine}/{pair}, {', '.join(counts)}, {counts.total()} cells: {reason}", markup=False)
+
+
+def show_sizes(study: Study, console: Console) -> None:
+    """Parameters and memory of each pair, then what all of it needs."""
+    sizes = pair_sizes(study)
+    table = Table(title="pairs", title_justify="left", caption_justify="left")
+    table.add_column("pair", no_wrap=True)
+    for column in ("target", "draft", "weights", "memory"):
+        table.add_column(column, justify="right")
+    table.add_column("dtype")
+    for size in sizes:
+        memory = "?" if size.memory_bytes is None else f"{size.memory_bytes / GB:,.1f} GB"
+        weights = f"{size.weight_bytes / GB:,.1f} GB"
+        table.add_row(size.pair, _parameters(size.target), _parameters(size.draft), weights, memory, size.dtype)
+    table.caption = f"memory: weights, caches of {PROMPT_TOKENS} prompt tokens and {study.max_new_tokens} new ones, workspace"
+    console.print(table)
+    console.print(f"[bold]{needs(study)}[/]\n  hours if {hours(study, sizes)[1]}")
+    for size in sizes:
+        alpha = study.rows.pairs[size.pair].simulated_acceptance
+        if alpha is not None:
+            console.print(f"[bold yellow]Simulated acceptance[/] {size.pair}: random weights, declared α = {alpha:g}")
+    for asks, models in gated(study).items():
+        console.print(f"[bold yellow]Gated[/] {', '.join(models)}: {asks}")
+
+
+def needs(study: Study) -> str:
+    """What the study asks for, in one line: cells, memory, hours."""
+    sizes = pair_sizes(study)
+    largest = max((size for size in sizes if size.memory_bytes), key=lambda size: size.memory_bytes or 0, default=None)
+    memory = "unknown" if largest is None else f"{(largest.memory_bytes or 0) / GB:,.1f} GB ({largest.pair})"
+    where = "GPU memory" if study.uses_gpu() else "memory"
+    spent = hours(study, sizes)[0]
+    return f"{len(study.cells())} cells in {len(study.jobs())} jobs · up to {memory} of {where} · at most {spent:,.1f} hours of measuring"
+
+
+def _parameters(shape: Shape | None) -> str:
+    if shape is None:
+        return "–"
+    count = shape.parameters
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
 
 
 def _values(found: Iterable[Any]) -> str:
-    """`2–8` for whole numbers without a gap, `0, 1` or `code, translation` else."""
+    """`2–8` for whole numbers without a gap, `0, 1` or `code, translation` else; of many names their number."""
     values = list(found)
+    if len(values) > 4 and isinstance(values[0], str):
+        return str(len(values))
     if len(values) > 2 and all(isinstance(value, int) for value in values) and values == list(range(values[0], values[-1] + 1)):
         return f"{values[0]}–{values[-1]}"
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)

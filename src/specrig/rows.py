@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from specrig.problems import Problems, nearest
 
@@ -21,6 +21,9 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """A name that also serves as a folder: letters, digits, dot, underscore, dash."""
 _none_if_empty = BeforeValidator(lambda value: value or None)
 MaybeText = Annotated[str | None, _none_if_empty]
+Template = Annotated[str, BeforeValidator(lambda value: value.replace(r"\n", "\n").replace(r"\t", "\t"))]
+"""A text with `{field}` where a row's values go; a line break is written `\\n`."""
+DATA_FILES = (".jsonl", ".csv", ".parquet")
 
 
 class Pair(BaseModel):
@@ -46,7 +49,23 @@ class Pair(BaseModel):
     """Share of a GPU's memory that the engine takes; empty: the engine's default."""
     max_model_len: int | None = Field(None, ge=2)
     """Longest sequence the engine makes room for, in tokens; empty: the model's."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """random: real shapes (`specrig.facts`, or a folder's config.json) with random weights: what the passes cost, not what they say."""
+    simulated_acceptance: Annotated[float | None, Field(ge=0, le=1), _none_if_empty] = Field(None, validate_default=True)
+    """With random weights: the declared chance α that a drafted token is accepted. Results are labelled "simulated acceptance"."""
     notes: str = ""
+
+    @field_validator("simulated_acceptance")
+    @classmethod
+    def _only_with_random_weights(cls, alpha: float | None, info: ValidationInfo) -> float | None:
+        random = info.data.get("weights") == "random"
+        if random and alpha is None:
+            raise ValueError("random weights agree on nothing: declare an acceptance between 0 and 1")
+        if random and TRAINED in (info.data.get("target"), info.data.get("draft")):
+            raise ValueError("a trained pair has weights: leave weights and simulated_acceptance empty")
+        if not random and alpha is not None:
+            raise ValueError("real weights have an acceptance of their own: leave it empty, or set weights to random")
+        return alpha
 
     @property
     def trains(self) -> bool:
@@ -65,19 +84,63 @@ class Pair(BaseModel):
 
 
 class Task(BaseModel):
-    """A row of `tasks.tsv`: where a task's prompts come from."""
+    """A row of `tasks.tsv`: where a task's prompts come from, what a prompt looks like, how its outputs are scored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: Name
     source: str = Field(min_length=1)
-    """`corpus`, or the path of a .jsonl file."""
+    """`corpus`; a .jsonl, .csv or .parquet file; the https address of one; or a data set on the hub (`owner/name`)."""
+    config: MaybeText = None
+    """Of a hub data set: its configuration, split and revision (commit)."""
+    split: str = "test"
+    revision: MaybeText = None
+    sha256: Annotated[str | None, Field(pattern=r"^[0-9a-f]{64}$"), _none_if_empty] = None
+    """Of a file: what its bytes must hash to."""
     id_field: str = "id"
+    """`#` numbers the rows of data that have no ids."""
     prompt_field: str = "prompt"
+    """A field, or a path of fields and list indices such as `turns.0`; likewise the next three."""
     reference_field: str = "reference"
     where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$")] = ""
-    """`field=value`: only the lines whose field has this value; empty: all."""
+    """`field=value` or `field=one|another`: only the rows whose field has this value; empty: all."""
+    prompt_template: Template = ""
+    """Instead of prompt_field: text with `{field}` in it, `{field:.900}` for its first 900 characters, `\\n` for a line break."""
+    reference_template: Template = ""
+    """Instead of reference_field, likewise."""
+    chat: Literal["", "yes"] = ""
+    """yes: the prompt is a user's turn, put into the chat template of the target's tokenizer."""
+    scorer: str = ""
+    """Names of scorers (files in `tasks/scorers`), with spaces between."""
+    licence: str = ""
     notes: str = ""
+
+    @property
+    def kind(self) -> Literal["corpus", "file", "url", "hub"]:
+        """What `source` is."""
+        if self.source == CORPUS:
+            return "corpus"
+        if self.source.startswith(("https://", "http://")):
+            return "url"
+        return "file" if Path(self.source).suffix in DATA_FILES or looks_like_path(self.source) else "hub"
+
+    @property
+    def fetched(self) -> bool:
+        """Whether a job of its own brings the prompts here."""
+        return self.kind in ("url", "hub")
+
+    @property
+    def mapping(self) -> dict[str, Any]:
+        """How its rows become prompts: arguments of `tasks.prompts.read_prompts`."""
+        field, _, values = self.where.partition("=")
+        return {
+            "prompt_field": self.prompt_field,
+            "reference_field": self.reference_field,
+            "id_field": None if self.id_field == "#" else self.id_field,
+            "where": {field: values} if field else None,
+            "prompt_template": self.prompt_template,
+            "reference_template": self.reference_template,
+        }
 
 
 Row = TypeVar("Row", bound=BaseModel)

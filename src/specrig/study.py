@@ -13,14 +13,15 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from specrig import facts
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.engines.base import Endpoint, PairFiles, endpoint_of
 from specrig.entries import BatchSizes, MethodEntry, Names, Part, Temperatures
 from specrig.problems import StudyError
-from specrig.rows import CORPUS, TRAINED, Name, Pair, Task
-from specrig.tasks.prompts import Prompt, read_prompts
+from specrig.rows import TRAINED, Name, Pair, Task
+from specrig.tasks import Prompt, PromptError, read_prompts
 from specrig.training.recipe import Recipe
 
 __all__ = ["Refusal", "Study", "StudyError", "load_study"]
@@ -79,6 +80,8 @@ class Study(Part):
     """CPU threads; null: all."""
     audit_samples: int = Field(20_480, ge=1_000)
     """Continuations that each method samples for the exact test of its distribution."""
+    run_generated_code: bool = False
+    """Let scorers (pass@1) execute the code that models wrote, in a limited subprocess. That is no sandbox: use a container."""
     training: Recipe = Field(default_factory=lambda: Recipe.model_validate({}))
     """How `trained` pairs are made."""
     tables: Tables = Tables()
@@ -98,8 +101,7 @@ class Study(Part):
 
     def cells(self) -> list[Cell]:
         """The cells that will be measured, in the config's order."""
-        refused = {refusal.cell for refusal in self.refusals()}
-        return [cell for cell in self._grid if cell not in refused]
+        return list(self._cells)
 
     def refusals(self) -> list[Refusal]:
         """The cells that their engine cannot run, each with the reason."""
@@ -107,20 +109,38 @@ class Study(Part):
 
     def jobs(self) -> dict[tuple[str, str, str], list[Cell]]:
         """(engine, pair, method) -> its cells, which one process measures."""
+        return self._jobs
+
+    @cached_property
+    def _jobs(self) -> dict[tuple[str, str, str], list[Cell]]:
         found: dict[tuple[str, str, str], list[Cell]] = {}
-        for cell in self.cells():
+        for cell in self._cells:
             found.setdefault(cell.job, []).append(cell)
         return found
 
     @cached_property
+    def _cells(self) -> list[Cell]:
+        refused = {refusal.cell.name for refusal in self._refusals}
+        return [cell for cell in self._grid if cell.name not in refused]
+
+    @cached_property
     def _grid(self) -> list[Cell]:
-        return [cell for _, cell in self.expand()]
+        return [cell for _, cell in self.grid]
+
+    @cached_property
+    def grid(self) -> list[tuple[int, Cell]]:
+        """(index of the entry in `methods`, cell) of everything the study asks for, run or refused."""
+        return list(self._expand())
 
     @cached_property
     def _refusals(self) -> list[Refusal]:
         # A missing library refuses every cell of its engine; asked once, since looking for it may import.
         missing = {name: engines()[name].missing() for name in self.engines}
-        reasons = ((cell, self._unserved(cell, missing) or engines()[cell.engine].refuses(cell)) for cell in self._grid)
+        impossible = {job: self._impossible(*job) for job in {cell.job for cell in self._grid}}
+        reasons = (
+            (cell, self._unserved(cell, missing) or impossible[cell.job] or engines()[cell.engine].refuses(cell))
+            for cell in self._grid
+        )
         return [Refusal(cell, reason) for cell, reason in reasons if reason is not None]
 
     def _unserved(self, cell: Cell, missing: dict[str, str | None]) -> str | None:
@@ -132,13 +152,20 @@ class Study(Part):
         variant = f" ({cell.variant})" if cell.variant else ""
         return f"no server for {cell.method}{variant} at k = {cell.k} on pair {cell.pair}: name its url under `servers:`"
 
-    def expand(self) -> Iterable[tuple[int, Cell]]:
-        """(index of the entry in `methods`, cell) over the whole grid."""
+    def _impossible(self, engine: str, pair: str, method: str) -> str | None:
+        """Why a method can never run on a pair, as far as the shipped facts say; the gate compares the files themselves."""
+        row = self.rows.pairs[pair]
+        if row.weights == "random" and not engines()[engine].simulates:
+            return f"pair {pair!r} has random weights, which {engine} cannot load"
+        return facts.impossible(row.target, row.draft if "draft" in methods()[method].needs else None)
+
+    def _expand(self) -> Iterable[tuple[int, Cell]]:
+        variants = [entry.variants() for entry in self.methods]
         for engine, pair, (index, entry) in product(self.engines, self.rows.pairs, enumerate(self.methods)):
             if pair not in (entry.pairs or self.pairs):
                 continue
             for (variant, options), k, task, temperature, batch_size in product(
-                entry.variants(),
+                variants[index],
                 entry.ks,
                 entry.tasks or self.tasks,
                 entry.temperatures or self.temperatures,
@@ -197,6 +224,7 @@ class Study(Part):
             target_revision=row.target_revision,
             draft_revision=row.draft_revision,
             dtype=row.dtype,
+            simulated_acceptance=row.simulated_acceptance,
             heads={head: Path(folder) for head in self.heads(pair) if (folder := self.model(pair, head, root)) is not None},
             servers=tuple(server for server in self.servers if server.pair == pair),
             tensor_parallel=row.tensor_parallel,
@@ -208,21 +236,19 @@ class Study(Part):
 
     def prompt_file(self, task: str, root: Path) -> Path:
         """The file with a task's prompts."""
-        source = self.rows.tasks[task].source
-        return root / "prompts" / f"{task}.jsonl" if source == CORPUS else Path(source).expanduser()
+        row = self.rows.tasks[task]
+        folder = {"corpus": "prompts", "url": "data", "hub": "data"}.get(row.kind)
+        return root / folder / f"{task}.jsonl" if folder else Path(row.source).expanduser()
 
     def prompts_of(self, task: str, root: Path) -> list[Prompt]:
         """The first `prompts` prompts of a task. Raises PromptError for a file that holds none or breaks its format."""
-        row = self.rows.tasks[task]
-        field, _, value = row.where.partition("=")
-        found = read_prompts(
-            self.prompt_file(task, root),
-            prompt_field=row.prompt_field,
-            reference_field=row.reference_field,
-            id_field=row.id_field,
-            where={field: value} if field else None,
-        )
-        return found[: self.prompts]
+        row, file = self.rows.tasks[task], self.prompt_file(task, root)
+        if row.fetched and not file.is_file():
+            raise PromptError(
+                f"{file} is not there yet: `specrig prompts --study {root / 'study.json'} --task {task}` fetches it"
+            )
+        own = {} if row.kind != "file" else {"sha256": row.sha256, **row.mapping}
+        return read_prompts(file, limit=self.prompts, **own)
 
     def uses_gpu(self) -> bool:
         """Whether jobs will want a GPU, as far as this machine can tell without torch (it may not be the one they run on)."""

@@ -11,7 +11,7 @@ from specrig.measurement.records import write_atomically
 from specrig.decoding.drafters import registry as methods
 from specrig.digests import audit_digest, code_digest, job_digest, stage_digest
 from specrig.engines import registry as engines
-from specrig.rows import CORPUS
+from specrig.listing import needs
 from specrig.study import StudyError, load_study
 from specrig.training.example import TASKS
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT
@@ -20,6 +20,10 @@ try:
     STUDY = load_study(config, [Path(file) for file in workflow.configfiles])
 except StudyError as error:
     raise WorkflowError(str(error)) from None
+
+# `workflow.dryrun` is not known yet while the files are read.
+if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
+    print(needs(STUDY), file=sys.stderr)
 
 ROOT = str(STUDY.root)
 STUDY_FILE = f"{ROOT}/study.json"
@@ -40,6 +44,7 @@ ALL_CORES = workflow.resource_settings.cores or 1
 GPU = int(STUDY.uses_gpu())
 
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in TASKS]
+SCORED = [task for task in STUDY.tasks if STUDY.rows.tasks[task].scorer]
 INDEXES = [f"{ROOT}/records/{'/'.join(job)}/index.json" for job in STUDY.jobs()]
 CURVES = [
     f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.trained()
@@ -67,7 +72,7 @@ TABLE_NAMES = [
 REPORTED = [str(STUDY.tables.reported)] if STUDY.tables.reported else []
 TABLES = [
     f"{ROOT}/tables/{name}.{kind}"
-    for name in TABLE_NAMES
+    for name in [*TABLE_NAMES, "simulated", "quality"]
     for kind in ("csv", "md", "tex")
 ]
 FIGURE_NAMES = [
@@ -89,6 +94,7 @@ FIGURES = [
 wildcard_constraints:
     engine="|".join(STUDY.engines),
     pair="|".join(STUDY.rows.pairs),
+    task="|".join(STUDY.tasks),
     model="|".join(STAGES),
     method="|".join(sorted({entry.method for entry in STUDY.methods})),
 
@@ -150,6 +156,21 @@ def prompt_inputs(wildcards):
     return sorted(
         {str(STUDY.prompt_file(cell.task, STUDY.root)) for cell in job_cells(wildcards)}
     )
+
+
+def task_row(wildcards):
+    """What decides which prompts are fetched for a task."""
+    row = STUDY.rows.tasks[wildcards.task].model_dump(exclude={"notes", "licence"})
+    return digest([row, STUDY.prompts])
+
+
+def scored():
+    """What the scores depend on beside the records: the rows of the tasks that have scorers."""
+    rows = [
+        STUDY.rows.tasks[task].model_dump(exclude={"notes", "licence"})
+        for task in SCORED
+    ]
+    return digest([rows, STUDY.prompts, STUDY.run_generated_code])
 
 
 def job_cells(wildcards):

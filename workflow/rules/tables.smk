@@ -48,6 +48,7 @@ rule tables:
             name=TABLE_NAMES,
             kind=["md", "tex"],
         ),
+        simulated=multiext(f"{ROOT}/tables/simulated", ".csv", ".md", ".tex"),
     log:
         f"{ROOT}/logs/tables.log",
     conda:
@@ -59,6 +60,32 @@ rule tables:
         "Compiling the tables"
     shell:
         "python -m specrig tables --study {params.study} 2>&1 | tee {log} >&2"
+
+
+rule quality:
+    input:
+        indexes=INDEXES,
+        prompts=[str(STUDY.prompt_file(task, STUDY.root)) for task in SCORED],
+    output:
+        report(
+            f"{ROOT}/tables/quality.csv",
+            caption="../report/quality.rst",
+            category="Tables",
+            labels={"table": "quality of the outputs"},
+        ),
+        texts=multiext(f"{ROOT}/tables/quality", ".md", ".tex"),
+    log:
+        f"{ROOT}/logs/quality.log",
+    conda:
+        "../../environment.yml"
+    params:
+        study=STUDY_FILE,
+        scored=scored(),
+        code=stage_digest("quality"),
+    message:
+        "Scoring the outputs"
+    shell:
+        "python -m specrig quality --study {params.study} 2>&1 | tee {log} >&2"
 
 
 rule figures:

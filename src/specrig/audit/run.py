@@ -20,6 +20,7 @@ from specrig.audit.positions import transform, uniformity
 from specrig.cell import Cell
 from specrig.engines import registry as engines
 from specrig.engines.base import EngineError
+from specrig.measurement.prompts import prepared
 from specrig.measurement.records import Record, write_atomically
 from specrig.measurement.runner import is_lossless
 
@@ -82,6 +83,7 @@ def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
 def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path) -> None:
     """Judge a study's records: token identity at temperature 0, uniformity of the transformed tokens above; writes `out`."""
     rows = []
+    records = [record for record in records if record.simulated_acceptance is None]  # there is nothing to be true to
     for pair, members in groupby(sorted(records, key=_order), key=lambda record: record.cell.pair):
         target = Target(study, pair, root)
         for _, group in groupby(members, key=_order):
@@ -110,7 +112,7 @@ class Target:
     @cache  # noqa: B019
     def prompts(self, task: str) -> dict[str, list[int]]:
         """Prompt id -> token ids."""
-        return {prompt.id: self.engine().encode(prompt.text) for prompt in self.study.prompts_of(task, self.root)}
+        return {prompt.id: self.engine().encode(prompt.text) for prompt in prepared(self.study, task, self.files, self.root)}
 
     def logits(self, tokens: Sequence[int], last: int) -> NDArray[np.float64]:
         """`[last, V]`: the target's logits at the last positions of `tokens`."""

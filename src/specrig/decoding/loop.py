@@ -8,6 +8,7 @@ import torch
 
 from specrig.decoding.model import CachedModel
 from specrig.decoding.sampling import Sampler
+from specrig.decoding.simulated import SimulatedAcceptance
 from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Round
 from specrig.decoding.verify import verify
 
@@ -26,6 +27,7 @@ def generate(
     temperature: float,
     eos: Collection[int] = (),
     seeds: Sequence[int] | None = None,
+    simulated_acceptance: float | None = None,
 ) -> list[Generation]:
     """Continue a batch of prompts, token ids in, token ids out.
 
@@ -33,12 +35,16 @@ def generate(
     adds one token, the cache keeps what was accepted. Without a draft (`autoregressive`) this is plain decoding, so the
     baseline runs through the same lines. A round emits between 1 and depth + 1 tokens a row.
 
+    simulated_acceptance: for random weights, the declared chance that a drafted token is accepted (`decoding.simulated`).
+
     Raises DecodingError for an empty prompt or one that leaves no room in the model's context.
     """
     B = len(prompts)
     _check(target, prompts, max_new_tokens)
     longest = max(map(len, prompts))
-    sampler = Sampler(temperature, seeds if seeds is not None else range(B), target.device)
+    seeds = list(seeds if seeds is not None else range(B))
+    sampler = Sampler(temperature, seeds, target.device)
+    simulated = None if simulated_acceptance is None else SimulatedAcceptance(simulated_acceptance, seeds)
     context = Context([list(prompt) for prompt in prompts], [False] * B, sampler, [0] * B)
     target.start(B, longest + max_new_tokens + SPARE_SLOTS)
 
@@ -69,7 +75,7 @@ def generate(
         draft = drafter.propose(context, depth) if depth > 0 else none(context)
         _limit(draft, depths)
         logits, hidden = target.forward(_with_root(context, draft), parents=_with_root_parents(draft))
-        verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block)
+        verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block, simulated=simulated)
         verdict.logits, verdict.hidden, verdict.features = logits, hidden, target.features
         target.keep([[0, *(node + 1 for node in path)] if on else [] for path, on in zip(verdict.paths, active, strict=True)])
         offered = _offered(draft, B)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from specrig.decoding.sampling import Sampler, draw
+from specrig.decoding.simulated import SimulatedAcceptance
 from specrig.decoding.types import Draft, Verdict
 
 Criterion = Callable[[Tensor, int], bool]
@@ -35,16 +36,20 @@ def verify(
     active: Sequence[bool] | None = None,
     typical: Criterion | None = None,
     block: bool = False,
+    simulated: SimulatedAcceptance | None = None,
 ) -> Verdict:
     """Judge `draft` by the target's `logits` `[B, n + 1, V]` (position 0 is the root, position i + 1 node i).
 
-    Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` (chains only) by block verification. Rows that are not `active` consume no
+    Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` (chains only) by block verification.
+    `simulated` replaces the outcome, after all the work of judging, by a declared acceptance. Rows that are not `active` consume no
     randomness. Returns a Verdict without logits and hidden states.
     """
     active = [True] * len(logits) if active is None else list(active)
     if draft.parents is not None or (typical is not None and not sampler.greedy):
-        return _tree(draft, logits, sampler, active, typical)
-    return _chain_greedy(draft, logits) if sampler.greedy else _chain_sampled(draft, logits, sampler, active, block)
+        verdict = _tree(draft, logits, sampler, active, typical)
+    else:
+        verdict = _chain_greedy(draft, logits) if sampler.greedy else _chain_sampled(draft, logits, sampler, active, block)
+    return verdict if simulated is None else simulated(verdict, draft, active)
 
 
 def _offered(draft: Draft) -> list[int]:

@@ -65,6 +65,8 @@ class PairFiles:
     target_revision: str | None = None
     draft_revision: str | None = None
     dtype: str = "float32"
+    simulated_acceptance: float | None = None
+    """Not None: shapes with random weights, and this the declared chance that a drafted token is accepted."""
     heads: dict[str, Path] = field(default_factory=dict)
     servers: tuple[Endpoint, ...] = ()
     """Servers that already run the pair, of any engine and method."""
@@ -108,6 +110,8 @@ class Engine(ABC):
     """Method -> what this engine does otherwise than the method's definition here: why its acceptance may differ."""
     one_by_one_samples: ClassVar[int] = 2_048
     """Samples of the exact audit for a method that this engine runs one prompt at a time; the audit says what they can show."""
+    simulates: ClassVar[bool] = False
+    """Whether it runs pairs of random weights with a declared acceptance."""
 
     class Options(EngineOptions):
         """No options."""

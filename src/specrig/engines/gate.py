@@ -7,50 +7,17 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from specrig import facts
+from specrig.engines import hub
 from specrig.engines.base import EngineError, PairFiles
-
-ENCODERS = {
-    "albert",
-    "bert",
-    "camembert",
-    "deberta",
-    "deberta-v2",
-    "distilbert",
-    "electra",
-    "modernbert",
-    "mpnet",
-    "roberta",
-    "xlm-roberta",
-}
 
 
 @cache
 def _json(folder: str, name: str, revision: str | None = None) -> dict[str, Any]:
     """A JSON file of a model: from its folder, or from the hub (respecting offline mode and the cache)."""
-    if Path(folder).is_dir():
-        path = Path(folder) / name
-        if not path.is_file():
-            raise EngineError(
-                f"{folder}: no {name} there; a model folder needs config.json, model.safetensors and tokenizer.json"
-            )
-    else:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-        try:
-            path = Path(hf_hub_download(folder, name, revision=revision))
-        except RepositoryNotFoundError as error:
-            raise EngineError(
-                f"{folder}: neither a folder here nor a model on the hub (gated models need `hf auth login`)"
-            ) from error
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise EngineError(
-                f"{folder}: {name} cannot be fetched from the hub ({reason}); download the model and give its folder"
-            ) from error
+    path = hub.fetch(folder, name, revision)
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -65,16 +32,9 @@ def config(model: str, revision: str | None = None) -> dict[str, Any]:
 
 def check_decoder(model: str, revision: str | None = None) -> None:
     """Raise EngineError unless `model` (folder or hub id) is a decoder-only language model."""
-    described = config(model, revision)
-    kind, architectures = described.get("model_type", "?"), described.get("architectures") or []
-    if described.get("is_encoder_decoder"):
-        raise EngineError(f"{model}: {kind} is an encoder-decoder; SpecRig needs a decoder-only language model (…ForCausalLM)")
-    causal = any("CausalLM" in name or "LMHeadModel" in name for name in architectures)
-    if kind in ENCODERS or (architectures and not causal):
-        raise EngineError(
-            f"{model}: {kind} ({', '.join(architectures) or 'no architecture named'}) is an encoder, it cannot generate text token by "
-            "token, so it can neither draft nor verify; choose a decoder-only model (…ForCausalLM)"
-        )
+    reason = facts.no_decoder(model, config(model, revision))
+    if reason is not None:
+        raise EngineError(reason)
 
 
 def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
@@ -101,6 +61,25 @@ def check_vocabulary(target: str, draft: str, target_revision: str | None = None
         f"{len(ours.keys() ^ theirs.keys())} in one only, {len(differing)} with another id{example}. "
         "Choose a draft of the same family, or a method without a draft model (ngram)"
     )
+
+
+def config_of(pair: PairFiles) -> dict[str, dict[str, Any]]:
+    """`target` and `draft` -> config.json, from the shipped facts for a pair of random weights. Raises EngineError."""
+    found = {}
+    for part, model in (("target", pair.target), ("draft", pair.draft)):
+        if model is None:
+            continue
+        known = facts.known(model)
+        revision = pair.target_revision if part == "target" else pair.draft_revision
+        simulated = pair.simulated_acceptance is not None
+        found[part] = known.config if simulated and known else _json(model, "config.json", revision)
+    return found
+
+
+def context(pair: PairFiles) -> int | None:
+    """Positions that the target can address; None where its config does not say."""
+    config = config_of(pair.only(()))["target"]
+    return config.get("max_position_embeddings") or config.get("n_positions")
 
 
 def check_pair(pair: PairFiles) -> None:

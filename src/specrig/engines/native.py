@@ -10,6 +10,7 @@ from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter, Generation
 from specrig.engines.base import EngineError, PairFiles
+from specrig.engines.hub import fetch_folder
 from specrig.engines.tokenized import TokenizedEngine
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class Native(TokenizedEngine):
     """Lends the target, the draft and the trained heads to the drafters; each is loaded once, on first use."""
 
     name = "native"
+    simulates = True
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
@@ -27,7 +29,7 @@ class Native(TokenizedEngine):
             import torch
 
             torch.set_num_threads(threads)
-        self.target = self._cached(pair.target, pair.target_revision)
+        self.target = self.weights.cached("target", self.device)
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
 
@@ -51,6 +53,7 @@ class Native(TokenizedEngine):
             temperature=cell.temperature,
             eos=self.eos,
             seeds=seeds,
+            simulated_acceptance=self.pair.simulated_acceptance,
         )
 
     def peak_memory_mb(self) -> float:
@@ -66,7 +69,7 @@ class Native(TokenizedEngine):
         if name not in self._models:
             if name != "draft":
                 raise EngineError(f"pair {self.pair.name}: a pair has no {name} model")
-            self._models[name] = self._cached(*self.draft())
+            self._models[name] = self.weights.cached(name, self.device)
             # Tokenizers agree (the gate); the embedding may be padded further in one of them. Padding is never drawn.
             shared = min(self._models[name].vocab_size, self.target.vocab_size)
             self._models[name].vocab_size = self.target.vocab_size = shared
@@ -76,7 +79,7 @@ class Native(TokenizedEngine):
         """Folder of a trained head (`Resources`)."""
         if name not in self.pair.heads:
             raise EngineError(f"pair {self.pair.name}: no trained {name} head")
-        return self.pair.heads[name]
+        return fetch_folder(str(self.pair.heads[name]))
 
     def _drafter(self, cell: Cell) -> Drafter:
         key = digest([cell.method, cell.options])
@@ -84,8 +87,3 @@ class Native(TokenizedEngine):
             method = registry()[cell.method]
             self._drafters[key] = method(method.Options.model_validate(cell.options), self)
         return self._drafters[key]
-
-    def _cached(self, source: str, revision: str | None) -> CachedModel:
-        from specrig.decoding.transformers_model import cached_model
-
-        return cached_model(self.load(source, revision), device=self.device)

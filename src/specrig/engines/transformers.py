@@ -88,7 +88,7 @@ class Transformers(TokenizedEngine):
 
         if threads is not None:
             torch.set_num_threads(threads)
-        self.target = self._plain(pair.target, pair.target_revision)
+        self.target = self._plain("target")
         self.target_passes = Passes(self.target, self.now)
         self._assistant: Any = None
         self._assistant_passes: Passes | None = None
@@ -184,7 +184,7 @@ class Transformers(TokenizedEngine):
     def _assist(self, cell: Cell) -> Any:
         """The draft, set to draft exactly k tokens."""
         if self._assistant is None:
-            self._assistant = self._plain(*self.draft())
+            self._assistant = self._plain("draft")
             self._assistant_passes = Passes(self._assistant, self.now)
         # Read from the assistant alone; by default k starts at 20, follows a schedule and stops at low confidence.
         settings = self._assistant.generation_config
@@ -193,11 +193,11 @@ class Transformers(TokenizedEngine):
         settings.assistant_confidence_threshold = 0.0
         return self._assistant
 
-    def _plain(self, source: str, revision: str | None) -> Any:
+    def _plain(self, part: str) -> Any:
         """A model whose own generation config says nothing: `generate` merges it into ours."""
         from transformers import GenerationConfig
 
-        model = self.load(source, revision)
+        model = self.weights.model(part, self.device)
         model.generation_config = GenerationConfig()
         return model
 

@@ -109,6 +109,8 @@ class Record(BaseModel):
     """True: the baseline's prompts ran one by one, so that the times of a group's baselines add up."""
     lossless: bool = True
     """False for a method whose acceptance rule does not keep the target's distribution."""
+    simulated_acceptance: float | None = None
+    """Not None: random weights, and this the declared chance that a drafted token is accepted; costs are real, texts mean nothing."""
     run: Run
     baseline: Run
     """Where baseline and method could not alternate: times are the mean of a run before the method and one after it."""

@@ -25,6 +25,7 @@ from specrig.engines import registry as engines
 from specrig.engines.base import Engine, EngineError, PairFiles, endpoint_of
 from specrig.measurement.environment import capture, model_digest
 from specrig.measurement.progress import Advance, progress
+from specrig.measurement.prompts import prepared
 from specrig.measurement.records import (
     Counts,
     Record,
@@ -36,7 +37,7 @@ from specrig.measurement.records import (
     write_records,
 )
 from specrig.measurement.unpaired import measure_unpaired
-from specrig.tasks.prompts import Prompt
+from specrig.tasks import Prompt, PromptError
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation
@@ -57,10 +58,17 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
         raise EngineError(f"study {study.study} has no cells of {'/'.join(job)}")
     folder = root / "records" / engine_name / pair_name / method
     pair = study.pair_files(pair_name, root).only(methods()[method].needs)
-    prompts = {task: study.prompts_of(task, root) for task in dict.fromkeys(cell.task for cell in cells)}
-    digests = cell_digests(study, cells, pair, prompts)
-    pending = [cell for cell in cells if not _measured(folder / f"{cell.slug}.jsonl", digests[cell])]
+    prompts: dict[str, list[Prompt]] = {}
     failed: dict[str, str] = {}
+    for task in dict.fromkeys(cell.task for cell in cells):
+        try:
+            prompts[task] = prepared(study, task, pair, root)
+        except PromptError as error:
+            print(f"task {task}: {error}", file=sys.stderr)
+            failed |= {cell.slug: str(error) for cell in cells if cell.task == task}
+    usable = [cell for cell in cells if cell.task in prompts]
+    digests = cell_digests(study, usable, pair, prompts)
+    pending = [cell for cell in usable if not _measured(folder / f"{cell.slug}.jsonl", digests[cell])]
     if pending:
         device = study.resolved_device()
         with engines()[engine_name](pair, device=device, threads=study.threads) as engine:
@@ -71,7 +79,7 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
             with progress("/".join(job), total) as advance:
                 blocks = [_Block(study, engine, block, prompts[block[0].task], digests, folder, advance) for block in grouped]
                 if not engine.paired:
-                    failed = measure_unpaired(blocks, digests, folder)
+                    failed |= measure_unpaired(blocks, digests, folder)
                 for block in blocks if engine.paired else []:
                     failed |= _measure_paired(block)
     _write_index(folder, cells, digests, failed)
@@ -79,7 +87,9 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
 
 def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: dict[str, list[Prompt]]) -> dict[Cell, str]:
     """What decides each cell's result: the cell, the study's settings, the prompts, the models and the code that runs it."""
-    models = {name: model_digest(source) or source for name, source in pair.sources.items()}
+    models: dict[str, Any] = {name: model_digest(source) or source for name, source in pair.sources.items()}
+    if pair.simulated_acceptance is not None:
+        models["simulated acceptance"] = pair.simulated_acceptance
     texts = {task: digest([(prompt.id, prompt.text) for prompt in found]) for task, found in prompts.items()}
     settings = [
         study.seed,
@@ -204,7 +214,8 @@ class _Block:
                         text=self.engine.decode(run.tokens),
                         baseline_text=self.engine.decode(plain.tokens),
                         baseline_alone=methods()[cell.method].baseline_alone,
-                        lossless=is_lossless(cell),
+                        lossless=self.engine.pair.simulated_acceptance is None and is_lossless(cell),
+                        simulated_acceptance=self.engine.pair.simulated_acceptance,
                         run=run,
                         baseline=plain,
                         baseline_drift=drift,

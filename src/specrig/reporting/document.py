@@ -19,7 +19,7 @@ from specrig.analysis.acceptance import positions
 from specrig.analysis.cells import IDENTITY
 from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
-from specrig.reporting import engines, grid, reproduction, verdicts
+from specrig.reporting import engines, grid, quality, reproduction, simulated, verdicts
 from specrig.reporting import environment as surroundings
 from specrig.reporting.figures import FIGURES, base_setting, training_curves, write_figures
 from specrig.reporting.grid import Entry, Grid
@@ -98,6 +98,8 @@ def _context(study: StudyData) -> dict[str, Any]:
         "reproduction": reproduction.context(study, _downloads),
         "config_link": _data_link("application/json", json.dumps(study.config, indent=1)),
         "samples": _samples(study, speedups),
+        "quality": quality.read_quality(study.folder, study.name),
+        "simulated": simulated.simulated_grid(simulated.simulated_table(study), study.name) if study.simulated else None,
         "repetition": _repetition_grid(cells, study.tasks),
         "repetition_warnings": repetition_warnings(cells),
         "audit": None if audit is None else (verdicts.sentence(audit), verdicts.verdict_grid(audit)),

@@ -39,12 +39,17 @@ class StudyData:
 
     @cached_property
     def cells(self) -> dict[str, list[Record]]:
-        """`Cell.name` -> its records, jobs in path order, cells in the order their index names them."""
-        cells: dict[str, list[Record]] = {}
-        for _, _, records in self.files():
-            if records:
-                cells[records[0].cell.name] = records
-        return cells
+        """`Cell.name` -> its records, jobs in path order, cells in the order their index names them; measured ones alone."""
+        return {name: records for name, records in self._all.items() if records[0].simulated_acceptance is None}
+
+    @cached_property
+    def simulated(self) -> dict[str, list[Record]]:
+        """The same of pairs whose acceptance was declared: never mixed with the measured."""
+        return {name: records for name, records in self._all.items() if records[0].simulated_acceptance is not None}
+
+    @cached_property
+    def _all(self) -> dict[str, list[Record]]:
+        return {records[0].cell.name: records for _, _, records in self.files() if records}
 
     @cached_property
     def records(self) -> list[Record]:

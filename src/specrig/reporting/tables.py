@@ -15,11 +15,12 @@ from specrig.reporting.engines import comparison, engines_grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.optimum import optimal_k_grid
 from specrig.reporting.reproduction import reproduction, reproduction_grid, sources_grid
+from specrig.reporting.simulated import simulated_grid, simulated_table
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import FAILED_NOTE, LOSSY_NOTE, method_name, task_name
 from specrig.reporting.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
 
-STEMS = ("cells", "speedup", "acceptance", "engines", "reproduction", "optimal_k")
+STEMS = ("cells", "speedup", "acceptance", "engines", "reproduction", "optimal_k", "simulated")
 FILES = [f"{stem}.{ending}" for stem in STEMS for ending in ("csv", "md", "tex")]
 """What `write_tables` leaves, whatever the study holds."""
 
@@ -39,6 +40,7 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     acceptance = acceptance_summary(cells, study.tasks, audit)
     compared = comparison(study)
     judged, optimal = reproduction(study), optimal_k(cells, study.records)
+    simulated = simulated_table(study)
     grids = {
         "cells": (cells, cells_grid(cells, study)),
         "speedup": (speedups, speedup_grid(speedups, study.tasks, study.name)),
@@ -46,6 +48,7 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
         "engines": (compared, engines_grid(compared, study)),
         "reproduction": (judged, reproduction_grid(judged, study.name)),
         "optimal_k": (optimal, optimal_k_grid(optimal, study.name)),
+        "simulated": (simulated, simulated_grid(simulated, study.name)),
     }
     paper = {"reproduction": sources_grid(judged, study.name)}  # hundreds of rows fit on no page
     for stem, (frame, shown) in grids.items():

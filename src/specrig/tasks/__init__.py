@@ -1,5 +1,6 @@
 """Tasks: where prompts come from. No torch here."""
 
-from specrig.tasks.prompts import Prompt, PromptError, read_prompts
+from specrig.tasks.prompts import Prompt, read_prompts
+from specrig.tasks.sources import PromptError
 
 __all__ = ["Prompt", "PromptError", "read_prompts"]

@@ -1,114 +1,134 @@
-"""Prompts of a task, read from a JSONL file whose fields may have any names. No torch here: used while a study is planned."""
+"""Prompts of a task: rows of data whose fields may have any names, mapped to texts. No torch here: used while a study is planned."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 from typing import Any
+
+from specrig.tasks.sources import PromptError, Row, read_rows
 
 _MISSING = object()
 
 
-class PromptError(ValueError):
-    """A prompt file that cannot be used; names the file, the line, the field and the fix."""
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `reference` is empty where the file has none."""
+    """One prompt. `reference` is empty where the data have none."""
 
     id: str
     text: str
     reference: str = ""
 
 
-def read_prompts(
-    path: Path | str,
+def read_prompts(path: Path | str, *, sha256: str | None = None, limit: int | None = None, **mapping: Any) -> list[Prompt]:
+    """Read the prompts of a JSONL, CSV or Parquet file, in the file's order; `mapping` is `map_prompts`'s.
+
+    Every row is checked, even those beyond `limit`. Raises PromptError for a file that cannot be read or whose SHA-256 is
+    another, and what `map_prompts` raises.
+    """
+    return map_prompts(read_rows(Path(path), sha256), str(path), **mapping)[:limit]
+
+
+def map_prompts(
+    rows: Iterable[Row],
+    source: str,
+    *,
     prompt_field: str = "prompt",
     reference_field: str | None = "reference",
     id_field: str | None = "id",
     where: Mapping[str, Any] | None = None,
+    prompt_template: str = "",
+    reference_template: str = "",
+    limit: int | None = None,
 ) -> list[Prompt]:
-    """Read the prompts of a JSONL file, in the file's order.
+    """Turn rows (their place, their fields) into prompts, in order.
 
     A field is a path: names and list indices joined by dots, e.g. `turns.0` for the first turn of a Spec-Bench question. A
-    name that itself holds dots is found too. `where` keeps the rows whose fields have exactly these values,
-    e.g. `{"category": "translation"}`. Without `id_field` the line number is the id; a missing reference is empty.
+    name that itself holds dots is found too. `where` keeps the rows whose fields have one of these values,
+    e.g. `{"category": "writing|roleplay"}`. A template replaces its field: `{field}` in it is the value of a path, the
+    items of a list on lines of their own, and `{field:.900}` its first 900 characters. Without `id_field` a row's number is its id; a missing reference is empty.
 
-    Raises PromptError for a missing file, a line that is no JSON object, a missing or empty prompt, a duplicate id, and
-    when no prompt is left.
+    `limit` stops after so many prompts. Raises PromptError for a missing or empty prompt, a missing field of a template, a duplicate id, and no prompt at all.
     """
-    path, where = Path(path), dict(where or {})
+    where = dict(where or {})
     prompts: list[Prompt] = []
-    lines: dict[str, int] = {}
+    places: dict[str, int] = {}
     seen_values: dict[str, set[str]] = {field: set() for field in where}
-    rows = 0
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        row = _parse(line, place)
-        rows += 1
+    count = 0
+    for number, place, row in rows:
+        count += 1
         found = {field: _get(row, field) for field in where}
         for field, value in found.items():
             if value is not _MISSING:
                 seen_values[field].add(str(value))
         if any(_differs(found[field], value) for field, value in where.items()):
             continue
-        text = _get(row, prompt_field)
-        if text is _MISSING:
-            raise PromptError(f"{place}: no field {prompt_field!r}; {_offer(row, 'prompt_field')}")
-        if not isinstance(text, str):
-            raise PromptError(
-                f"{place}: field {prompt_field!r} is not a text but {_kind(text)}; name the text inside it, "
-                f"e.g. {prompt_field + '.0'!r}" if isinstance(text, list) else
-                f"{place}: field {prompt_field!r} is not a text but {_kind(text)}; {_offer(row, 'prompt_field')}"
-            )  # fmt: skip
-        if not text.strip():
-            raise PromptError(f"{place}: field {prompt_field!r} is empty; give the prompt a text or delete the line")
+        text = _fill(prompt_template, row, place, "prompt_template") if prompt_template else _prompt(row, prompt_field, place)
         key = str(number)
         if id_field is not None:
             value = _get(row, id_field)
             if value is _MISSING or value is None or value == "":
-                raise PromptError(f"{place}: no field {id_field!r}; {_offer(row, 'id_field')}")
+                raise PromptError(f"{place}: no field {id_field!r}; {_offer(row, 'id_field')} (# numbers the rows)")
             key = str(value)
-        if key in lines:
-            raise PromptError(f"{place}: field {id_field!r}: the id {key!r} already stands in line {lines[key]}; ids must differ")
-        lines[key] = number
-        reference = _MISSING if reference_field is None else _get(row, reference_field)
+        if key in places:
+            raise PromptError(
+                f"{place}: field {id_field!r}: the id {key!r} already stands in line {places[key]}; ids must differ"
+            )
+        places[key] = number
+        if reference_template:
+            reference: Any = _fill(reference_template, row, place, "reference_template")
+        else:
+            reference = _MISSING if reference_field is None else _get(row, reference_field)
         prompts.append(Prompt(key, text, "" if reference is _MISSING or reference is None else _text(reference)))
-    if not rows:
-        raise PromptError(f"{path}: the file holds no prompts; write one JSON object a line")
+        if len(prompts) == limit:
+            break
+    if not count:
+        raise PromptError(f"{source}: the file holds no prompts; write one JSON object a line")
     if not prompts:
         seen = "; ".join(
             f"{field!r} is {', '.join(sorted(values)[:12]) or 'nowhere set'}" for field, values in seen_values.items()
         )
-        raise PromptError(f"{path}: none of its {rows} rows has {where}; in this file {seen}")
+        raise PromptError(f"{source}: none of its {count} rows has {where}; in this file {seen}")
     return prompts
 
 
-def _lines(path: Path) -> list[str]:
-    """The file's lines (not str.splitlines: JSON texts may hold U+2028). Raises PromptError for what cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise PromptError(f"{path}: no such file of prompts; correct the task's path") from None
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
-    except OSError as error:
-        raise PromptError(f"{path}: cannot be read ({error.strerror}); give the path of a readable file") from None
+def _prompt(row: dict[str, Any], field: str, place: str) -> str:
+    text = _get(row, field)
+    if text is _MISSING:
+        raise PromptError(f"{place}: no field {field!r}; {_offer(row, 'prompt_field')}")
+    if not isinstance(text, str):
+        fix = f"name the text inside it, e.g. {field + '.0'!r}" if isinstance(text, list) else _offer(row, "prompt_field")
+        raise PromptError(f"{place}: field {field!r} is not a text but {_kind(text)}; {fix}")
+    if not text.strip():
+        raise PromptError(f"{place}: field {field!r} is empty; give the prompt a text or delete the line")
+    return text
 
 
-def _parse(line: str, place: str) -> dict[str, Any]:
+def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
+    """The template with the row's values; at least one of them must hold a text."""
+    parts, values = [], []
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{place}: not JSON ({error.msg} at column {error.colno}); each line must be one JSON object") from None
-    if not isinstance(row, dict):
-        raise PromptError(f'{place}: {_kind(row)} where a JSON object is needed, e.g. {{"id": 1, "prompt": "…"}}')
-    return row
+        pieces = list(Formatter().parse(template))
+    except ValueError as error:
+        raise PromptError(f"{place}: {setting} does not parse ({error}); write {{{{ for a brace that is meant as one") from None
+    for literal, field, spec, _ in pieces:
+        parts.append(literal)
+        if field is None:
+            continue
+        value = _get(row, field)
+        if value is _MISSING:
+            raise PromptError(f"{place}: no field {field!r}; {_offer(row, setting)}")
+        values.append("\n".join(map(_text, value)) if isinstance(value, list) else "" if value is None else _text(value))
+        try:
+            parts.append(format(values[-1], spec or ""))
+        except ValueError as error:
+            raise PromptError(f"{place}: {setting}: {{{field}:{spec}}} is no way to format a text ({error})") from None
+    if values and not any(value.strip() for value in values):
+        raise PromptError(f"{place}: every field of {setting} is empty; give the row a text or delete it")
+    return "".join(parts)
 
 
 def _get(row: Any, field: str) -> Any:
@@ -128,11 +148,11 @@ def _get(row: Any, field: str) -> Any:
 
 def _differs(found: Any, wanted: Any) -> bool:
     """Whether a row is left out: values compare as JSON values, and as texts, so that `81` in a TSV cell finds 81."""
-    return found is _MISSING or (found != wanted and str(found) != str(wanted))
+    return found is _MISSING or (found != wanted and str(found) not in str(wanted).split("|"))
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _kind(value: Any) -> str:

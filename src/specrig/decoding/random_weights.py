@@ -1,0 +1,62 @@
+"""A model of a given shape with random weights, made where it will run, in its dtype, a layer at a time: memory for it once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specrig.decoding.llama_model import LlamaModel
+from specrig.decoding.model import CachedModel
+from specrig.decoding.transformers_model import TransformersModel
+
+SPREAD = 0.02
+"""Standard deviation of the weights: what most models start their training from."""
+
+
+def random_model(config: dict[str, Any], *, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> CachedModel:
+    """`config`: the keys of a config.json. Raises ValueError or KeyError for an architecture that transformers does not know."""
+    shape = AutoConfig.for_model(**config)
+    device = torch.device(device)
+    torch.manual_seed(seed)
+    if not LlamaModel.serves(shape):
+        with device:
+            model = AutoModelForCausalLM.from_config(shape, dtype=dtype)
+        return TransformersModel(model.eval(), device=device, dtype=dtype)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape, dtype=dtype)
+    body = model.model
+    embedding = _filled(body.embed_tokens, device)
+    with device:
+        rotary = type(body.rotary_emb)(shape)  # its table is computed, not drawn
+    parts = SimpleNamespace(
+        embed_tokens=embedding,
+        norm=_filled(body.norm, device),
+        rotary_emb=rotary,
+        layers=_layers(body, device),
+    )
+    head = embedding if shape.tie_word_embeddings else _filled(model.lm_head, device)
+    return LlamaModel(SimpleNamespace(config=shape, model=parts, lm_head=head), device=device, dtype=dtype)
+
+
+def _layers(body: Any, device: torch.device) -> Iterator[nn.Module]:
+    # `LlamaModel` fuses a layer's projections into weights of its own; by the next layer this one's are free again.
+    for index in range(len(body.layers)):
+        yield _filled(body.layers[index], device)
+        body.layers[index] = nn.Identity()
+
+
+@torch.no_grad()
+def _filled(module: nn.Module, device: torch.device) -> nn.Module:
+    """A module without memory, given some: matrices drawn, norms one, biases zero."""
+    module.to_empty(device=device)
+    for name, weight in module.named_parameters():
+        if weight.dim() > 1:
+            weight.normal_(0.0, SPREAD)
+        else:
+            weight.fill_(0.0 if name.endswith("bias") else 1.0)
+    return module

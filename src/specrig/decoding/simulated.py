@@ -1,0 +1,54 @@
+"""Declared acceptance, for models whose weights mean nothing: the passes cost what they cost, how much is accepted is drawn.
+
+Costs of speculation can be studied on an architecture without its weights. Draft and target run and verification does all its work;
+only its outcome is replaced: each level of the draft is accepted with probability α, so a chain of k emits
+(1 - α^(k+1)) / (1 - α) tokens a round on average (Leviathan et al. 2211.17192, eq. 1). What is emitted is no text, and lossless
+or not has no meaning: records say "simulated acceptance".
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from specrig.decoding.types import Draft, Verdict
+
+
+class SimulatedAcceptance:
+    """One stream of its own a row, so that sampling draws what it would without; seeded, so that a run repeats."""
+
+    def __init__(self, alpha: float, seeds: Sequence[int]) -> None:
+        """alpha: chance in [0, 1] that a drafted token is accepted, given that those before it were; seeds: one a row."""
+        self.alpha = alpha
+        self.streams = [random.Random(seed) for seed in seeds]
+
+    def __call__(self, verdict: Verdict, draft: Draft, active: Sequence[bool]) -> Verdict:
+        """The verdict with its paths redrawn: a geometric number of levels along each node's first child, then the target's token."""
+        n = draft.tokens.shape[1]
+        tokens, paths, overlap, reached = [], [], [], []
+        for row, drafted in enumerate(draft.tokens.tolist()):
+            offered = _first_path(draft, row, n) if active[row] else []
+            accepted = 0
+            while accepted < len(offered) and self.streams[row].random() < self.alpha:
+                accepted += 1
+            paths.append(offered[:accepted])
+            tokens.append([*(drafted[node] for node in paths[-1]), verdict.tokens[row][-1]])
+            reached.append(min(accepted + 1, len(offered)))
+            overlap.append(self.alpha * reached[-1])
+        return Verdict(tokens, paths, overlap, reached)
+
+
+def _first_path(draft: Draft, row: int, n: int) -> list[int]:
+    """The nodes from the root along each node's first child: a chain's own nodes, in a tree its likeliest branch."""
+    count = draft.lengths[row] if draft.lengths is not None else n - draft.probes
+    if draft.parents is None:
+        return list(range(count))
+    first: dict[int, int] = {}
+    for node, parent in enumerate(draft.parents[row][:count]):
+        first.setdefault(parent, node)
+    path: list[int] = []
+    node = -1
+    while node in first:
+        node = first[node]
+        path.append(node)
+    return path

@@ -1,0 +1,81 @@
+"""`results/<study>/tables/quality`: what the outputs are worth, method against baseline, from the records and the prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from specrig.analysis.quality import quality_table
+from specrig.measurement.records import write_atomically
+from specrig.reporting import grid
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.study_data import read_study
+from specrig.reporting.style import method_name, task_name
+from specrig.study import Study
+
+CAPTION = (
+    "Quality of the outputs: the method's score, its baseline's on the same prompts, and the difference with its 95 % bootstrap "
+    "interval over prompts; all k together. A lossless method must score as its baseline does: at temperature 0 the texts are the "
+    "same, above they are other samples of one distribution, told apart by a paired randomisation test at 1 in 1,000."
+)
+
+
+def write_quality(study: Study, out: Path) -> list[Path]:
+    """Score the study's outputs and write quality.csv, .md and .tex into `out`; returns their paths.
+
+    Raises RecordError or PromptError for files that cannot be read.
+    """
+    data = read_study(study.root)
+    scorers = {task: study.rows.tasks[task].scorer.split() for task in study.tasks if study.rows.tasks[task].scorer}
+    prompts = {task: {prompt.id: prompt for prompt in study.prompts_of(task, study.root)} for task in scorers}
+    records = [record for record in data.records if record.cell.task in scorers]
+    table = quality_table(records, prompts, scorers, run_code=study.run_generated_code)
+    shown = quality_grid(table, data.name)
+    texts = {"csv": table.to_csv(index=False), "md": grid.markdown(shown), "tex": grid.latex(shown)}
+    for ending, text in texts.items():
+        write_atomically(out / f"quality.{ending}", text)
+    return [out / f"quality.{ending}" for ending in texts]
+
+
+def read_quality(folder: Path, study: str) -> Grid | None:
+    """The table that `write_quality` left in a study's folder, for people; None where there is none, or nothing in it."""
+    path = folder / "tables" / "quality.csv"
+    table = pd.read_csv(path, keep_default_na=True).fillna({"variant": "", "note": ""}) if path.is_file() else pd.DataFrame()
+    return None if table.empty else quality_grid(table, study)
+
+
+def quality_grid(table: pd.DataFrame, study: str) -> Grid:
+    """`analysis.quality.quality_table` for people; a lossless method that scores otherwise is struck through."""
+    several = [name for name in ("engine", "pair", "batch_size") if len(table[name].unique()) > 1]
+    rows = []
+    for row in cast("list[dict[str, Any]]", table.to_dict("records")):
+        labels = [
+            *(str(row[name]) for name in several),
+            task_name(row["task"]),
+            method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
+            f"{row['temperature']:g}",
+            str(row["ks"]),
+            str(row["scorer"]),
+        ]
+        differs = row["lossless"] and row["same"] is False
+        rows.append(
+            [
+                *map(Entry, labels),
+                Entry(str(row["prompts"])),
+                Entry(grid.number(row["score"]), struck=differs),
+                Entry(grid.number(row["baseline_score"])),
+                Entry(grid.number(row["difference"]), grid.interval(row["difference_low"], row["difference_high"])),
+                Entry(grid.percent(row["identical"])),
+                Entry(row["note"] or ("differs" if row["same"] is False else "same") + f" (p = {row['p_value']:.2g})"),
+            ]
+        )
+    header = [*(name.replace("_", " ") for name in several), "task", "method", "T", "k", "scorer"]
+    return Grid(
+        header=[*header, "prompts", "score", "baseline", "difference", "identical texts", "finding"],
+        rows=rows,
+        labels=len(header),
+        caption=CAPTION,
+        label=f"tab:{study}-quality",
+    )

@@ -1,0 +1,68 @@
+"""Pairs of random weights: a table of their own, for their acceptance was declared, not measured."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.cells import cells_table
+from specrig.analysis.cost_model import expected_tokens
+from specrig.measurement.records import Record
+from specrig.reporting import grid
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.study_data import StudyData
+from specrig.reporting.style import method_name, task_name
+
+LABEL = "simulated acceptance"
+CAPTION = (
+    "SIMULATED ACCEPTANCE. These pairs have random weights: the passes cost what the architectures cost, and the share of drafted "
+    "tokens that is accepted was declared, not measured. Speeds hold if a real pair accepts as declared; lossless or not does not apply."
+)
+
+
+def simulated_table(study: StudyData) -> pd.DataFrame:
+    """`cells_table` of the simulated cells, led by `acceptance` (always "simulated acceptance"), the declared `declared_alpha` and
+    `expected_length`, the tokens a pass that it implies for the depths that were drafted (Leviathan eq. 1).
+    """
+    members = list(study.simulated.values())
+    table = cells_table(record for records in members for record in records)
+    table.insert(0, "acceptance", LABEL)
+    table.insert(1, "declared_alpha", [records[0].simulated_acceptance for records in members])
+    table.insert(2, "expected_length", [_expected(records) for records in members])
+    return table
+
+
+def _expected(records: list[Record]) -> float:
+    lengths = [
+        expected_tokens(record.simulated_acceptance or 0.0, depth)
+        for record in records
+        for depth in record.run.rounds.depth[: -1 if record.run.rounds.cut else None]
+    ]
+    return float(np.mean(lengths)) if lengths else float("nan")
+
+
+def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
+    """The table for people."""
+    rows = [
+        [
+            Entry(str(row["pair"])),
+            Entry(method_name(row["method"], variant=row["variant"])),
+            Entry(task_name(row["task"])),
+            Entry(f"{row['temperature']:g}"),
+            Entry(str(row["k"]) if row["k"] else "–"),
+            Entry(f"{row['declared_alpha']:g}"),
+            Entry(
+                grid.number(row["acceptance_length"]), grid.interval(row["acceptance_length_low"], row["acceptance_length_high"])
+            ),
+            Entry(grid.number(row["expected_length"])),
+            Entry(grid.number(row["tokens_per_s"], 1)),
+            Entry(grid.number(row["baseline_tokens_per_s"], 1)),
+            Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
+            Entry(grid.number(row["predicted_speedup"])),
+        ]
+        for row in cast("list[dict[str, Any]]", table.to_dict("records"))
+    ]
+    header = ["pair", "method", "task", "T", "k", "declared α", "τ", "expected τ", "tokens/s", "baseline tokens/s", "speedup"]
+    return Grid(header=[*header, "predicted"], rows=rows, labels=5, caption=CAPTION, label=f"tab:{study}-simulated")

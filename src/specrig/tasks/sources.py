@@ -1,0 +1,127 @@
+"""Rows of data: from a JSONL, CSV or Parquet file, an address, or a data set on the hub. No torch here."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from hashlib import sha256 as sha256_of
+from pathlib import Path
+from typing import Any
+
+Row = tuple[int, str, dict[str, Any]]
+"""(number from 1, place for messages, fields)"""
+
+
+class PromptError(ValueError):
+    """Data that cannot be used; the message names the file or data set, the row, the field and the fix."""
+
+
+def read_rows(path: Path, sha256: str | None = None) -> Iterator[Row]:
+    """Rows of a local file, by its ending; blank lines of JSONL are passed over. Raises PromptError."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise PromptError(f"{path}: no such file of prompts; correct the task's path") from None
+    except OSError as error:
+        raise PromptError(f"{path}: cannot be read ({error.strerror}); give the path of a readable file") from None
+    return parse_rows(content, path.suffix, str(path), sha256)
+
+
+def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
+    """Rows of a file at an address. Raises PromptError when it cannot be reached, or is another file than the pinned one."""
+    from urllib.request import urlopen
+
+    if offline():
+        raise PromptError(f"{url}: offline mode is on (HF_HUB_OFFLINE); unset it, or download the file and give its path")
+    try:
+        with urlopen(url, timeout=60) as response:
+            content = response.read()
+    except OSError as error:  # URLError and timeouts are OSErrors
+        raise PromptError(
+            f"{url}: cannot be fetched ({str(error) or type(error).__name__}); check the network and the address, or download "
+            "the file and give its path"
+        ) from None
+    return parse_rows(content, Path(url).suffix, url, sha256)
+
+
+def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
+    """Rows of a data set on the hub, through `datasets`: its cache, offline mode and mirrors are respected. Raises PromptError."""
+    try:
+        import datasets
+    except ImportError:
+        raise PromptError(
+            f"{name}: data sets of the hub need the datasets library; install it with `pip install 'specrig[data]'`"
+        ) from None
+    try:
+        loaded = datasets.load_dataset(name, config, split=split, revision=revision)
+    except Exception as error:  # whatever its loader and the network raise, the user sees one of two fixes
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        fix = (
+            "offline mode is on (HF_HUB_OFFLINE) and the data are not in the cache: unset it and run once with the network"
+            if offline()
+            else "if the hub cannot be reached check network and HF_ENDPOINT; else check source, config, split and revision of the row"
+        )
+        raise PromptError(f"{name}: the data set cannot be loaded ({reason}); {fix}, or give the path of a local file") from error
+    return ((number, f"{name}: row {number}", dict(row)) for number, row in enumerate(loaded, 1))
+
+
+def offline() -> bool:
+    """Whether the hub's offline mode is on."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def parse_rows(content: bytes, ending: str, source: str, sha256: str | None = None) -> Iterator[Row]:
+    """Rows of a file's bytes. Raises PromptError for another checksum than the pinned one and for what does not parse."""
+    found = sha256_of(content).hexdigest()
+    if sha256 is not None and found != sha256:
+        raise PromptError(
+            f"{source}: its SHA-256 is {found}, the row pins {sha256}: the file has changed or is cut; get the pinned one, or correct the row"
+        )
+    return _jsonl(content, source) if ending not in _TABLES else _table(content, ending, source)
+
+
+def _jsonl(content: bytes, source: str) -> Iterator[Row]:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{source}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
+    # Not str.splitlines: JSON texts may hold U+2028.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        place = f"{source}:{number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise PromptError(
+                f"{place}: not JSON ({error.msg} at column {error.colno}); each line must be one JSON object"
+            ) from None
+        if not isinstance(row, dict):
+            kind = "a list" if isinstance(row, list) else "a bare value"
+            raise PromptError(f'{place}: {kind} where a JSON object is needed, e.g. {{"id": 1, "prompt": "…"}}')
+        yield number, place, row
+
+
+_TABLES = {".csv": "read_csv", ".parquet": "read_parquet"}
+
+
+def _table(content: bytes, ending: str, source: str) -> Iterator[Row]:
+    import pandas as pd
+
+    try:
+        frame = getattr(pd, _TABLES[ending])(io.BytesIO(content), **({"keep_default_na": False} if ending == ".csv" else {}))
+    except Exception as error:  # each reader has its own
+        raise PromptError(f"{source}: not a readable {ending} file ({str(error).splitlines()[0]}); check its content") from error
+    for number, row in enumerate(frame.to_dict("records"), 1):
+        yield number, f"{source}: row {number}", {str(name): _plain(value) for name, value in row.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A cell as JSON knows it: Parquet's arrays as lists."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value

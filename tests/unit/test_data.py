@@ -1,0 +1,185 @@
+"""Data by row: files of three kinds, addresses, the hub; templates, pins; and every way in which they can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from specrig.measurement.prompts import fetch_prompts
+from specrig.rows import Task
+from specrig.study import StudyError, load_study
+from specrig.tasks import Prompt, PromptError, read_prompts
+from specrig.tasks.sources import fetch_rows, hub_rows
+
+ROWS = [
+    {"id": "a", "de": "Haus", "en": "house", "tests": ["assert 1", "assert 2"], "kind": "x"},
+    {"id": "b", "de": "Baum", "en": "tree", "tests": ["assert 3"], "kind": "y"},
+]
+
+
+def test_csv_parquet_and_jsonl_hold_the_same_prompts(tmp_path: Path) -> None:
+    frame = pd.DataFrame(ROWS)
+    frame.to_parquet(tmp_path / "p.parquet")
+    frame.drop(columns="tests").to_csv(tmp_path / "p.csv", index=False)
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    mapping = {"prompt_field": "de", "reference_field": "en"}
+    expected = [Prompt("a", "Haus", "house"), Prompt("b", "Baum", "tree")]
+    for ending in ("csv", "parquet", "jsonl"):
+        assert read_prompts(tmp_path / f"p.{ending}", **mapping) == expected, ending
+    nested = read_prompts(tmp_path / "p.parquet", prompt_field="de", reference_field="tests.0")
+    assert [prompt.reference for prompt in nested] == ["assert 1", "assert 3"]
+
+
+def test_templates_fill_in_fields_lists_and_first_characters(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    row = Task(task="t", source="p.jsonl", prompt_template=r"German: {de:.2}\nEnglish:", reference_template=r"{tests}\n{{}}")
+    first, _ = read_prompts(tmp_path / "p.jsonl", **row.mapping)
+    assert first == Prompt("a", "German: Ha\nEnglish:", "assert 1\nassert 2\n{}")
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{fr}", r"p\.jsonl:1: no field 'fr'; the row has 'id', 'de'"),
+        ("{de", "prompt_template does not parse"),
+        ("{de:d}", "no way to format a text"),
+    ],
+)
+def test_wrong_templates_are_named(tmp_path: Path, template: str, says: str) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    with pytest.raises(PromptError, match=says):
+        read_prompts(tmp_path / "p.jsonl", prompt_template=template)
+
+
+def test_a_filter_takes_alternatives_and_a_hash_numbers_rows(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    row = Task(task="t", source="p.jsonl", prompt_field="de", where="kind=x|y", id_field="#")
+    assert [prompt.id for prompt in read_prompts(tmp_path / "p.jsonl", **row.mapping)] == ["1", "2"]
+
+
+def test_another_checksum_is_refused_with_both(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": 1, "prompt": "p"}\n')
+    pin = sha256(path.read_bytes()).hexdigest()
+    assert len(read_prompts(path, sha256=pin)) == 1
+    path.write_text('{"id": 1, "prompt": "q"}\n')
+    with pytest.raises(PromptError, match=f"the row pins {pin}"):
+        read_prompts(path, sha256=pin)
+
+
+def test_a_broken_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "p.parquet").write_bytes(b"no parquet")
+    with pytest.raises(PromptError, match=r"p\.parquet: not a readable \.parquet file"):
+        read_prompts(tmp_path / "p.parquet")
+
+
+class Host(BaseHTTPRequestHandler):
+    """Serves a file of prompts, and refuses models as the hub does."""
+
+    content = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+
+    def do_GET(self) -> None:
+        if self.path.endswith("p.jsonl"):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.content)
+            return
+        self.send_response(403 if "gated" in self.path or "meta-llama" in self.path else 404)
+        code = "GatedRepo" if "meta-llama" in self.path else "RepoNotFound"
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET  # noqa: N815 (the name that http.server calls)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Host)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_an_address_is_fetched_mapped_and_checked(workplace: Path, host: str) -> None:
+    pin = sha256(Host.content).hexdigest()
+    Path("configs/tasks.tsv").write_text(
+        "task\tsource\tsha256\tprompt_field\treference_field\n"
+        + f"words\t{host}/p.jsonl\t{pin}\tde\ten\nother\t{host}/p.jsonl\t{'0' * 64}\tde\ten\ngone\t{host}/q.csv\t\tde\ten\n"
+    )
+    config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"tasks": ["words", "other", "gone"], "prompts": 1}
+    Path("configs/own.yaml").write_text(yaml.safe_dump(config))
+    study = load_study(Path("configs/own.yaml"))
+    with pytest.raises(PromptError, match=r"`specrig prompts --study \S+ --task words` fetches it"):
+        study.prompts_of("words", study.root)
+    fetch_prompts(study, "words", study.root)
+    assert study.prompts_of("words", study.root) == [Prompt("a", "Haus", "house")]
+    with pytest.raises(PromptError, match="the row pins 0000"):
+        fetch_prompts(study, "other", study.root)
+    with pytest.raises(PromptError, match=r"q\.csv: cannot be fetched .*404"):
+        fetch_prompts(study, "gone", study.root)
+
+
+def test_nothing_is_fetched_offline(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(PromptError, match="offline mode is on"):
+        fetch_rows(f"{host}/p.jsonl")
+
+
+def test_an_address_that_does_not_answer() -> None:
+    with pytest.raises(PromptError, match=r"cannot be fetched .*check the network"):
+        fetch_rows("http://127.0.0.1:9/p.jsonl")
+
+
+def test_a_missing_library_comes_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(PromptError, match=r"pip install 'specrig\[data\]'"):
+        hub_rows("openai/openai_humaneval", None, "test", None)
+
+
+@pytest.mark.parametrize(
+    ("model", "environment", "says"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", {}, "gated, its owner lets in only who agreed to the terms: accept Meta's licence"),
+        ("nobody/nothing", {}, "neither a folder here nor a model on the hub"),
+        ("Qwen/Qwen3-8B", {"HF_HUB_OFFLINE": "1"}, "offline mode is on (HF_HUB_OFFLINE) and the cache does not hold it"),
+        ("Qwen/Qwen3-8B", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be fetched from the hub"),
+    ],
+)
+def test_the_hubs_refusals_say_what_to_do(tmp_path: Path, host: str, model: str, environment: dict[str, str], says: str) -> None:
+    code = f"from specrig.engines.hub import fetch\ntry: fetch({model!r}, 'config.json')\nexcept Exception as error: print(error)"
+    settings = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": host, **environment}
+    result = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True, timeout=100)
+    assert says in result.stdout, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ("own\tfile.jsonl\t\tchrff", "unknown scorer 'chrff'(.|\n)*did you mean 'chrf'"),
+        ("own\tnot a source\t\t", "'not a source' is no source of prompts"),
+        ("own\tgone.jsonl\t\t", "no such file of prompts(.|\n)*get it somewhere"),
+        ("own\tfile.jsonl\t" + "0" * 64 + "\t", "its SHA-256 is"),
+    ],
+)
+def test_wrong_rows_are_refused_while_planning(workplace: Path, cells: str, says: str) -> None:
+    Path("file.jsonl").write_text('{"id": 1, "prompt": "p"}\n')
+    Path("configs/tasks.tsv").write_text(f"task\tsource\tsha256\tscorer\tnotes\n{cells}\tget it somewhere\n")
+    config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"tasks": ["own"], "prompts": 1}
+    Path("configs/own.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(StudyError, match=says):
+        load_study(Path("configs/own.yaml"))

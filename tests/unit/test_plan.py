@@ -1,0 +1,106 @@
+"""What a plan says before anything is downloaded: sizes, memory, hours, what is gated and what can never work."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specrig import cli, facts
+from specrig.estimate import hours, pair_sizes
+from specrig.problems import Positions, Problems
+from specrig.rows import Pair, Task, read_rows
+from specrig.study import StudyError, load_study
+
+
+def test_the_papers_grid_is_planned_in_seconds_without_torch(repository: Path) -> None:
+    code = (
+        "import sys; from specrig import cli\n"
+        "code = cli.run(['plan', 'configs/paper.yaml'])\n"
+        "print([name for name in ('torch', 'transformers', 'pandas', 'datasets') if name in sys.modules])\n"
+        "sys.exit(code)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Processor time, so that a busy machine does not fail it.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
+    assert result.stdout.splitlines()[-1] == "[]"
+    text = " ".join(result.stdout.split())
+    for said in ("cells in 58 jobs", "GB (codellama_70b) of GPU memory", "hours of measuring", "Gated", "A100"):
+        assert said in text, said
+    assert "native/mixtral, draft_model, adaptive_k, tree" in text, "methods that need the draft are refused"
+    assert "32768 tokens (mistral-v3) against 32000 (mistral-v1)" in text
+    assert "native / mixtral / ngram" in text, "the others run"
+    assert "bert (BertForMaskedLM) is an encoder" in text
+
+
+def test_nothing_left_to_run_is_an_error(workplace: Path) -> None:
+    config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"pairs": ["bert"]}
+    Path("configs/own.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(StudyError, match=r"no engine can run any cell: .*is an encoder"):
+        load_study(Path("configs/own.yaml"))
+
+
+def test_sizes_of_a_known_pair(workplace: Path) -> None:
+    config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"pairs": ["llama31_8b", "embedded"], "device": "cuda"}
+    Path("configs/own.yaml").write_text(yaml.safe_dump(config))
+    study = load_study(Path("configs/own.yaml"))
+    llama, embedded = pair_sizes(study)
+    assert llama.weight_bytes == 2 * (8_030_261_248 + 1_235_814_400)
+    # 32 layers, 8 heads of 128, keys and values of 2 bytes.
+    assert llama.target.cache_bytes(1, "bfloat16") == 2 * 32 * 8 * 128 * 2
+    recipe = study.training
+    assert embedded.target.parameters == recipe.target.parameters(recipe.vocabulary)
+    spent, assumption = hours(study, [llama, embedded])
+    # 6 cells and 2 + 2 baselines of 2 prompts × 16 tokens and 16 of warm-up, 16 GB a pass at 1.2 TB/s; two loadings of 18.5 GB.
+    by_hand = 10 * (2 * 16 + 16) * 2 * 8_030_261_248 / 1.2e12 + 2 * llama.weight_bytes / 1e9
+    assert spent * 3600 == pytest.approx(by_hand, rel=0.05)
+    assert "2,000 GB/s (an A100 80 GB)" in assumption
+
+
+def test_a_mixture_reads_its_active_experts() -> None:
+    shape = facts.models()["mistralai/Mixtral-8x7B-Instruct-v0.1"].shape
+    assert shape.parameters == 46_702_792_704
+    assert shape.active_parameters == pytest.approx(12.9e9, rel=0.01)
+
+
+def test_every_shipped_row_reads(repository: Path) -> None:
+    problems = Problems(Positions([]))
+    pairs = read_rows(repository / "configs/pairs.tsv", Pair, problems)
+    tasks = read_rows(repository / "configs/tasks.tsv", Task, problems)
+    assert not problems.found
+    assert {"humaneval", "mbpp", "wmt14_de_en", "wmt16_en_de", "cnn_dailymail", "xsum", "writing_prompts"} <= tasks.keys()
+    assert all(task.licence for task in tasks.values() if task.kind != "corpus")
+    assert all(task.sha256 for task in tasks.values() if task.kind == "url")
+    hub = [model for pair in pairs.values() for model in (pair.target, pair.draft) if model and "/" in model]
+    assert not [model for model in hub if facts.known(model) is None], "the size of every pair is known"
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "reason"),
+    [
+        ("Qwen/Qwen2.5-32B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", None),
+        ("Qwen/Qwen2.5-32B-Instruct", None, None),
+        ("unknown/model", "other/model", None),
+        ("codellama/CodeLlama-70b-hf", "codellama/CodeLlama-7b-Python-hf", None),
+        ("Qwen/Qwen3-8B", "meta-llama/Llama-3.2-1B-Instruct", "128256 tokens (llama-3) against 151936 (qwen-3)"),
+        ("unknown/model", "distilbert/distilbert-base-uncased", "is an encoder"),
+    ],
+)
+def test_facts_refuse_only_what_they_know(target: str, draft: str | None, reason: str | None) -> None:
+    found = facts.impossible(target, draft)
+    assert (found is None) if reason is None else reason in (found or "")
+
+
+def test_plan_labels_simulated_pairs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"pairs": ["llama31_8b_shape"]}
+    Path("configs/own.yaml").write_text(yaml.safe_dump(config))
+    assert cli.run(["plan", "configs/own.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "Simulated acceptance llama31_8b_shape" in shown
+    assert "Gated" not in shown, "nothing is downloaded"

@@ -1,0 +1,18 @@
+# Prompts from an address or the hub: fetched once, checked against their pin. Local files are read where they lie.
+
+
+rule prompts:
+    output:
+        f"{ROOT}/data/{{task}}.jsonl",
+    log:
+        f"{ROOT}/logs/prompts/{{task}}.log",
+    conda:
+        "../../environment.yml"
+    params:
+        study=STUDY_FILE,
+        row=task_row,
+        code=stage_digest("prompts"),
+    message:
+        "Fetching the prompts of {wildcards.task}"
+    shell:
+        "python -m specrig prompts --study {params.study} --task {wildcards.task} 2>&1 | tee {log} >&2"
