@@ -13,7 +13,8 @@ from typing import Any
 
 from specrig import facts
 from specrig.facts import BYTES, Shape
-from specrig.measurement.runner import WARMUP_TOKENS, baseline_of
+from specrig.measurement.freshness import baseline_of
+from specrig.measurement.runner import WARMUP_TOKENS
 from specrig.rows import TRAINED
 from specrig.study import Study
 from specrig.training.recipe import Recipe

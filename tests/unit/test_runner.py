@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specrig.cell import Cell
-from specrig.measurement.runner import _blocks, baseline_of, seed_of
+from specrig.measurement.freshness import baseline_of
+from specrig.measurement.runner import _blocks, seed_of
 
 
 def cell(method: str, k: int, batch_size: int, temperature: float = 0.0) -> Cell:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specrig.cell import Cell
+from specrig.measurement.freshness import baseline_of
 from specrig.measurement.records import Rounds, Run
-from specrig.measurement.runner import baseline_of
 from specrig.measurement.unpaired import Runs, measure_unpaired
 
 

@@ -18,21 +18,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrig.cell import Cell, digest
+from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
-from specrig.digests import job_digest
 from specrig.engines import registry as engines
-from specrig.engines.base import Engine, EngineError, PairFiles, endpoint_of
-from specrig.measurement.environment import capture, model_digest
+from specrig.engines.base import Engine, EngineError
+from specrig.measurement.environment import capture
+from specrig.measurement.freshness import baseline_of, cell_digests, measured
 from specrig.measurement.progress import Advance, progress
 from specrig.measurement.prompts import prepared
 from specrig.measurement.records import (
     Counts,
     Record,
-    RecordError,
     Rounds,
     Run,
-    read_records,
     write_atomically,
     write_records,
 )
@@ -68,7 +66,7 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
             failed |= {cell.slug: str(error) for cell in cells if cell.task == task}
     usable = [cell for cell in cells if cell.task in prompts]
     digests = cell_digests(study, usable, pair, prompts)
-    pending = [cell for cell in usable if not _measured(folder / f"{cell.slug}.jsonl", digests[cell])]
+    pending = [cell for cell in usable if not measured(folder / f"{cell.slug}.jsonl", digests[cell])]
     if pending:
         device = study.resolved_device()
         with engines()[engine_name](pair, device=device, threads=study.threads) as engine:
@@ -83,40 +81,6 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
                 for block in blocks if engine.paired else []:
                     failed |= _measure_paired(block)
     _write_index(folder, cells, digests, failed)
-
-
-def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: dict[str, list[Prompt]]) -> dict[Cell, str]:
-    """What decides each cell's result: the cell, the study's settings, the prompts, the models and the code that runs it."""
-    models: dict[str, Any] = {name: model_digest(source) or source for name, source in pair.sources.items()}
-    if pair.simulated_acceptance is not None:
-        models["simulated acceptance"] = pair.simulated_acceptance
-    texts = {task: digest([(prompt.id, prompt.text) for prompt in found]) for task, found in prompts.items()}
-    settings = [
-        study.seed,
-        study.max_new_tokens,
-        study.repeats,
-        study.warmup,
-        pair.dtype,
-        [pair.tensor_parallel, pair.quantization, pair.gpu_memory_utilization, pair.max_model_len],
-        [pair.engine_options.get(cells[0].engine, {})],
-        study.resolved_device(),
-        study.threads,
-    ]
-    result = {}
-    for cell in cells:
-        code = job_digest(cell.engine, cell.method)
-        servers = [endpoint_of(each, pair.servers) for each in (cell, baseline_of(cell))]
-        result[cell] = digest([cell.model_dump(), settings, texts[cell.task], models, code, servers])
-    return result
-
-
-def _measured(path: Path, expected: str) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        return all(record.digest == expected for record in read_records(path))
-    except RecordError:
-        return False
 
 
 def _blocks(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -226,7 +190,7 @@ class _Block:
 
 def _measure_paired(block: _Block) -> dict[str, str]:
     """Alternate baseline and cells group by group and write the records; slug -> reason of the cells that failed."""
-    running = [block.baseline, *block.cells]
+    running = list(dict.fromkeys([block.baseline, *block.cells]))  # one of the cells may be the baseline itself
     found: dict[Cell, list[list[Run]]] = {cell: [] for cell in running}
     for cell in running:
         block.warm_up(cell)
@@ -245,12 +209,6 @@ def _measure_paired(block: _Block) -> dict[str, str]:
         if cell.slug not in block.failed:
             block.write(cell, found[cell], found[block.baseline], [None] * len(block.rounds))
     return block.failed
-
-
-def baseline_of(cell: Cell) -> Cell:
-    """The autoregressive cell with the same engine, pair, task and temperature, and the same batch size or 1."""
-    batch_size = 1 if methods()[cell.method].baseline_alone else cell.batch_size
-    return cell.model_copy(update={"method": "autoregressive", "k": 0, "variant": "", "options": {}, "batch_size": batch_size})
 
 
 def is_lossless(cell: Cell) -> bool:

@@ -1,0 +1,59 @@
+"""What decides a cell's result, as a digest: records with another one are stale and measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specrig.cell import Cell, digest
+from specrig.decoding.drafters import registry as methods
+from specrig.digests import job_digest
+from specrig.engines.base import PairFiles, endpoint_of
+from specrig.measurement.environment import model_digest
+from specrig.measurement.records import RecordError, read_records
+from specrig.tasks import Prompt
+
+if TYPE_CHECKING:
+    from specrig.study import Study
+
+
+def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: dict[str, list[Prompt]]) -> dict[Cell, str]:
+    """What decides each cell's result: the cell, the study's settings, the prompts, the models and the code that runs it."""
+    models: dict[str, Any] = {name: model_digest(source) or source for name, source in pair.sources.items()}
+    if pair.simulated_acceptance is not None:
+        models["simulated acceptance"] = pair.simulated_acceptance
+    texts = {task: digest([(prompt.id, prompt.text) for prompt in found]) for task, found in prompts.items()}
+    settings = [
+        study.seed,
+        study.max_new_tokens,
+        study.repeats,
+        study.warmup,
+        pair.dtype,
+        [pair.tensor_parallel, pair.quantization, pair.gpu_memory_utilization, pair.max_model_len],
+        study.resolved_device(),
+        study.threads,
+    ]
+    result = {}
+    for cell in cells:
+        code = job_digest(cell.engine, cell.method)
+        servers = [endpoint_of(each, pair.servers) for each in (cell, baseline_of(cell))]
+        options = pair.engine_options.get(cell.engine, {})
+        result[cell] = digest([cell.model_dump(), settings, options, texts[cell.task], models, code, servers])
+    return result
+
+
+def measured(path: Path, expected: str) -> bool:
+    """Whether a record file holds records of this digest, whole."""
+    if not path.is_file():
+        return False
+    try:
+        return all(record.digest == expected for record in read_records(path))
+    except RecordError:
+        return False
+
+
+def baseline_of(cell: Cell) -> Cell:
+    """The autoregressive cell with the same engine, pair, task and temperature, and the same batch size or 1."""
+    batch_size = 1 if methods()[cell.method].baseline_alone else cell.batch_size
+    return cell.model_copy(update={"method": "autoregressive", "k": 0, "variant": "", "options": {}, "batch_size": batch_size})
