@@ -35,16 +35,17 @@ def parse(text: str) -> Counters:
     return found
 
 
-def counts(before: Counters, after: Counters, tokens: int) -> Counts | None:
+def counts(before: Counters, after: Counters, tokens: int, events: int = 0) -> Counts | None:
     """What one answer of `tokens` tokens added; None for a server that does not count drafts.
 
     vLLM counts a draft only where one was proposed, so passes without one (n-gram without a match) are added: each pass emits its
     accepted tokens and one more, hence passes = decoded tokens - accepted. Where an end was cut the accepted ones overrun the
-    output; then the counted drafts are more, and right.
+    output; then the counted drafts are more, and right. events: token events of the stream; a pass sends one at most, and the first
+    is prefill's. Each of the three is a lower bound of the passes.
     """
     if (DRAFTS, -1) not in after:
         return None
     drafts, drafted, accepted = (after[name, -1] - before[name, -1] for name in (DRAFTS, DRAFTED, ACCEPTED))
     positions = sorted(position for name, position in after if name == PER_POSITION and position >= 0)
     taken = [after[PER_POSITION, position] - before[PER_POSITION, position] for position in positions]
-    return Counts(max(drafts, tokens - 1 - accepted), drafted, accepted, taken or None)
+    return Counts(max(drafts, tokens - 1 - accepted, events - 1), drafted, accepted, taken or None)

@@ -68,7 +68,8 @@ class Server(HttpEngine):
         before = self._counters(client) if alone else None
         reply = complete(client, body)
         if before is not None:
-            reply.counts = counters.counts(before, self._settled(client, before, len(reply.tokens)), len(reply.tokens))
+            after = self._settled(client, before, len(reply.tokens))
+            reply.counts = counters.counts(before, after, len(reply.tokens), len(reply.arrivals))
         return reply
 
     def _counters(self, client: Client) -> counters.Counters | None:
