@@ -113,7 +113,13 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
 def _pair_size(study: Study, pair: str, positions: int) -> PairSize:
     row = study.rows.pairs[pair]
     recipe = study.training
-    return PairSize(pair, row.dtype, _shape(row.target, "target", recipe), _shape(row.draft, "draft", recipe), positions)
+    return PairSize(
+        pair,
+        row.dtype,
+        _shape(TRAINED if row.trains else row.target, "target", recipe),
+        _shape(row.draft, "draft", recipe),
+        positions,
+    )
 
 
 def _shape(model: str | None, part: str, recipe: Recipe) -> Shape | None:

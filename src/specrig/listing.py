@@ -53,13 +53,14 @@ def show_plan(study: Study, console: Console) -> None:
             f"To tell 5 % apart, the spread measured so far asks for {middle:.0f} prompts in the median cell, {needed[-1]:.0f} in the worst."
         )
     show_sizes(study, console)
-    refused: dict[tuple[str, str, str], Counter[str]] = {}
+    refused: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
     for cell, reason in study.refusals():
-        refused.setdefault((cell.engine, cell.pair, reason), Counter())[cell.method] += 1
+        refused.setdefault((cell.engine, reason), Counter())[cell.pair, cell.method] += 1
     if refused:
         console.print(f"[bold yellow]Refused: {sum(map(Counter.total, refused.values()))} cells")
-        for (engine, pair, reason), counts in refused.items():
-            console.print(f"  {engine}/{pair}, {', '.join(counts)}, {counts.total()} cells: {reason}", markup=False)
+        for (engine, reason), counts in refused.items():
+            pairs, named = (", ".join(dict.fromkeys(names)) for names in zip(*counts, strict=True))
+            console.print(f"  {engine}/{pairs}: {named}, {counts.total()} cells: {reason}", markup=False)
 
 
 def show_sizes(study: Study, console: Console) -> None:

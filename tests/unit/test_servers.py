@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -448,4 +449,8 @@ def test_sglangs_flags(tmp_path: Path) -> None:
     assert flags("ngram", 4).endswith("NGRAM --speculative-num-draft-tokens 5 --speculative-ngram-max-bfs-breadth 1")
     with pytest.raises(EngineError, match="eagle3 needs a eagle3"):
         flags("eagle3", 4)
+    served = Sglang(replace(pair, tensor_parallel=2, quantization="fp8", gpu_memory_utilization=0.8, max_model_len=4096))
+    assert "--tp-size 2 --quantization fp8 --mem-fraction-static 0.8 --context-length 4096" in " ".join(
+        served.arguments(cell("sglang", "autoregressive", 0))
+    )
     assert "no lookahead" in (Sglang.refuses(cell("sglang", "lookahead", 4)) or "")

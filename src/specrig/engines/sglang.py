@@ -80,7 +80,14 @@ class Sglang(HttpEngine):
         """
         pair = self.pair
         found = ["--model-path", pair.target, "--dtype", pair.dtype, "--stream-interval", "1", "--disable-radix-cache"]
-        found += ["--revision", pair.target_revision] if pair.target_revision else []
+        given = {
+            "--revision": pair.target_revision,
+            "--tp-size": pair.tensor_parallel if pair.tensor_parallel > 1 else None,
+            "--quantization": pair.quantization,
+            "--mem-fraction-static": pair.gpu_memory_utilization,
+            "--context-length": pair.max_model_len,
+        }
+        found += [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
         algorithm, part = ALGORITHMS[cell.method]
         if algorithm is None:
             return found

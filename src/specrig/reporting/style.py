@@ -12,8 +12,8 @@ PAPER = "#fefefe"
 GRID = "#b8c2cc"
 
 METHODS = [
-    *["autoregressive", "naive_batching", "draft_model", "adaptive_k", "ngram", "lookahead", "medusa", "medusa2"],
-    *["eagle", "eagle2", "tree", "medusa_draft", "remote_draft", "eagle3", "suffix", "block", "token_recycling"],
+    *["autoregressive", "naive_batching", "draft_model", "adaptive_k", "ngram", "lookahead", "medusa"],
+    *["eagle", "eagle2", "tree", "medusa_draft", "remote_draft", "eagle3", "suffix", "token_recycling"],
 ]
 """Order of methods in tables and legends; a method not named here comes after them, by name."""
 
