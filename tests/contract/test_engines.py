@@ -22,7 +22,8 @@ FALSE_ALARM = 1e-4
 PROMPTS = [[3, 5, 3, 5, 7, 3, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11]]
 OPTIONS: dict[str, dict[str, Any]] = {"medusa": {"tree": [1]}}
 """Chains where a method's default is a tree, since not every engine has trees."""
-QUICK = {"vllm": {"eager": True, "multiprocessing": False}}
+QUICK = {"vllm": {"eager": True, "multiprocessing": False, "cpu_sampling": "cured"}}
+"""The stock CPU sampler reads uninitialised memory, so not even a seed gives one output twice."""
 needs_vllm = pytest.mark.skipif(registry()["vllm"].missing() is not None, reason="vLLM is not installed")
 ENGINES = ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, needs_vllm])]
 METHODS = [
@@ -154,7 +155,7 @@ def test_a_killed_vllm_fails_its_cell_and_the_next_one_runs(laboratory: PairFile
     with registry()["vllm"](replace(laboratory, engine_options=options)) as engine:
         asked = cell("vllm", "autoregressive")
         engine.generate(asked, [PROMPTS[0]], max_new_tokens=4, seeds=[0])
-        cores = [child for child in engine._children if "multiprocessing.resource_tracker" not in " ".join(child.cmdline())]  # type: ignore[attr-defined]
+        cores = engine._children  # type: ignore[attr-defined]
         assert cores
 
         def kill() -> None:

@@ -6,6 +6,7 @@ Decoding"). Speculation is fixed when an engine starts, so one (method, k, optio
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -149,17 +150,16 @@ class Vllm(TokenizedEngine):
             return
         self.close()
         self._prepare()
-        import psutil
         from vllm import LLM
 
-        before = set(psutil.Process().children(recursive=True))
+        before = _children()
         try:
             self._llm = LLM(**self.arguments(), **speculation)
         except Exception as error:
-            self._children = [child for child in psutil.Process().children(recursive=True) if child not in before]
+            self._children = list(_children() - before)
             self.close()
             raise EngineError(f"vLLM cannot start for {cell.method}: {_said(error)}") from error
-        self._children = [child for child in psutil.Process().children(recursive=True) if child not in before]
+        self._children = list(_children() - before)
         self._running = wanted
 
     def arguments(self) -> dict[str, Any]:
@@ -215,8 +215,11 @@ class Vllm(TokenizedEngine):
         """The largest resident memory seen after a generation, of this process and the engine's own."""
         import psutil
 
-        own = [psutil.Process(), *(child for child in self._children if child.is_running())]
-        self._peak_mb = max(self._peak_mb, sum(process.memory_info().rss for process in own) / 2**20)
+        resident = 0
+        for process in (psutil.Process(), *self._children):
+            with contextlib.suppress(psutil.Error):  # it may just have died
+                resident += process.memory_info().rss
+        self._peak_mb = max(self._peak_mb, resident / 2**20)
         return self._peak_mb
 
     def close(self) -> None:
@@ -225,7 +228,8 @@ class Vllm(TokenizedEngine):
 
         llm, self._llm, self._running = self._llm, None, ""
         if llm is not None:
-            llm.llm_engine.engine_core.shutdown()
+            with contextlib.suppress(Exception):  # of one that is dead already
+                llm.llm_engine.engine_core.shutdown()
             del llm
             gc.collect()
             if not self.options.multiprocessing:
@@ -233,12 +237,25 @@ class Vllm(TokenizedEngine):
 
                 cleanup_dist_env_and_memory()
         for child in self._children:
-            if child.is_running():
+            with contextlib.suppress(psutil.Error):
                 child.terminate()
         _, alive = psutil.wait_procs(self._children, timeout=10)
         for child in alive:
-            child.kill()
+            with contextlib.suppress(psutil.Error):
+                child.kill()
         self._children = []
+
+
+def _children() -> set[Any]:
+    """Processes below this one, but for Python's own tracker of shared memory, which outlives every engine."""
+    import psutil
+
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
+                found.add(child)
+    return found
 
 
 def _said(error: Exception) -> str:
