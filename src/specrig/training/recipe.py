@@ -101,7 +101,7 @@ class Optimisation(Part):
 class TargetText(Part):
     """What the target writes, for its draft and its heads to learn from."""
 
-    sequences: int = Field(default=256, ge=0)
+    sequences: int = Field(default=192, ge=0)
     """Continuations of training prompts."""
     sequence: int = Field(default=256, ge=32)
     """Tokens a sequence, the prompt included."""
@@ -129,7 +129,7 @@ class Recipe(Part):
     target: Shape = Shape(layers=6, hidden=384, heads=6, intermediate=1024)
     draft: Shape = Shape(layers=2, hidden=128, heads=2, intermediate=352)
     target_training: Optimisation = Optimisation(
-        steps=300, growth=(Growth(until=0.6, layers=2), Growth(until=0.75, layers=4)), evaluations=2
+        steps=280, growth=(Growth(until=0.6, layers=2), Growth(until=0.75, layers=4)), evaluations=2
     )
     draft_training: Optimisation = Optimisation(steps=200, evaluations=2)
     text: TargetText = TargetText()
