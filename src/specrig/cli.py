@@ -104,6 +104,7 @@ def train(
     study: StudyFile,
     pair: Annotated[str, typer.Option(help="Row of pairs.tsv")],
     model: Annotated[str, typer.Option(help="Which of its models: target, draft or a head")],
+    threads: Annotated[int | None, typer.Option(help="CPU threads, where the study does not say; else all")] = None,
 ) -> None:
     """Train the target of a pair, distil its draft from it, or train a head."""
     loaded = _load(study)
@@ -112,7 +113,7 @@ def train(
         raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
     from specrig.training import stages
 
-    _set_threads(loaded)
+    _set_threads(loaded, threads)
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
     stages.train(model, loaded.training, loaded.root / "corpus", folder, progress)
 
@@ -234,11 +235,12 @@ def _load(file: Path) -> Study:
     return load_study(file)
 
 
-def _set_threads(study: Study) -> None:
-    if study.threads is not None:
+def _set_threads(study: Study, threads: int | None = None) -> None:
+    wanted = study.threads or threads
+    if wanted is not None:
         import torch
 
-        torch.set_num_threads(study.threads)
+        torch.set_num_threads(wanted)
 
 
 def main() -> None:

@@ -161,6 +161,24 @@ def test_a_run_cut_midway_goes_on_where_it_was(copied: Path, cut: signal.Signals
         assert after[name] == stamp, f"{name} was measured again"
 
 
+QUESTIONS = REPOSITORY.parent / "shared" / "data" / "spec_bench" / "question.jsonl"
+
+
+@pytest.mark.skipif(not QUESTIONS.is_file(), reason="the shared data are not here")
+def test_spec_bench_runs_on_the_trained_pair_by_rows_alone(copied: Path) -> None:
+    tasks = {"translation": "translation", "summarization": "summarization", "writing": "writing", "coding": "coding"}
+    rows = [f"mt_{name}\t{QUESTIONS}\tquestion_id\t{{turns.0:.400}}\tcategory={value}\n" for name, value in tasks.items()]
+    (copied / "configs/own.tsv").write_text("task\tsource\tid_field\tprompt_template\twhere\n" + "".join(rows))
+    own = {"tasks": [f"mt_{name}" for name in tasks], "tables": {"tasks": "configs/own.tsv"}}
+    result = run(copied, edit(copied, "configs/test.yaml", "configs/own.yaml", **own), "results/test/audit/records.csv")
+    assert result.returncode == 0, result.stdout
+    assert "Training" not in result.stdout, "the models are there"
+    verdicts = (copied / "results/test/audit/records.csv").read_text()
+    for name in own["tasks"]:
+        assert verdicts.count(f",{name},") == 2, "draft_model and ngram, each judged"
+    assert ",False," not in verdicts
+
+
 def test_snakemake_writes_its_own_report(finished: Path) -> None:
     result = run(finished, "configs/test.yaml", "--report", "snakemake.html")
     assert result.returncode == 0, result.stdout

@@ -141,6 +141,11 @@ def teachers(wildcards):
     return teaching_files(wildcards.pair, needs) if needs else []
 
 
+def training_threads(wildcards):
+    """Drafts and heads are small: two side by side, each on half of the cores, end sooner than one after the other."""
+    return max(1, ALL_CORES // 2) if STAGES[wildcards.model].needs else ALL_CORES
+
+
 def joint_teachers(wildcards):
     """The same for a target that is trained on together with its heads."""
     return teaching_files(STUDY.rows.pairs[wildcards.pair].base, JOINT.needs)

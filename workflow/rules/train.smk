@@ -56,7 +56,7 @@ rule train:
         f"{ROOT}/logs/train/{{pair}}-{{model}}.log",
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: training_threads
     resources:
         gpu=GPU,
     params:
@@ -67,7 +67,8 @@ rule train:
     message:
         "Training the {wildcards.model} of {wildcards.pair}"
     shell:
-        "python -m specrig train --study {params.study} --pair {wildcards.pair} --model {wildcards.model} 2>&1 | tee {log} >&2"
+        "python -m specrig train --study {params.study} --pair {wildcards.pair} --model {wildcards.model}"
+        " --threads {threads} 2>&1 | tee {log} >&2"
 
 
 # Medusa-2: one training makes a target and its heads.

@@ -95,7 +95,8 @@ def read_study(folder: Path) -> StudyData:
     if not config_path.is_file():
         raise RecordError(f"{config_path} does not exist: is {folder} a study's results folder?")
     config = json.loads(config_path.read_text(encoding="utf-8"))
-    wanted = [names(config.get(key)) for key in ("engines", "pairs", "methods")]
+    pairs = config.get("rows", {}).get("pairs") or config.get("pairs")  # entries may name pairs of their own
+    wanted = [names(config.get("engines")), names(pairs), names(config.get("methods"))]
     jobs = []
     for job_folder in sorted({path.parent for path in (folder / "records").glob("*/*/*/*.json*")}):
         parts = job_folder.parts[-3:]

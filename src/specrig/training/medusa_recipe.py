@@ -10,7 +10,7 @@ class JointTraining(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    steps: int = Field(default=20, ge=1)
+    steps: int = Field(default=15, ge=1)
     lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate of AdamW for the model; the heads keep theirs, several times as high."""
     matrix_lr: float = Field(default=2e-3, gt=0)

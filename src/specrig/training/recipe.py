@@ -129,7 +129,7 @@ class Recipe(Part):
     target: Shape = Shape(layers=6, hidden=384, heads=6, intermediate=1024)
     draft: Shape = Shape(layers=2, hidden=128, heads=2, intermediate=352)
     target_training: Optimisation = Optimisation(
-        steps=280, growth=(Growth(until=0.6, layers=2), Growth(until=0.75, layers=4)), evaluations=2
+        steps=260, growth=(Growth(until=0.6, layers=2), Growth(until=0.75, layers=4)), evaluations=2
     )
     draft_training: Optimisation = Optimisation(steps=200, evaluations=2)
     text: TargetText = TargetText()
