@@ -121,7 +121,7 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str]) -> Figure:
     columns = [*tasks, MEAN]
     rows = cast("list[dict[str, Any]]", summary.to_dict("records"))
     width = 0.82 / len(rows)
-    figure, ax = plt.subplots(figsize=(max(7.5, 1.1 * len(columns) + 0.32 * len(columns) * len(rows)), 3.9))
+    figure, ax = plt.subplots(figsize=(min(max(7.5, 1.1 * len(columns) + 0.32 * len(columns) * len(rows)), 12), 3.9))
     for number, row in enumerate(rows):
         x = np.arange(len(columns)) + (number - (len(rows) - 1) / 2) * width
         heights = np.array([row[column] for column in columns], dtype=float)

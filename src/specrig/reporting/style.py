@@ -17,7 +17,7 @@ METHODS = [
 ]
 """Order of methods in tables and legends; a method not named here comes after them, by name."""
 
-# Wong, Nature Methods 8, 441 (2011), and five more: told apart by all common kinds of colour blindness, mid-toned enough for light and dark pages.
+# Wong, Nature Methods 8, 441 (2011), and seven more: told apart by all common kinds of colour blindness, mid-toned enough for light and dark pages.
 PALETTE = [
     "#0072b2",
     "#d55e00",
@@ -30,6 +30,8 @@ PALETTE = [
     "#6b8e23",
     "#882255",
     "#44aa99",
+    "#117733",
+    "#cc6677",
 ]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">"]
 TASK_PALETTE = [
