@@ -166,7 +166,7 @@ def test_expected_tokens_is_the_closed_form(alpha: float, k: int) -> None:
         assert value == pytest.approx((1 - alpha ** (k + 1)) / (1 - alpha), rel=1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.floats(0.05, 0.95), st.integers(1, 8), st.integers(0, 10_000))
 def test_simulated_process_agrees_with_leviathan(alpha: float, k: int, seed: int) -> None:
     """τ of a simulated accept/reject process is eq. (1), its rate E[accepted]/k, its per-position acceptance α and α^i."""
@@ -185,7 +185,7 @@ def test_simulated_process_agrees_with_leviathan(alpha: float, k: int, seed: int
     assert acceptance.alpha(records) == pytest.approx(alpha)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0.2, 5.0), min_size=2, max_size=12))
 def test_interval_holds_the_mean_and_is_seeded(ratios: list[float]) -> None:
     logs = np.log(ratios)
@@ -206,6 +206,14 @@ def test_strata_are_redrawn_within_themselves() -> None:
     """Two tasks, each without spread: the mean over tasks has none either, however far apart they lie."""
     low, high = statistics.stratified_mean_interval([[0.0, 0.0, 0.0], [1.0, 1.0]])
     assert (low, high) == (0.5, 0.5)
+
+
+def test_the_interval_of_a_mean_of_ratios() -> None:
+    """Alike units have no spread; a stratum's own units alone are redrawn; one unit says nothing."""
+    assert statistics.stratified_ratio_interval([[(6.0, 3.0)] * 4, [(4.0, 1.0)] * 2]) == (3.0, 3.0)
+    low, high = statistics.stratified_ratio_interval([[(1.0, 1.0), (9.0, 1.0)], [(2.0, 1.0)] * 2])
+    assert (low, high) == (1.5, 5.5)
+    assert all(np.isnan(statistics.stratified_ratio_interval([[(1.0, 1.0)], [(2.0, 1.0)] * 2])))
 
 
 def test_repeated_ngrams() -> None:

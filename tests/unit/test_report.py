@@ -217,7 +217,7 @@ def test_characters_spread_over_tokens_go_to_the_token_that_completes_them() -> 
     assert [(span.text, span.source, span.round) for span in shown] == [("a", "target", 0), ("小b", "draft", 2)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(min_size=1, max_size=24), st.integers(0, 5))
 def test_spans_join_to_the_whole_even_for_broken_bytes(data: bytes, depth: int) -> None:
     tokenizer = TOKENIZER

@@ -33,7 +33,7 @@ def simulated(alpha: float, k: int, rounds: int, seed: int = 0) -> np.ndarray:
     return 1 + np.cumprod(accepted, axis=1).sum(axis=1)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(ALPHA, st.integers(0, 8))
 def test_simulation_agrees_with_the_expected_tokens(alpha: float, k: int) -> None:
     tokens = simulated(alpha, k, 20_000)
@@ -41,7 +41,7 @@ def test_simulation_agrees_with_the_expected_tokens(alpha: float, k: int) -> Non
     assert abs(tokens.mean() - expected_tokens(alpha, k)) <= error
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(ALPHA, st.integers(1, 8), st.floats(0, 0.5), st.floats(1, 3))
 def test_simulation_agrees_with_theorem_3_8(alpha: float, k: int, c: float, v: float) -> None:
     tokens = simulated(alpha, k, 20_000)

@@ -44,6 +44,21 @@ def stratified_mean_interval(strata: Sequence[ArrayLike], *, seed: int = 0, resa
     return _percentiles(np.mean(means, axis=0))
 
 
+def stratified_ratio_interval(
+    strata: Sequence[Sequence[tuple[float, float]]], *, seed: int = 0, resamples: int = RESAMPLES
+) -> Interval:
+    """95 % interval of the mean over strata of each one's Σ numerators / Σ denominators: (numerator, denominator) of each unit, units
+    redrawn within their own stratum.
+
+    NaN where a stratum has fewer than two units. Every unit has a positive denominator.
+    """
+    if not strata or min(map(len, strata)) < 2:
+        return UNKNOWN
+    random = np.random.default_rng(seed)
+    sums = [np.asarray(units, dtype=float)[_draws(random, len(units), resamples)].sum(axis=1) for units in strata]
+    return _percentiles(np.mean([each[:, 0] / each[:, 1] for each in sums], axis=0))
+
+
 def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
     """95 % interval of Σ numerators / Σ denominators, units [n] redrawn in pairs.
 

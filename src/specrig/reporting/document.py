@@ -59,7 +59,7 @@ def _context(study: StudyData) -> dict[str, Any]:
     best = best_rows(cells)
     speedups = speedup_summary(cells, study.records, study.tasks, audit)
     first = next((job.environment for job in study.jobs if job.environment), {})
-    acceptance = acceptance_summary(cells, study.tasks, audit)
+    acceptance = acceptance_summary(cells, study.records, study.tasks, audit)
     compared = engines.comparison(study)
     optimal = optimal_k(cells, study.records)
     return {

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from specrig.analysis.acceptance import emitted_by_prompt
 from specrig.analysis.cells import IDENTITY, by_cell
 from specrig.analysis.speedup import group_times, log_speedups
-from specrig.analysis.statistics import stratified_mean_interval
+from specrig.analysis.statistics import stratified_mean_interval, stratified_ratio_interval
 from specrig.measurement.records import Record
 
 LEVELS = ["engine", "pair", "temperature", "batch_size", "method", "variant"]
@@ -87,12 +88,20 @@ def speedup_summary(
     return _sorted(pd.DataFrame(rows, columns=columns))
 
 
-def acceptance_summary(cells: pd.DataFrame, tasks: list[str], audit: pd.DataFrame | None = None) -> pd.DataFrame:
+def acceptance_summary(
+    cells: pd.DataFrame, records: list[Record], tasks: list[str], audit: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """Acceptance by method × task, the rows of `speedup_summary`.
 
     Columns: `LEVELS`, k, lossless, failed; for each task `<task>_<measure>` of `MEASURES`; `mean_<measure>`: mean over tasks, each
-    task counting alike (of the measures, not of their intervals).
+    task counting alike; that of the acceptance length with its 95 % interval (prompts redrawn within each task).
     """
+    parts = {
+        tuple(getattr(members[0].cell, name) for name in IDENTITY): [
+            (emitted, passes) for emitted, passes in emitted_by_prompt(members).values() if passes
+        ]
+        for members in by_cell(records).values()
+    }
     rows = []
     for key, members in best_rows(cells).groupby([*LEVELS, "k"], sort=False):
         cell_rows = {str(row["task"]): row for row in cast("list[dict[str, Any]]", members.to_dict("records"))}
@@ -102,10 +111,13 @@ def acceptance_summary(cells: pd.DataFrame, tasks: list[str], audit: pd.DataFram
                 row[f"{task}_{measure}"] = cell_rows[task][measure] if task in cell_rows else np.nan
         for measure in ("acceptance_length", "acceptance_rate", "alpha"):
             row[f"mean_{measure}"] = members[measure].mean()
+        strata = [parts[tuple(found[name] for name in IDENTITY)] for found in cell_rows.values()]
+        interval = stratified_ratio_interval(strata)
+        row["mean_acceptance_length_low"], row["mean_acceptance_length_high"] = interval
         rows.append(row)
     columns = [*LEVELS, "k", "lossless", "failed"]
     columns += [f"{task}_{measure}" for task in tasks for measure in MEASURES]
-    columns += [f"mean_{measure}" for measure in ("acceptance_length", "acceptance_rate", "alpha")]
+    columns += [f"mean_{measure}" for measure in MEASURES]
     return _sorted(pd.DataFrame(rows, columns=columns))
 
 

@@ -37,7 +37,7 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     audit = study.audit() if audit is None else audit
     cells = study.table.assign(failed=audit_failures(study.table, audit))
     speedups = speedup_summary(cells, study.records, study.tasks, audit)
-    acceptance = acceptance_summary(cells, study.tasks, audit)
+    acceptance = acceptance_summary(cells, study.records, study.tasks, audit)
     compared = comparison(study)
     judged, optimal = reproduction(study), optimal_k(cells, study.records)
     simulated = simulated_table(study)
