@@ -21,7 +21,8 @@ import requests
 
 from specrig.cell import Cell
 from specrig.decoding.types import Counts, Generation
-from specrig.engines.base import Endpoint, Engine, EngineError, PairFiles
+from specrig.engines.base import Endpoint, EngineError, PairFiles
+from specrig.engines.tokenized import TokenizerEngine
 
 if TYPE_CHECKING:
     from requests import Response
@@ -186,7 +187,7 @@ def timed(replies: Sequence[Reply], k: int) -> list[Generation]:
     ]
 
 
-class HttpEngine(Engine):
+class HttpEngine(TokenizerEngine):
     """Prompts to token ids here, token ids to a server, its stream to Generations. A batch is sent at once, one request a row."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
@@ -194,7 +195,7 @@ class HttpEngine(Engine):
         from transformers import AutoTokenizer
 
         try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(pair.target, revision=pair.target_revision)
+            self.tokenizer = AutoTokenizer.from_pretrained(pair.target, revision=pair.target_revision)
         except (OSError, ValueError) as error:
             raise EngineError(f"{pair.target}: no tokenizer can be loaded ({str(error).splitlines()[0]})") from error
         self._clients: dict[str, Client] = {}
@@ -205,16 +206,6 @@ class HttpEngine(Engine):
 
     def ready(self, cell: Cell) -> None:
         """Have the cell's server up before the clock runs."""
-
-    def encode(self, text: str) -> list[int]:
-        """See `Engine`."""
-        tokens: list[int] = self.tokenizer(text)["input_ids"]
-        return tokens
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """See `Engine`."""
-        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
 
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]

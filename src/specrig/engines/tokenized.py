@@ -1,4 +1,4 @@
-"""What engines that run a pair in Python share: text to token ids and back, and where its models come from. No engine by itself."""
+"""What engines with a tokenizer here share: text to token ids and back. No engine by itself."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from specrig.engines.base import Engine, PairFiles
 from specrig.engines.weights import weights_of
 
 
-class TokenizedEngine(Engine):
-    """Text to token ids and back with the target's tokenizer, after the gate has let the pair through."""
+class TokenizerEngine(Engine):
+    """Text to token ids and back with the target's tokenizer."""
 
-    def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
-        super().__init__(pair, device=device, threads=threads)
-        self.weights = weights_of(pair)
-        self.tokenizer: Any = self.weights.tokenizer
-        self.eos = self.weights.eos
+    tokenizer: Any
 
     def encode(self, text: str) -> list[int]:
         """See `Engine`."""
@@ -27,3 +23,13 @@ class TokenizedEngine(Engine):
         """See `Engine`."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
+
+
+class TokenizedEngine(TokenizerEngine):
+    """Runs the pair in Python, after the gate has let it through: also where its models come from."""
+
+    def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
+        super().__init__(pair, device=device, threads=threads)
+        self.weights = weights_of(pair)
+        self.tokenizer = self.weights.tokenizer
+        self.eos = self.weights.eos

@@ -1,6 +1,6 @@
 """The paired experiment: baseline and methods alternate prompt by prompt in one process; finished cells are kept.
 
-(Engines that cannot alternate: see `unpaired`.)
+Engines that cannot alternate: see `unpaired`.
 
 Cells of one job (engine, pair, method) load the models once. Those that also share task, temperature and batch size form a
 block: they share prompts, seeds and the baseline, and run interleaved, so that a drift of the machine's clock meets all alike.
@@ -76,10 +76,11 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
             total = sum(_units(study, engine, block, len(prompts[block[0].task])) for block in grouped)
             with progress("/".join(job), total) as advance:
                 blocks = [_Block(study, engine, block, prompts[block[0].task], digests, folder, advance) for block in grouped]
-                if not engine.paired:
+                if engine.paired:
+                    for block in blocks:
+                        failed |= _measure_paired(block)
+                else:
                     failed |= measure_unpaired(blocks, digests, folder)
-                for block in blocks if engine.paired else []:
-                    failed |= _measure_paired(block)
     _write_index(folder, cells, digests, failed)
 
 

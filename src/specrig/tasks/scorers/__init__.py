@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 from functools import cache
 
-from specrig.tasks.scorers.base import Mean, Output, Scorer
+from specrig.tasks.scorers.base import Output, Scorer
 
 __all__ = ["Output", "Scorer", "registry"]
 
@@ -19,7 +19,9 @@ def registry() -> dict[str, type[Scorer]]:
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for value in vars(module).values():
-            if inspect.isclass(value) and issubclass(value, Scorer) and value not in (Scorer, Mean):
+            # Classes that a file imports to build on are no scorers of its own, nor are those of `base`.
+            own = inspect.isclass(value) and value.__module__ == module.__name__ != f"{__name__}.base"
+            if own and issubclass(value, Scorer):
                 if value.name != info.name:
                     raise TypeError(f"tasks/scorers/{info.name}.py: its scorer is called {value.name!r}, not as its file")
                 found[value.name] = value

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,26 @@ class Mean(Scorer):
     def combine(self, totals: Sequence[float], count: int) -> float:
         """See `Scorer`."""
         return totals[0] / count
+
+
+class Sacrebleu(Scorer):
+    """A corpus score: sentences' counts are summed before they become a score, never their scores."""
+
+    library = "sacrebleu"
+
+    @cached_property
+    @abstractmethod
+    def metric(self) -> Any:
+        """Sacrebleu's metric."""
+
+    def statistics(self, output: Output) -> list[float]:
+        """Counts of matching n-grams of the first line, as sacrebleu's own bootstrap sums them."""
+        found: list[float] = self.metric._extract_corpus_statistics([first_line(output.text)], [[output.reference]])[0]
+        return found
+
+    def combine(self, totals: Sequence[float], count: int) -> float:
+        """See `Scorer`."""
+        return float(self.metric._compute_score_from_stats(list(totals)).score)
 
 
 def first_line(text: str) -> str:

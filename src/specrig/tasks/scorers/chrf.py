@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from specrig.tasks.scorers.base import Output, Scorer, first_line
+from specrig.tasks.scorers.base import Sacrebleu
 
 
-class Chrf(Scorer):
-    """The corpus score: sentences' counts are summed before they become a score, never their scores."""
+class Chrf(Sacrebleu):
+    """See `Sacrebleu`."""
 
     name = "chrf"
     summary = "corpus chrF2, 0 to 100, sacrebleu's defaults (Popović 2015)"
-    library = "sacrebleu"
 
     @cached_property
-    def _metric(self) -> Any:
+    def metric(self) -> Any:
+        """See `Sacrebleu`."""
         import sacrebleu
 
         return sacrebleu.CHRF()
-
-    def statistics(self, output: Output) -> list[float]:
-        """Counts of matching n-grams, as sacrebleu's own bootstrap sums them."""
-        found: list[float] = self._metric._extract_corpus_statistics([first_line(output.text)], [[output.reference]])[0]
-        return found
-
-    def combine(self, totals: Sequence[float], count: int) -> float:
-        """See `Scorer`."""
-        return float(self._metric._compute_score_from_stats(list(totals)).score)
