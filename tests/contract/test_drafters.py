@@ -22,9 +22,9 @@ FALSE_ALARM = 1e-4
 """Chance that one correct method fails one distribution test; the seeds are fixed, so a pass stays a pass."""
 
 
-@pytest.fixture(scope="module", params=["direct", "transformers"])
+@pytest.fixture(scope="module", params=["direct", "transformers", "replayed"])
 def lab(request: pytest.FixtureRequest) -> Lab:
-    return Lab(vocab_size=40, direct=request.param == "direct")
+    return Lab(vocab_size=40, direct=request.param != "transformers", replayed=request.param == "replayed")
 
 
 @pytest.fixture(scope="module")
