@@ -77,8 +77,8 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
     p = sampler.probs(logits)
     uniforms = sampler.uniforms([length + 1 if on else 0 for length, on in zip(lengths, active, strict=True)], n + 1)
     if not n:
-        extra = draw(p[:, 0], uniforms[:, 0]).tolist()
-        return Verdict([[token] for token in extra], [[] for _ in extra], [0.0] * B, [0] * B, [[] for _ in extra])
+        only = draw(p[:, 0], uniforms[:, 0]).tolist()
+        return Verdict([[token] for token in only], [[] for _ in only], [0.0] * B, [0] * B, [[] for _ in only])
     index = draft.tokens.unsqueeze(-1)
     p_token = p[:, :n].gather(-1, index).squeeze(-1)
     if draft.probs is None:
