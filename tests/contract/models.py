@@ -70,10 +70,13 @@ class Traced(Replay):
 class Lab:
     """Resources for drafters, as the native engine lends them. replayed: narrow passes run as they would on a GPU."""
 
-    def __init__(self, vocab_size: int, *, noise: float = 0.3, direct: bool = True, replayed: bool = False) -> None:
+    def __init__(
+        self, vocab_size: int, *, noise: float = 0.3, direct: bool = True, replayed: bool = False, device: str = "cpu"
+    ) -> None:
         source = random_llama(vocab_size, layers=3)  # EAGLE-3 reads three streams
-        self.target: CachedModel = cached_model(source, direct=direct)
-        self._draft: CachedModel = cached_model(perturbed(source, noise), direct=direct)
+        draft = perturbed(source, noise)
+        self.target: CachedModel = cached_model(source.to(device), direct=direct, device=device)
+        self._draft: CachedModel = cached_model(draft.to(device), direct=direct, device=device)
         self.replayed = replayed
         if replayed:
             self.target.replay = Traced(self.target.device)

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from specrig.decoding import device, verify_tree
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
+from specrig.decoding.replay import Replay
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Draft
 
@@ -135,24 +136,30 @@ def test_a_recording_repeats_what_it_recorded() -> None:
         return (x + state[0],)
 
     replay = Traced(torch.device("cpu"))
-    first = replay("key", function, [torch.ones(2)])[0]
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return replay.recorded("key", function, [x])([x])[0]
+
+    before = Replay.spent
+    first = run(torch.ones(2))
+    assert Replay.spent > before  # recording is no decoding: clocks leave it out
     assert first.tolist() == [2.0, 2.0]
     state[0] = 100.0
-    assert replay("key", function, [torch.full((2,), 5.0)])[0] is first
+    before = Replay.spent
+    assert run(torch.full((2,), 5.0)) is first and Replay.spent == before
     assert first.tolist() == [6.0, 6.0] and memory.tolist() == [0.0, 5.0, 0.0]
-    assert replay("key", function, [torch.ones(3)])[0].tolist() == [101.0] * 3  # another shape is another recording
+    assert run(torch.ones(3)).tolist() == [101.0] * 3  # another shape is another recording
     replay.clear()
-    assert replay("key", function, [torch.ones(2)])[0].tolist() == [101.0, 101.0]
+    assert run(torch.ones(2)).tolist() == [101.0, 101.0]
 
 
 def test_where_recording_fails_passes_run_as_they_are() -> None:
-    from specrig.decoding.replay import Replay
-
     class Refused(Replay):
         def record(self, function: Any, inputs: Any) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     replay = Refused(torch.device("cpu"))
     with pytest.warns(UserWarning, match="CUDA graphs cannot be used.*not permitted"):
-        assert replay("key", lambda x: (x + 1,), [torch.ones(1)])[0].item() == 2
-    assert replay("key", lambda x: (x + 2,), [torch.ones(1)])[0].item() == 3
+        run = replay.recorded("key", lambda x: (x + 1,), [torch.ones(1)])
+    assert run([torch.ones(1)])[0].item() == 2
+    assert replay.recorded("key", lambda x: (x + 2,), [torch.ones(1)])([torch.ones(1)])[0].item() == 3

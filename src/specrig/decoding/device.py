@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specrig.decoding.replay import Replay
+
 
 def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """Host values as a tensor there, without waiting for the device."""
@@ -39,6 +41,13 @@ def at_each(states: Tensor, positions: Sequence[int]) -> Tensor:
     if len(positions) == 1:
         return states[:, positions[0]]
     return states[torch.arange(len(positions), device=states.device), on_device(positions, states.device)]
+
+
+def now(device: torch.device) -> float:
+    """Seconds on a clock that has waited for the device and stands still while passes are recorded."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter() - Replay.spent
 
 
 class Stopwatch:

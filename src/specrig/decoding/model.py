@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.decoding.cache import KeyValueCache
-from specrig.decoding.device import Stopwatch, at_each, on_device, padded
-from specrig.decoding.replay import Replay
+from specrig.decoding.device import Stopwatch, at_each, now, on_device, padded
+from specrig.decoding.replay import Replay, Run
 from specrig.decoding.types import DecodingError, Parents
 
 FEW = 16
@@ -110,9 +109,7 @@ class CachedModel(ABC):
 
     def now(self) -> float:
         """Seconds on a clock that has waited for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return perf_counter()
+        return now(self.device)
 
     def forward(
         self,
@@ -128,14 +125,18 @@ class CachedModel(ABC):
         last: only these positions' logits, one a row: `[B, 1, V]`.
         features: `[B, n, D]`, what a head reads beside the tokens.
         """
-        mark = self.watch.start()
         n = tokens.shape[1]
-        own = self._own(n, parents)
         if self.replay is not None and n <= (WIDEST if last is None else FEW):
-            logits, hidden = self._replayed(self.replay, tokens, own, features)
+            run, inputs = self._recorded(self.replay, tokens, self._own(n, parents), features)
+            mark = self.watch.start()
+            logits, hidden, *streams = run(inputs)
+            self.features = streams[0][:, :n] if streams else None
+            logits, hidden = logits[:, :n], hidden[:, :n]  # widths are rounded up
             if last is not None:
                 logits = at_each(logits, last).unsqueeze(1)
         else:
+            mark = self.watch.start()
+            own = self._own(n, parents)
             hidden = self._hidden(tokens, self._step(n, own), features)
             logits = self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1))
         if logits.shape[-1] != self.vocab_size:
@@ -228,8 +229,8 @@ class CachedModel(ABC):
         slots = base + torch.arange(m - n, m, device=self.device)
         return Step(base + own.sum(-1) - 1, slots, end, mask.unsqueeze(1))
 
-    def _replayed(self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`forward` through a recording: widths are rounded up, so that there are few shapes."""
+    def _recorded(self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None) -> tuple[Run, list[Tensor]]:
+        """A recording of this pass and its inputs; widths are rounded up, so that there are few shapes."""
         n = tokens.shape[1]
         extra = -n % 8 if n > 8 else 0
         bases = self._bases()
@@ -241,9 +242,7 @@ class CachedModel(ABC):
         if features is not None:
             inputs.append(F.pad(features, (0, 0, 0, extra)))
         end, shaped, fed = min(_window(reach), self.cache.slots), own is not None, features is not None
-        logits, hidden, *streams = replay((end, shaped, fed, self.feature_layers), partial(self._fixed, end, shaped, fed), inputs)
-        self.features = streams[0][:, :n] if streams else None
-        return logits[:, :n], hidden[:, :n]
+        return replay.recorded((end, shaped, fed, self.feature_layers), partial(self._fixed, end, shaped, fed), inputs), inputs
 
     def _fixed(self, end: int, shaped: bool, fed: bool, tokens: Tensor, base: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """A pass whose kernels are the same whatever the inputs hold."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from time import perf_counter
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 Function = Callable[..., tuple[Tensor, ...]]
+Run = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 WARM_UPS = 2
 """Runs before the recording: libraries make their choices and allocate their workspaces in the first ones."""
 
@@ -28,9 +30,19 @@ class Recording:
     def __init__(self, inputs: list[Tensor], outputs: tuple[Tensor, ...], run: Callable[[], Any]) -> None:
         self.inputs, self.outputs, self.run = inputs, outputs, run
 
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Repeat it on these inputs."""
+        for place, tensor in zip(self.inputs, inputs, strict=True):
+            place.copy_(tensor)
+        self.run()
+        return self.outputs
+
 
 class Replay:
     """Recordings of one model's passes, by what was run and the shapes of its inputs."""
+
+    spent: ClassVar[float] = 0.0
+    """Seconds that recording took, of all models: part of starting up whenever it happens, so clocks leave it out (`device.now`)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -39,27 +51,27 @@ class Replay:
         self._recordings: dict[Hashable, Recording] = {}
         self._pool: Any = None
 
-    def __call__(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """`function(*inputs)`, which must not wait for the device nor depend on anything but `key`, the inputs and what stays where it is.
+    def recorded(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> Run:
+        """A way to call `function` on inputs of these shapes: its recording, made now if it is new.
 
-        The function runs more than once where it is recorded, so running it twice on the same inputs must do what once does.
+        It must not wait for the device nor depend on anything but `key`, the inputs and what stays where it is. It runs more than once
+        where it is recorded, so running it twice on the same inputs must do what once does.
         """
         if self.failure is not None:
-            return function(*inputs)
+            return lambda values: function(*values)
         key = key, *(tensor.shape for tensor in inputs)
-        recording = self._recordings.get(key)
-        if recording is None:
+        if key not in self._recordings:
+            started = perf_counter()
             try:
-                recording = self._recordings[key] = self.record(function, [tensor.clone() for tensor in inputs])
+                self._recordings[key] = self.record(function, [tensor.clone() for tensor in inputs])
             except RuntimeError as error:
                 self.failure = str(error).splitlines()[0]
                 self.clear()
                 warnings.warn(f"CUDA graphs cannot be used, passes run without them: {self.failure}", stacklevel=2)
-                return function(*inputs)
-        for place, tensor in zip(recording.inputs, inputs, strict=True):
-            place.copy_(tensor)
-        recording.run()
-        return recording.outputs
+                return lambda values: function(*values)
+            finally:
+                Replay.spent += perf_counter() - started
+        return self._recordings[key]
 
     def clear(self) -> None:
         """Forget every recording: something that they read or write has moved."""
@@ -78,4 +90,5 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = function(*inputs)
+        torch.cuda.synchronize(self.device)
         return Recording(inputs, outputs, graph.replay)

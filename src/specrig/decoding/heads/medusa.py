@@ -62,9 +62,14 @@ class MedusaHeads:
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, count: int) -> Tensor:
         """Hidden states `[B, D]` of positions t -> logits `[B, count, V]` of tokens t + 2 … t + 1 + count."""
-        mark = self.watch.start()
-        function = partial(self._logits, count)
-        (logits,) = function(hidden) if self.replay is None else self.replay(count, function, [hidden])
+        run = partial(self._logits, count)
+        if self.replay is None:
+            mark = self.watch.start()
+            (logits,) = run(hidden)
+        else:
+            recorded = self.replay.recorded(count, run, [hidden])
+            mark = self.watch.start()
+            (logits,) = recorded([hidden])
         self.watch.stop(count, mark)
         return logits[..., : self.model.vocab_size]  # what is padding for the model is never offered
 
