@@ -47,7 +47,7 @@ def capture(models: dict[str, str], *, device: str, threads: int | None) -> dict
         "gpus": _gpus() if device == "cuda" else [],
         "device": device,
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-        "git": _git(),
+        "git": code_version(),
         "models": {name: {"source": source, **model_digest(source)} for name, source in models.items()},
     }
 
@@ -139,7 +139,7 @@ def _gpus() -> list[dict[str, Any]]:
         pynvml.nvmlShutdown()
 
 
-def _git() -> dict[str, Any]:
+def code_version() -> dict[str, Any]:
     """Commit and whether the tree differs from it, of the checkout this package runs from (nothing in an installed wheel)."""
 
     def git(*arguments: str) -> str:

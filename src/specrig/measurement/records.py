@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrig.cell import Cell
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSIONS = (1, 2)
+"""What this code reads. 2 added `energy_j` and `device`, which older records do not have."""
 
 
 class RecordError(ValueError):
@@ -92,7 +94,7 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1, 2] = SCHEMA_VERSION
     cell: Cell
     digest: str
     """Digest of everything that decides the result (cell, study settings, prompts, models, code): a record with another is stale."""
@@ -145,9 +147,9 @@ def read_records(path: Path) -> Iterator[Record]:
         for number, line in enumerate(file, 1):
             try:
                 version = json.loads(line).get("schema_version")
-                if version != SCHEMA_VERSION:
+                if version not in SCHEMA_VERSIONS:
                     raise RecordError(
-                        f"{path}:{number}: record schema {version}, this SpecRig reads {SCHEMA_VERSION}; "
+                        f"{path}:{number}: record schema {version}, this SpecRig reads {SCHEMA_VERSIONS}; "
                         "delete the file to measure its cell again"
                     )
                 yield Record.model_validate_json(line)

@@ -98,6 +98,17 @@ def commit(environment: dict[str, Any]) -> str:
     return f"{str(git['commit'])[:12]}{' with uncommitted changes' if git.get('dirty') else ''}"
 
 
+def model_rows(study: Path) -> list[dict[str, Any]]:
+    """Models made or stored by a study: pair, name, parameters where they can be read. A published study lists them in `models.json`."""
+    listed = study / "models.json"
+    if listed.is_file():
+        rows: list[dict[str, Any]] = json.loads(listed.read_text(encoding="utf-8"))
+        return rows
+    folders = sorted((study / "models").glob("*/*/"))
+    rows = [{"pair": folder.parent.name, "name": folder.name, "parameters": parameters(folder)} for folder in folders]
+    return sorted(rows, key=lambda row: (row["pair"], row["name"] != "target", row["name"]))
+
+
 def parameters(model: Path) -> int | None:
     """Parameters of a model folder, from the headers of its safetensors files; None if it has none that can be read."""
     total = 0
