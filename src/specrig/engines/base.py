@@ -157,8 +157,11 @@ class Engine(ABC):
         known = {"name": self.name, "build": self.build(options), "options": options}
         return {"engine": known | {"untested": self.untested, "differences": dict(self.differences)}}
 
+    def reset_peak_memory(self) -> None:  # noqa: B027
+        """Begin `peak_memory_mb` anew, where the device's allocator can."""
+
     def peak_memory_mb(self) -> float:
-        """Peak memory since loading: of the device where it counts itself, else of this process."""
+        """Peak memory since `reset_peak_memory` where the device counts itself, else of this process since it began."""
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -58,6 +58,17 @@ class Counts(BaseModel):
     per_position: list[int] | None = None
 
 
+class DeviceState(BaseModel):
+    """What a device said of itself right after a generation; None: it does not tell."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    throttled: list[str] = Field(default_factory=list)
+    """What held the clocks down."""
+
+
 class Run(BaseModel):
     """One generation for one prompt. Times in seconds; in a batch they are the whole batch's."""
 
@@ -85,6 +96,9 @@ class Run(BaseModel):
     """The same for the drafter's own model or head; empty where it has none."""
     peak_memory_mb: float = 0.0
     """0 where the engine cannot know it."""
+    energy_j: float | None = None
+    """Joules of the device over the whole generation, prefill included; in a batch the whole batch's. None where nothing counts them."""
+    device: DeviceState | None = None
     prefill_tokens: int = 1
     """Tokens that were out at `ttft_s`: 1, but for an engine that verifies drafts in the prompt's own pass, whose first round it is."""
 

@@ -20,6 +20,7 @@ from specrig.reporting import engines, grid, quality, reproduction, simulated, v
 from specrig.reporting import environment as surroundings
 from specrig.reporting.attachments import Attachments, Embedded
 from specrig.reporting.figures import FIGURES, base_setting, training_curves, write_figures
+from specrig.reporting.floor import floor_notes
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.narrative import conclusion, repetition_warnings
 from specrig.reporting.optimum import optimal_k_grid, optimal_k_sentence, power_sentence
@@ -71,7 +72,11 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
         "captured": sorted({str(job.environment["captured"]) for job in study.jobs if job.environment.get("captured")}),
         "environment": surroundings.environment_rows(study.jobs),
         "differing": surroundings.differing(study.jobs),
-        "engine_notes": surroundings.engine_notes(study.jobs, cells),
+        "notes": [
+            *surroundings.engine_notes(study.jobs, cells),
+            *floor_notes([*study.cells.values(), *study.simulated.values()], study.environments),
+            *filter(None, [surroundings.energy_note(study.jobs)]),
+        ],
         "models": surroundings.model_rows(study.folder),
         "figures": _figures(study, attachments),
         "captions": FIGURES,

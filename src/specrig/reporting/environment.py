@@ -12,7 +12,7 @@ import pandas as pd
 
 from specrig.reporting.study_data import Job
 
-MOVING = ("captured", "load_1min", "mhz")
+MOVING = ("captured", "load_1min", "mhz", "sm_mhz", "memory_mhz", "copy_gb_s")
 """Keys that differ between any two jobs and say so only in the full list."""
 
 
@@ -88,6 +88,17 @@ def engine_notes(jobs: list[Job], cells: pd.DataFrame) -> list[str]:
         if any(parts):
             notes.append(f"Engine {name}: {'; '.join(filter(None, parts))}.")
     return notes
+
+
+def energy_note(jobs: list[Job]) -> str | None:
+    """Where the joules in the tables come from; None where nobody counted any."""
+    sources = dict.fromkeys(str(job.environment["energy"]) for job in jobs if job.environment.get("energy"))
+    if not sources:
+        return None
+    return (
+        f"Energy: {', '.join(sources)}; joules of the whole device over each generation, prefill included, read before and after it. "
+        "The counters step some ten times a second, so a cell's sum counts, not a single prompt's."
+    )
 
 
 def commit(environment: dict[str, Any]) -> str:
