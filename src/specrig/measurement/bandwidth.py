@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -13,6 +14,11 @@ LEAST = 256 << 20
 """Bytes of the smallest buffer that is still far larger than a GPU's cache."""
 MOST = 1 << 30
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def memory(device: str) -> dict[str, Any]:
+    """`copy_gb_s` of the device and, of a processor, the bytes of its `last_level_cache`; None for what is not known."""
+    return {"copy_gb_s": copy_gb_s(device), "last_level_cache": last_level_cache() if device == "cpu" else None}
 
 
 def copy_gb_s(device: str) -> float | None:

@@ -16,7 +16,6 @@ import psutil
 
 from specrig.engines.base import EngineError, PairFiles
 from specrig.engines.gate import config_of
-from specrig.measurement.bandwidth import copy_gb_s, last_level_cache
 from specrig.measurement.energy import gpu_handles, torch_uuids
 
 PACKAGES = (
@@ -53,7 +52,7 @@ SHAPE = (
 
 
 def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, Any]:
-    """Everything that may move a figure: packages, torch build, processor, GPU, threads, clocks, memory, commit, the pair's models."""
+    """Everything that may move a figure: packages, torch build, processor, GPU, threads, clocks, commit, the pair's models."""
     models: dict[str, dict[str, Any]] = {
         name: {"source": source, **model_digest(source)} for name, source in pair.sources.items()
     }
@@ -68,7 +67,6 @@ def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, A
         "gpus": _gpus() if device == "cuda" else [],
         "device": device,
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-        "memory": {"copy_gb_s": copy_gb_s(device), "last_level_cache": last_level_cache() if device == "cpu" else None},
         "git": code_version(),
         "models": models,
     }

@@ -23,6 +23,7 @@ from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.engines.base import Engine, EngineError
+from specrig.measurement.bandwidth import memory
 from specrig.measurement.energy import Meter, metered
 from specrig.measurement.environment import capture
 from specrig.measurement.freshness import baseline_of, cell_digests, measured
@@ -87,6 +88,8 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
                         failed |= _measure_paired(block)
                 else:
                     failed |= measure_unpaired(blocks, digests, folder)
+            if engine.loads_pairs:  # last, so that its buffers are in no cell's peak memory
+                write_atomically(folder / "environment.json", json.dumps(environment | {"memory": memory(device)}, indent=1))
     _write_index(folder, cells, digests, failed)
 
 
