@@ -24,6 +24,7 @@ from specrig.publishing.publish import publish as publish_study
 from specrig.publishing.verify import verify
 from specrig.study import Study, load_study
 
+PUBLISHED = sorted(path.parent for path in (Path(__file__).parents[2] / "reports" / "published").glob("*/manifest.json"))
 USER, HOST, HOME = "jdoe42", "buildbox7.example.org", "/home/jdoe42"
 CONFIG = {
     "study": "demo",
@@ -234,6 +235,28 @@ def test_columns_of_another_version_are_told_from_changed_numbers(copy: Path) ->
     good, lines = checked(copy)
     assert not good and "    column beta: published, and this code does not compute it" in lines
     assert any("The code is not the one that made it" in line and "f" * 40 in line for line in lines)
+
+
+def test_a_publication_is_rendered_anew_from_its_own_records(copy: Path) -> None:
+    before = contents(copy)
+    (copy / "tables" / "cells.md").write_text("as older code wrote it")
+    (copy / "figures" / "heatmap.svg").unlink()
+    assert run(["publish", str(copy)]) == 0
+    after = contents(copy)
+    assert before.keys() == after.keys()
+    assert {name for name in after if after[name] != before[name]} <= {"manifest.json"}
+    assert checked(copy)[0]
+    change_record(copy, lambda record: record["run"]["tokens"].pop())
+    with pytest.raises(PublicationError, match=r"records.jsonl.gz is not what was published"):
+        publish.render_again(copy)
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=[path.name for path in PUBLISHED])
+def test_what_the_repository_publishes_follows_from_its_records(folder: Path) -> None:
+    """Fails after a change of what tables say: `specrig publish <folder>` renders the publication anew from its records."""
+    good, lines = checked(folder)
+    assert good, "\n".join(line for line in lines if not line.startswith("✓"))
+    assert max(path.stat().st_size for path in folder.rglob("*")) < 1 << 20
 
 
 def test_records_of_a_later_schema_are_refused_with_the_code_to_take(copy: Path) -> None:

@@ -16,9 +16,12 @@ def publish(
     to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
 ) -> None:
     """Put a finished study where others can check it: compressed records, tables, figures, report; no weights, no prompts."""
-    from specrig.publishing.publish import publish
+    from specrig.publishing.publish import publish, render_again
     from specrig.study import load_study
 
+    if config.is_dir():
+        typer.echo(render_again(config))
+        return
     folder, notes = publish(load_study(config), name, to)
     for note in notes:
         typer.echo(note, err=True)

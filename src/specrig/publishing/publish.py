@@ -37,28 +37,10 @@ def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
         raise PublicationError(f"{study.root} was measured on {' and '.join(machines)}: name the publication with --as")
     target = to / (name or f"{_slug(machines[0])}-{study.study}")
     _check_replaceable(target, study.study)
-    to.mkdir(parents=True, exist_ok=True)
     names = machine_names()
-    with tempfile.TemporaryDirectory(dir=to, prefix=".publishing-") as scratch:
-        folder = Path(scratch) / target.name
+    with _replacing(target) as folder:
         left_out = pack(data, folder, names)
-        render(folder)
-        quality = [f"tables/{path.name}" for path in sorted((folder / "tables").glob("quality.*"))]
-        _divide(folder)
-        check_no_traces(folder, machine_paths(study.root), names)
-        manifest = present(
-            study=study.study,
-            hardware=", ".join(machines),
-            measured_with=sorted({str(job.environment["git"]["commit"]) for job in data.jobs if job.environment.get("git")}),
-            columns={stem: header(folder, stem) for stem in STEMS},
-            not_recomputed=dict.fromkeys(quality, NEEDS_REFERENCES),
-            left_out=left_out,
-            files=entries(folder),
-        )
-        write_atomically(folder / FILE, manifest.model_dump_json(indent=1) + "\n")
-        if target.exists():
-            target.rename(Path(scratch) / "replaced")
-        folder.rename(target)
+        _finish(folder, left_out, machine_paths(study.root), names)
     notes = [f"left out: {what}" for what in left_out]
     for stem in STEMS:
         own = study.root / "tables" / f"{stem}.csv"
@@ -66,6 +48,62 @@ def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
         if differences:
             notes.append(f"{own} is not what the records give now ({len(differences)} differences, e.g. {differences[0]})")
     return target, notes
+
+
+def render_again(target: Path) -> Path:
+    """Compute a publication's tables, figures and report anew from its own records, for code that has changed since; returns it.
+
+    Raises PublicationError for records that are not those that were published.
+    """
+    manifest = read_manifest(target)
+    found = entries(target)
+    sources = {name for name in manifest.files if not _is_computed(name)}
+    changed = sorted(name for name in sources if found.get(name) != manifest.files[name])
+    if changed:
+        raise PublicationError(f"{target / changed[0]} is not what was published: restore it, `specrig verify` says more")
+    with _replacing(target) as folder:
+        for name in sorted(sources):
+            _copy(target / name, (folder / name).parent)
+        _finish(folder, manifest.left_out, [], [])
+    return target
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `target` once it is whole; whatever goes wrong before leaves the old one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".publishing-") as scratch:
+        folder = Path(scratch) / target.name
+        folder.mkdir()
+        yield folder
+        if target.exists():
+            target.rename(Path(scratch) / "replaced")
+        folder.rename(target)
+
+
+def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str]) -> None:
+    """Render what was packed, look for traces of this machine, and write the manifest."""
+    render(folder)
+    quality = [f"tables/{path.name}" for path in sorted((folder / "tables").glob("quality.*"))]
+    _divide(folder)
+    check_no_traces(folder, paths, names)
+    with unpacked(folder) as results:
+        data = read_study(results)
+        manifest = present(
+            study=data.name,
+            hardware=", ".join(hardware(data)),
+            measured_with=sorted({str(job.environment["git"]["commit"]) for job in data.jobs if job.environment.get("git")}),
+            columns={stem: header(folder, stem) for stem in STEMS},
+            not_recomputed=dict.fromkeys(quality, NEEDS_REFERENCES),
+            left_out=left_out,
+            files=entries(folder),
+        )
+    write_atomically(folder / FILE, manifest.model_dump_json(indent=1) + "\n")
+
+
+def _is_computed(name: str) -> bool:
+    """Whether a published file is made of others of the publication."""
+    return name.startswith("figures/") or name.startswith("report.html") or name.removeprefix("tables/").split(".")[0] in STEMS
 
 
 def render(folder: Path) -> None:

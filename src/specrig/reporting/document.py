@@ -19,8 +19,8 @@ from specrig.measurement.records import write_atomically
 from specrig.reporting import engines, grid, quality, reproduction, simulated, verdicts
 from specrig.reporting import environment as surroundings
 from specrig.reporting.attachments import Attachments, Embedded
+from specrig.reporting.device import floor_notes
 from specrig.reporting.figures import FIGURES, base_setting, training_curves, write_figures
-from specrig.reporting.floor import floor_notes
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.narrative import conclusion, repetition_warnings
 from specrig.reporting.optimum import optimal_k_grid, optimal_k_sentence, power_sentence

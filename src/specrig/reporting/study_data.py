@@ -14,7 +14,7 @@ import pandas as pd
 
 from specrig.analysis.cells import cells_table
 from specrig.measurement.records import Record, RecordError, read_records
-from specrig.reporting.floor import with_floor
+from specrig.reporting.device import with_floor
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import pandas as pd
 from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
+from specrig.reporting.device import device_entries, device_titles
 from specrig.reporting.engines import comparison, engines_grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.optimum import optimal_k_grid
@@ -23,14 +24,6 @@ from specrig.reporting.summary import LEVELS, MEAN, acceptance_summary, audit_fa
 STEMS = ("cells", "speedup", "acceptance", "engines", "reproduction", "optimal_k", "simulated")
 FILES = [f"{stem}.{ending}" for stem in STEMS for ending in ("csv", "md", "tex")]
 """What `write_tables` leaves, whatever the study holds."""
-
-WHERE_READ = {
-    "energy_per_token_j": "J/token",
-    "energy_ratio": "energy, of the baseline's",
-    "floor_ms": "floor of the baseline's pass, ms",
-    "floor_share": "of it reached",
-}
-"""Columns that people see where a device's counters were read or its bandwidth measured, with their titles."""
 
 BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts."
 
@@ -123,7 +116,6 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
     """The cells with the columns that people look for first."""
     levels = [*varying_levels(cells), "task"]
     header = ["k", "prompts", "tokens/s", "baseline tokens/s", "speedup", "τ", "acceptance rate", "predicted", "efficiency"]
-    known = {name: title for name, title in WHERE_READ.items() if name in cells}
     rows = []
     for row in _dicts(cells):
         note = grid.interval(row["speedup_low"], row["speedup_high"])
@@ -138,11 +130,11 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
                 Entry(grid.percent(row["acceptance_rate"])),
                 Entry(grid.number(row["predicted_speedup"])),
                 Entry(grid.number(row["efficiency"])),
-                *(Entry(grid.percent(row[name]) if name == "floor_share" else grid.number(row[name], 3)) for name in known),
+                *device_entries(row),
             ]
         )
     return Grid(
-        header=[*(level.replace("_", " ") for level in levels), *header, *known.values()],
+        header=[*(level.replace("_", " ") for level in levels), *header, *device_titles(cells)],
         rows=rows,
         labels=len(levels) + 1,
         caption=f"Every measured cell of the study {study.name}{_setting(cells)}.",

@@ -1,4 +1,4 @@
-"""The memory-bandwidth floor in tables and report."""
+"""What was read of the device, in tables and report: energy, and the floor that its memory sets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,29 @@ import pandas as pd
 
 from specrig.analysis.floor import COLUMNS, Floor, floor
 from specrig.measurement.records import Record
-from specrig.reporting.grid import number, percent
+from specrig.reporting.grid import Entry, number, percent
 
 Environments = Mapping[tuple[str, str, str], Mapping[str, Any]]
 """(engine, pair, method) -> the job's environment."""
+
+
+DEVICE = {
+    "energy_per_token_j": "J/token",
+    "energy_ratio": "energy, of the baseline's",
+    "floor_ms": "floor of the baseline's pass, ms",
+    "floor_share": "of it reached",
+}
+"""Columns that people see where a device's counters were read or its bandwidth measured, with their titles."""
+
+
+def device_titles(table: pd.DataFrame) -> list[str]:
+    """Titles of those of `DEVICE` that a table has."""
+    return [title for name, title in DEVICE.items() if name in table]
+
+
+def device_entries(row: Mapping[str, Any]) -> list[Entry]:
+    """A row's entries of the same columns."""
+    return [Entry(percent(row[name]) if name == "floor_share" else number(row[name], 3)) for name in DEVICE if name in row]
 
 
 def with_floor(table: pd.DataFrame, cells: Iterable[list[Record]], environments: Environments) -> pd.DataFrame:
