@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from specrig.publishing import commands as publishing
+
 if TYPE_CHECKING:
     from specrig.study import Study
 
@@ -224,6 +226,10 @@ def report(study: StudyFile) -> None:
     loaded = _load(study)
     write_report(loaded.root, loaded.report)
     typer.echo(loaded.report)
+
+
+app.command()(publishing.publish)
+app.command()(publishing.verify)
 
 
 def _load(file: Path) -> Study:

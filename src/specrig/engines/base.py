@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -157,8 +158,13 @@ class Engine(ABC):
         known = {"name": self.name, "build": self.build(options), "options": options}
         return {"engine": known | {"untested": self.untested, "differences": dict(self.differences)}}
 
+    def reset_peak_memory(self) -> None:
+        """Begin `peak_memory_mb` anew, where the system can (Linux: proc(5), clear_refs)."""
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
     def peak_memory_mb(self) -> float:
-        """Peak memory since loading: of the device where it counts itself, else of this process."""
+        """Peak memory since `reset_peak_memory` where the device counts itself, else of this process."""
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -56,6 +56,15 @@ class Native(TokenizedEngine):
             simulated_acceptance=self.pair.simulated_acceptance,
         )
 
+    def reset_peak_memory(self) -> None:
+        """Of the GPU's allocator where there is one, else of this process."""
+        if self.target.device.type == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self.target.device)
+        else:
+            super().reset_peak_memory()
+
     def peak_memory_mb(self) -> float:
         """Of the GPU's allocator where there is one, else of this process."""
         if self.target.device.type == "cuda":

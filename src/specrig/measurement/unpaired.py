@@ -97,6 +97,8 @@ def _mean(before: Runs, after: Runs) -> tuple[Runs, list[float | None]]:
         group = []
         for one, other in zip(first, second, strict=True):
             times = {name: (getattr(one, name) + getattr(other, name)) / 2 for name in ("ttft_s", "prefill_s")}
+            if one.energy_j is not None and other.energy_j is not None:
+                times["energy_j"] = (one.energy_j + scale * other.energy_j) / 2
             group.append(one.model_copy(update={**times, "decode_s": (one.decode_s + scale * other.decode_s) / 2}))
         means.append(group)
         spent = [sum(run.decode_s for run in runs) for runs in (first, second)]

@@ -11,6 +11,7 @@ from specrig.analysis.cells import cells_table
 from specrig.analysis.cost_model import expected_tokens
 from specrig.measurement.records import Record
 from specrig.reporting import grid
+from specrig.reporting.device import device_entries, device_titles, with_floor
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.study_data import StudyData
 from specrig.reporting.style import method_name, task_name
@@ -27,7 +28,7 @@ def simulated_table(study: StudyData) -> pd.DataFrame:
     `expected_length`, the tokens a pass that it implies for the depths that were drafted (Leviathan eq. 1).
     """
     members = list(study.simulated.values())
-    table = cells_table(record for records in members for record in records)
+    table = with_floor(cells_table(record for records in members for record in records), members, study.environments)
     table.insert(0, "acceptance", LABEL)
     table.insert(1, "declared_alpha", [records[0].simulated_acceptance for records in members])
     table.insert(2, "expected_length", [_expected(records) for records in members])
@@ -61,8 +62,10 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
             Entry(grid.number(row["baseline_tokens_per_s"], 1)),
             Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
             Entry(grid.number(row["predicted_speedup"])),
+            *device_entries(row),
         ]
         for row in cast("list[dict[str, Any]]", table.to_dict("records"))
     ]
     header = ["pair", "method", "task", "T", "k", "declared α", "τ", "expected τ", "tokens/s", "baseline tokens/s", "speedup"]
-    return Grid(header=[*header, "predicted"], rows=rows, labels=5, caption=CAPTION, label=f"tab:{study}-simulated")
+    header = [*header, "predicted", *device_titles(table)]
+    return Grid(header=header, rows=rows, labels=5, caption=CAPTION, label=f"tab:{study}-simulated")

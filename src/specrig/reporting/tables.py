@@ -11,6 +11,7 @@ import pandas as pd
 from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
+from specrig.reporting.device import device_entries, device_titles
 from specrig.reporting.engines import comparison, engines_grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.optimum import optimal_k_grid
@@ -129,10 +130,11 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
                 Entry(grid.percent(row["acceptance_rate"])),
                 Entry(grid.number(row["predicted_speedup"])),
                 Entry(grid.number(row["efficiency"])),
+                *device_entries(row),
             ]
         )
     return Grid(
-        header=[*(level.replace("_", " ") for level in levels), *header],
+        header=[*(level.replace("_", " ") for level in levels), *header, *device_titles(cells)],
         rows=rows,
         labels=len(levels) + 1,
         caption=f"Every measured cell of the study {study.name}{_setting(cells)}.",
