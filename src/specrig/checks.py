@@ -259,10 +259,13 @@ def check_tasks(study: Study, problems: Problems) -> None:
                 problems.row(
                     study.tables.tasks, None, where, "the corpus has no such task", nearest(name, CORPUS_TASKS, what="it has")
                 )
-            elif study.prompts > available:
+            elif (wanted := study.prompts_wanted(name)) > available:
+                key, what = (
+                    ("prompts", "prompts") if wanted == study.prompts else ("batch_sizes", "prompts to fill the largest batch")
+                )
                 problems.key(
-                    ["prompts"],
-                    f"{study.prompts} prompts, the corpus holds back {available} a task",
+                    [key],
+                    f"{wanted} {what}, the corpus holds back {available} a task",
                     "lower it, or raise training.corpus.prompts",
                 )
             continue

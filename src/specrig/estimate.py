@@ -101,7 +101,7 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
             continue
         baselines = {(baseline_of(cell).name, cell.batch_size): baseline_of(cell) for cell in cells}
         for cell in (*cells, *baselines.values()):
-            rounds = -(-study.prompts // cell.batch_size) * study.repeats
+            rounds = -(-study.prompt_count(cell.batch_size) // cell.batch_size) * study.repeats
             seconds += (rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS) * pass_s[pair]
         seconds += next(size.weight_bytes for size in sizes if size.pair == pair) / LOADING
     machine = "an A100 80 GB" if device == "cuda" else "CPU"

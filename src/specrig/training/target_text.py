@@ -131,11 +131,14 @@ def with_corpus(own: Tensor, count: int, corpus_dir: Path, tokenizer: Tokenizer,
 @torch.no_grad()
 def states(model: Llama, texts: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
     """What `model` gives for the texts (see `Llama.forward`), `[N, T, D]` bfloat16 on the model's device."""
-    where, found = model.embedding.device, []
+    where, together = model.embedding.device, rows_at_once(model.embedding.device)
+    N, T = texts.shape
+    # Made whole at once: to join pieces would take the memory twice.
+    found = torch.empty(N, T, (len(streams) + 1) * model.shape.hidden, dtype=torch.bfloat16, device=where)
     with autocast(where):
-        for rows in texts.split(rows_at_once(where)):
-            found.append(model(moved(rows, where), streams).bfloat16())
-    return torch.cat(found)
+        for start in range(0, N, together):
+            found[start : start + together] = model(moved(texts[start : start + together], where), streams)
+    return found
 
 
 def row_batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:
