@@ -47,7 +47,9 @@ class PairSize:
     dtype: str
     target: Shape | None
     draft: Shape | None
-    positions: int
+    batch: int
+    tokens: int
+    """Of a sequence: prompt and what follows."""
 
     @property
     def weight_bytes(self) -> int:
@@ -60,7 +62,9 @@ class PairSize:
         if self.target is None:
             return None
         caches = sum(
-            shape.cache_bytes(min(self.positions, shape.context), self.dtype) for shape in (self.target, self.draft) if shape
+            shape.cache_bytes(self.batch * min(self.tokens, shape.context), self.dtype)
+            for shape in (self.target, self.draft)
+            if shape
         )
         return self.weight_bytes + caches + WORKSPACE_BYTES
 
@@ -68,8 +72,8 @@ class PairSize:
 def pair_sizes(study: Study) -> list[PairSize]:
     """Sizes of the pairs that will run, in the study's order."""
     batch = max((cell.batch_size for cell in study.cells()), default=1)
-    positions = batch * (PROMPT_TOKENS + study.max_new_tokens)
-    return [_pair_size(study, pair, positions) for pair in dict.fromkeys(cell.pair for cell in study.cells())]
+    tokens = PROMPT_TOKENS + study.max_new_tokens
+    return [_pair_size(study, pair, batch, tokens) for pair in dict.fromkeys(cell.pair for cell in study.cells())]
 
 
 def gated(study: Study) -> dict[str, list[str]]:
@@ -110,7 +114,7 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
     return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
 
 
-def _pair_size(study: Study, pair: str, positions: int) -> PairSize:
+def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
     row = study.rows.pairs[pair]
     recipe = study.training
     return PairSize(
@@ -118,7 +122,8 @@ def _pair_size(study: Study, pair: str, positions: int) -> PairSize:
         row.dtype,
         _shape(TRAINED if row.trains else row.target, "target", recipe),
         _shape(row.draft, "draft", recipe),
-        positions,
+        batch,
+        tokens,
     )
 
 

@@ -75,7 +75,7 @@ def show_sizes(study: Study, console: Console) -> None:
         memory = "?" if size.memory_bytes is None else f"{size.memory_bytes / GB:,.1f} GB"
         weights = f"{size.weight_bytes / GB:,.1f} GB"
         table.add_row(size.pair, _parameters(size.target), _parameters(size.draft), weights, memory, size.dtype)
-    table.caption = f"memory: weights, caches of {PROMPT_TOKENS} prompt tokens and {study.max_new_tokens} new ones, workspace"
+    table.caption = f"memory: weights, caches of the largest batch ({PROMPT_TOKENS} prompt tokens and {study.max_new_tokens} new ones a row), workspace"
     console.print(table)
     console.print(f"[bold]{needs(study)}[/]\n  hours if {hours(study, sizes)[1]}")
     for size in sizes:

@@ -97,6 +97,30 @@ def test_facts_refuse_only_what_they_know(target: str, draft: str | None, reason
     assert (found is None) if reason is None else reason in (found or "")
 
 
+def test_the_cache_of_a_batch_is_that_of_its_rows(workplace: Path) -> None:
+    config = yaml.safe_load(Path("configs/gpu.yaml").read_text())
+    sizes = {}
+    for name, methods in (("one", [{"method": "ngram"}]), ("many", [{"method": "ngram", "batch_sizes": [64]}])):
+        Path("configs/own.yaml").write_text(yaml.safe_dump(config | {"methods": methods}))
+        (sizes[name],) = pair_sizes(load_study(Path("configs/own.yaml")))
+    target, draft = sizes["one"].target, sizes["one"].draft
+    assert target and draft and 1e8 < target.parameters < 3e8 and 1e7 < draft.parameters < 2e7
+    # The model's context is shorter than prompt and answer: a row's cache ends there, a batch has one for each of its rows.
+    row = target.cache_bytes(1024, "bfloat16") + draft.cache_bytes(1024, "bfloat16")
+    assert (sizes["many"].memory_bytes or 0) - (sizes["one"].memory_bytes or 0) == 63 * row
+
+
+@pytest.mark.parametrize("name", ["gpu", "gpu_shapes"])
+def test_a_gpu_study_plans_without_refusals(workplace: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plan", f"configs/{name}.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "Refused" not in shown and "GPU memory" in shown
+    study = load_study(Path(f"configs/{name}.yaml"))
+    batches = {cell.batch_size for cell in study.cells()}
+    assert max(batches) == {"gpu": 64, "gpu_shapes": 32}[name] and 1 in batches
+    assert max(batches) <= study.training.corpus.prompts
+
+
 def test_plan_labels_simulated_pairs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"pairs": ["llama31_8b_shape"]}
     Path("configs/own.yaml").write_text(yaml.safe_dump(config))
