@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
 from specrig.decoding.model import CachedModel
+from specrig.decoding.replay import Function, Recording, Replay
 from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import Drafter
 
@@ -46,13 +49,38 @@ def perturbed(model: Any, scale: float, seed: int = 1) -> Any:
     return copied
 
 
-class Lab:
-    """Resources for drafters, as the native engine lends them."""
+class Traced(Replay):
+    """Replay without a GPU: the operations of the first run, repeated on the same inputs and outputs as a CUDA graph would.
 
-    def __init__(self, vocab_size: int, *, noise: float = 0.3, direct: bool = True) -> None:
+    What a recording may not depend on (lengths, lists, tensors that are made anew) has the value of the first run for ever.
+    """
+
+    def record(self, function: Function, inputs: list[Tensor]) -> Recording:
+        function(*inputs)
+        steps = make_fx(function)(*inputs)
+        outputs = tuple(tensor.clone() for tensor in function(*inputs))
+
+        def run() -> None:
+            for place, found in zip(outputs, steps(*inputs), strict=True):
+                place.copy_(found)
+
+        return Recording(inputs, outputs, run)
+
+
+class Lab:
+    """Resources for drafters, as the native engine lends them. replayed: narrow passes run as they would on a GPU."""
+
+    def __init__(
+        self, vocab_size: int, *, noise: float = 0.3, direct: bool = True, replayed: bool = False, device: str = "cpu"
+    ) -> None:
         source = random_llama(vocab_size, layers=3)  # EAGLE-3 reads three streams
-        self.target: CachedModel = cached_model(source, direct=direct)
-        self._draft: CachedModel = cached_model(perturbed(source, noise), direct=direct)
+        draft = perturbed(source, noise)
+        self.target: CachedModel = cached_model(source.to(device), direct=direct, device=device)
+        self._draft: CachedModel = cached_model(draft.to(device), direct=direct, device=device)
+        self.replayed = replayed
+        if replayed:
+            self.target.replay = Traced(self.target.device)
+            self._draft.replay = Traced(self.target.device)
         self._folder = tempfile.TemporaryDirectory()
 
     def model(self, name: str) -> CachedModel:
@@ -68,4 +96,8 @@ class Lab:
 
     def drafter(self, name: str, **options: Any) -> Drafter:
         method = registry()[name]
-        return method(method.Options.model_validate(options), self)
+        drafter = method(method.Options.model_validate(options), self)
+        for head in ("head", "heads"):
+            if self.replayed and hasattr(drafter, head):
+                getattr(drafter, head).replay = Traced(self.target.device)
+        return drafter

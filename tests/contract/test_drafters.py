@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from models import STORIES, Lab
 
 from specrig.audit.distribution import exact_distribution, g_test
@@ -22,14 +24,23 @@ FALSE_ALARM = 1e-4
 """Chance that one correct method fails one distribution test; the seeds are fixed, so a pass stays a pass."""
 
 
-@pytest.fixture(scope="module", params=["direct", "transformers"])
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+LABS: dict[str, dict[str, Any]] = {
+    "direct": {},
+    "transformers": {"direct": False},
+    "replayed": {"replayed": True},
+    "cuda": {"device": "cuda"},
+}
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=needs_gpu if name == "cuda" else ()) for name in LABS])
 def lab(request: pytest.FixtureRequest) -> Lab:
-    return Lab(vocab_size=40, direct=request.param == "direct")
+    return Lab(vocab_size=40, **LABS[request.param])
 
 
-@pytest.fixture(scope="module")
-def small() -> Lab:
-    return Lab(vocab_size=8, noise=0.5)
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_gpu)])
+def small(request: pytest.FixtureRequest) -> Lab:
+    return Lab(vocab_size=8, noise=0.5, device=request.param)
 
 
 @pytest.mark.parametrize("k", [1, 4])

@@ -163,15 +163,15 @@ def test_rerank_takes_the_best_nodes_as_a_tree() -> None:
     #         a    b    aa   ab    ba   bb
     values = [0.6, 0.3, 0.5, 0.05, 0.2, 0.01]
     parents = [-1, -1, 0, 0, 1, 1]
-    chosen, kept = rerank(torch.tensor([values, values[::-1]]).log()[:1], [parents], 3)
-    assert (chosen.tolist(), kept) == ([[0, 1, 2]], [[-1, -1, 0]])
-    chosen, kept = rerank(torch.tensor([values]).log(), [parents], 4)
-    assert (chosen.tolist(), kept) == ([[0, 1, 2, 4]], [[-1, -1, 0, 1]])
+
+    def chosen(values: list[float], nodes: int) -> list[list[list[int]]]:
+        return [found.tolist() for found in rerank(torch.tensor([values]).log(), torch.tensor([parents]), nodes)]
+
+    assert chosen(values, 3) == [[[0, 1, 2]], [[-1, -1, 0]]]
+    assert chosen(values, 4) == [[[0, 1, 2, 4]], [[-1, -1, 0, 1]]]
     # A child as likely as its parent (probability 1) never comes before it.
-    chosen, kept = rerank(torch.zeros(1, 6), [parents], 2)
-    assert (chosen.tolist(), kept) == ([[0, 1]], [[-1, -1]])
-    chosen, kept = rerank(torch.tensor([values]).log(), [parents], 60)
-    assert (chosen.tolist(), kept) == ([[0, 1, 2, 3, 4, 5]], [parents])
+    assert chosen([1.0] * 6, 2) == [[[0, 1]], [[-1, -1]]]
+    assert chosen(values, 60) == [[[0, 1, 2, 3, 4, 5]], [parents]]
 
 
 class Pair:
@@ -195,9 +195,9 @@ def test_rows_have_their_own_trees_of_likely_paths(target, tmp_path: Path) -> No
     drafter.begin(rows, hidden)
     draft = drafter.propose(rows, 3)
     assert draft.tokens.shape == (2, 12) and draft.probs is None
-    assert draft.parents is not None and draft.parents[0] != draft.parents[1]
+    assert isinstance(draft.parents, Tensor) and not draft.parents[0].equal(draft.parents[1])
     target.start(1, 64)
-    for row, parents in enumerate(draft.parents):
+    for row, parents in enumerate(draft.parents.tolist()):
         assert all(parent < node for node, parent in enumerate(parents))
         siblings = [(parent, token) for parent, token in zip(parents, draft.tokens[row].tolist(), strict=True)]
         assert len(set(siblings)) == 12  # no sibling twice

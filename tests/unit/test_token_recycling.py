@@ -57,10 +57,10 @@ def test_an_unknown_token_drafts_nothing() -> None:
 
 def test_every_scored_token_is_learned_and_the_accepted_path_counts_most() -> None:
     drafter, context = started([1, 2, 1, 3, 1], nodes=3, top_k=2)
-    drafter.propose(context, 2)  # nodes 3, 2, and 1 below 3
+    drafted = drafter.propose(context, 2).tokens.tolist()  # nodes 3, 2, and 1 below 3
     # 1 is scored as the last token and as a candidate, 2 is accepted, 3 and the candidate 1 are rejected.
     logits = logits_of([2, 5], [6, 7], [8, 9], [4, 4]).unsqueeze(0)
-    drafter.observe(Verdict([[2, 8]], [[1]], [1.0], [2], logits=logits))
+    drafter.observe(Verdict([[2, 8]], [[1]], [1.0], [2], drafted, logits=logits))
     assert drafter.matrix[0, [1, 2, 3]].tolist() == [[2, 5], [8, 9], [6, 7]]
     context.tokens[0] += [2, 8]
     assert drafter.propose(context, 2).lengths == [0]  # 8 was never scored

@@ -12,7 +12,8 @@ from torch import Tensor
 from specrig.audit.distribution import GTest, g_test
 from specrig.decoding.sampling import Sampler, draw
 from specrig.decoding.types import Draft, Verdict
-from specrig.decoding.verify import typical_acceptance, verify
+from specrig.decoding.verify import verify
+from specrig.decoding.verify_tree import typical_acceptance
 
 V, K, ROWS = 5, 3, 20_000
 
@@ -261,11 +262,11 @@ def test_alpha_is_the_mean_overlap() -> None:
 
 def test_typical_acceptance_by_hand() -> None:
     """Medusa's rule on a flat and on a peaked distribution."""
-    accepts = typical_acceptance(threshold=0.09, alpha=0.3)
+    least = typical_acceptance(threshold=0.09, alpha=0.3)
     flat, peaked = torch.full((100,), 0.01), torch.tensor([0.95] + [0.05 / 9] * 9)
-    assert accepts(flat, 3)  # exp(-H) = 0.01, times 0.3 = 0.003: below 0.01, accepted
-    assert accepts(peaked, 0)
-    assert not accepts(peaked, 4)
+    assert least(flat) == pytest.approx(0.003)  # exp(-H) = 0.01, times 0.3: below 0.01, every token is accepted
+    assert least(peaked) == pytest.approx(0.09)
+    assert peaked[4] < 0.09 < peaked[0]
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:

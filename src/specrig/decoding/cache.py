@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specrig.decoding.device import on_device
+
 
 class KeyValueCache:
     """Keys and values of L layers, each `[B, H, S, d]` (H key/value heads, S slots, d head width).
@@ -42,21 +44,13 @@ class KeyValueCache:
         """Whether all rows are equally long, so that a slice serves them all."""
         return self.batch_size == 1 or len(set(self.lengths)) == 1
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put `[B, H, n, d]` behind each row's context; return views `[B, H, max(lengths) + n, d]` of everything so far."""
-        n = keys.shape[2]
-        end = max(self.lengths) + n
-        if self.level:
-            start = self.lengths[0]
-            self.keys[layer, :, :, start:end] = keys
-            self.values[layer, :, :, start:end] = values
-        else:
-            device = keys.device
-            rows = torch.arange(self.batch_size, device=device).unsqueeze(1)
-            slots = torch.tensor(self.lengths, device=device).unsqueeze(1) + torch.arange(n, device=device)
-            # Indexing with (rows, :, slots) puts the indexed axes first: [B, n, H, d].
-            self.keys[layer][rows, :, slots] = keys.transpose(1, 2)
-            self.values[layer][rows, :, slots] = values.transpose(1, 2)
+    def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor | slice, end: int) -> tuple[Tensor, Tensor]:
+        """Put `[B, H, n, d]` at `slots` (`[B, n]`, or a slice for all rows); return views `[B, H, end, d]` of the first slots."""
+        for memory, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            if isinstance(slots, slice):
+                memory[:, :, slots] = new
+            else:
+                memory.scatter_(2, slots[:, None, :, None].expand_as(new), new)
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
@@ -64,7 +58,7 @@ class KeyValueCache:
         for row, kept in enumerate(nodes):
             start = self.lengths[row]
             if kept and kept[-1] != len(kept) - 1:  # not simply the first entries: a path through a tree
-                source = torch.tensor(kept, device=self.keys.device) + start
+                source = on_device([start + node for node in kept], self.keys.device)
                 self.keys[:, row, :, start : start + len(kept)] = self.keys[:, row, :, source]
                 self.values[:, row, :, start : start + len(kept)] = self.values[:, row, :, source]
             self.lengths[row] += len(kept)

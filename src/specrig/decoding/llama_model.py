@@ -56,6 +56,16 @@ class Block:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """A step as the layers see it: rotary tables of its positions, and the mask as attention takes it."""
+
+    step: Step
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | None
+
+
 class LlamaModel(CachedModel):
     """Direct forward pass of a Llama-shaped model, with fused projections."""
 
@@ -90,13 +100,26 @@ class LlamaModel(CachedModel):
         self.cos = cos[0].to(self.dtype)
         self.sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).to(self.dtype)
 
-    def rotate(self, x: Tensor, step: Step) -> Tensor:
-        """Rotary positions on `[B, n, heads, d]`."""
+    def view(self, step: Step) -> View:
+        """What all layers share of a step."""
         # [n, 1, d] for level rows, [B, n, 1, d] for ragged ones or trees.
         cos, sin = self.cos[step.positions].unsqueeze(-2), self.sin[step.positions].unsqueeze(-2)
-        return torch.addcmul(x * cos, x.roll(self.head_width // 2, -1), sin)
+        if not step.fixed or step.mask is None:
+            return View(step, cos, sin, step.mask)
+        bias = torch.zeros(step.mask.shape, dtype=self.dtype, device=self.device).masked_fill_(~step.mask, -torch.inf)
+        return View(step, cos, sin, bias.repeat(1, 1, self.q_heads // self.kv_heads, 1))
 
-    def block(self, index: int, block: Block, x: Tensor, step: Step, reads: Tensor | None = None) -> Tensor:
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, view: View) -> Tensor:
+        """`[B, H, n, d]` queries over keys and values `[B, K, end, d]`."""
+        B, H, n, d = q.shape
+        K = self.kv_heads
+        if not view.step.fixed:
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=view.mask, enable_gqa=H != K)
+        # The queries that share a key head as so many rows more: kernels with a mask know no groups.
+        grouped = q.reshape(B, K, H // K * n, d)
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=view.mask).view(B, H, n, d)
+
+    def block(self, index: int, block: Block, x: Tensor, view: View, reads: Tensor | None = None) -> Tensor:
         """Layer `index` on the residual stream `[B, n, D]`; writes its keys and values to the cache.
 
         reads: what its attention projects, where that is not the normed stream (EAGLE).
@@ -109,22 +132,22 @@ class LlamaModel(CachedModel):
             q = F.rms_norm(qk[:, :, :H], (d,), block.q_norm, self.eps)
             k = F.rms_norm(qk[:, :, H:], (d,), block.k_norm, self.eps)
             qk = torch.cat((q, k), 2)
-        qk = self.rotate(qk, step).transpose(1, 2)
+        qk = torch.addcmul(qk * view.cos, qk.roll(d // 2, -1), view.sin).transpose(1, 2)
         v = qkv[..., (H + K) * d :].view(B, n, K, d).transpose(1, 2)
-        keys, values = self.cache.write(index, qk[:, H:], v)
-        attended = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=step.mask, enable_gqa=H != K)
+        keys, values = self.cache.write(index, qk[:, H:], v, view.step.slots, view.step.end)
+        attended = self.attend(qk[:, :H], keys, values, view)
         x = x + block.out(attended.transpose(1, 2).reshape(B, n, H * d))
         gate, up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps)).chunk(2, -1)
         return x + block.down(F.silu(gate) * up)
 
     @torch.inference_mode()
-    def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
-        x = F.embedding(tokens, self.embedding)
+    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
+        x, view = F.embedding(tokens, self.embedding), self.view(step)
         collected = []
         for index, block in enumerate(self.blocks):
             if index in self.feature_layers:
                 collected.append(x)
-            x = self.block(index, block, x, step)
+            x = self.block(index, block, x, view)
         if collected:
             self.features = torch.cat(collected, -1)
         return F.rms_norm(x, (x.shape[-1],), self.norm, self.eps)

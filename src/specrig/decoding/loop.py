@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from specrig.decoding.device import on_device, padded
 from specrig.decoding.model import CachedModel
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.simulated import SimulatedAcceptance
-from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Round
+from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Parents, Round
 from specrig.decoding.verify import verify
 
 SPARE_SLOTS = 256
@@ -50,10 +51,9 @@ def generate(
 
     target.feature_layers, target.features = drafter.feature_layers, None
     started = target.now()
-    padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=target.device)
-    logits, hidden = target.forward(padded, last=[len(prompt) - 1 for prompt in prompts])
+    logits, hidden = target.forward(padded(prompts, longest, target.device), last=[len(prompt) - 1 for prompt in prompts])
     target.keep([range(len(prompt)) for prompt in prompts])
-    target.passes.clear()  # the prompt's pass is prefill, not a decoding step
+    target.watch.clear()  # the prompt's pass is prefill, not a decoding step
     rounds: list[list[Round]] = [[] for _ in range(B)]
     output: list[list[int]] = [[] for _ in range(B)]
     overlap, reached = [0.0] * B, [0] * B
@@ -131,12 +131,14 @@ def _check(target: CachedModel, prompts: Sequence[Sequence[int]], max_new_tokens
 
 
 def _with_root(context: Context, draft: Draft) -> torch.Tensor:
-    root = torch.tensor([[tokens[-1]] for tokens in context.tokens], device=draft.tokens.device)
+    root = on_device([[tokens[-1]] for tokens in context.tokens], draft.tokens.device)
     return torch.cat((root, draft.tokens), 1) if draft.tokens.shape[1] else root
 
 
-def _with_root_parents(draft: Draft) -> list[list[int]] | None:
+def _with_root_parents(draft: Draft) -> Parents | None:
     """Draft nodes count from the root: node i is token i + 1, the root token 0 hangs on the context."""
+    if isinstance(draft.parents, torch.Tensor):
+        return torch.nn.functional.pad(draft.parents + 1, (1, 0), value=-1)
     return None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]
 
 
@@ -152,6 +154,8 @@ def _offered(draft: Draft, B: int) -> list[tuple[int, int]]:
     counts = draft.lengths or [draft.tokens.shape[1] - draft.probes] * B
     if draft.parents is None:
         return [(count, count) for count in counts]
+    if isinstance(draft.parents, torch.Tensor):
+        draft.parents = draft.parents.tolist()
     result = []
     for parents, count in zip(draft.parents, counts, strict=True):
         depth: list[int] = []

@@ -8,31 +8,53 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from time import perf_counter
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.decoding.cache import KeyValueCache
-from specrig.decoding.types import DecodingError
+from specrig.decoding.device import Stopwatch, at_each, now, on_device, padded
+from specrig.decoding.replay import Replay, Run
+from specrig.decoding.types import DecodingError, Parents
+
+FEW = 16
+"""Widest pass that computes all its logits where only one a row is asked for, so that it can be replayed."""
+WIDEST = 256
+"""Widest pass that is replayed; wider ones are prompts."""
+WINDOW = 256
+"""Fewest cache slots that a replayed pass reads; more are a power of two of them."""
 
 
+@dataclass(slots=True)
 class Step:
-    """Where the n tokens of a forward pass sit: positions `[B, n]` and what each may look at."""
+    """Where the n tokens of a forward pass sit, and what each may look at.
 
-    __slots__ = ("level", "mask", "positions", "start")
+    positions `[B, n]` in the text; slots `[B, n]` of the cache that they are written to; both slices where all rows are alike.
+    end: so many slots are read. mask: True where a token sees a slot, `[n, end]` or `[B, 1, n, end]`; None: all see all.
+    fixed: shapes do not depend on the rows' lengths, so the step can be replayed.
+    """
 
-    def __init__(self, start: int, level: bool, positions: Tensor | slice, mask: Tensor | None) -> None:
-        self.start, self.level, self.positions, self.mask = start, level, positions, mask
+    positions: Tensor | slice
+    slots: Tensor | slice
+    end: int
+    mask: Tensor | None
+    fixed: bool = False
 
 
 class CachedModel(ABC):
     """A decoder-only model with its cache and a stopwatch over its bare forward passes.
 
-    `forward` writes the tokens' keys and values behind each row's context; `keep` makes them part of it.
+    `forward` writes the tokens' keys and values behind each row's context; `keep` makes them part of it. On a GPU narrow passes are
+    recorded and replayed (`replay`); what they return then holds until the next pass of the same width.
     """
+
+    replays: ClassVar[bool] = True
+    """Whether its passes can be recorded: they compute on the device alone."""
 
     def __init__(self, config: Any, *, device: torch.device, dtype: torch.dtype) -> None:
         text = config.get_text_config(decoder=True)
@@ -46,18 +68,20 @@ class CachedModel(ABC):
         self.kv_heads: int = getattr(text, "num_key_value_heads", None) or heads
         self.head_width: int = getattr(text, "head_dim", None) or text.hidden_size // heads
         self.cache = KeyValueCache(0, 1, 1, 0, 1, dtype=dtype, device=device)
-        self.passes: dict[int, list[float]] = {}
+        self.watch = Stopwatch(device)
+        self.replay = Replay(device) if device.type == "cuda" and self.replays else None
         self.feature_layers: tuple[int, ...] = ()  # see `Drafter.feature_layers`
         self.features: Tensor | None = None
+        self._caches: dict[int, KeyValueCache] = {}
         self._causal = torch.empty(0, 0, dtype=torch.bool)
-        self._ancestry: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._ancestry: dict[tuple[int, ...], Tensor] = {}
 
     def start(self, batch_size: int, slots: int) -> None:
         """A new batch: empty rows with room for `slots` positions each (allocations are kept and reused)."""
-        cache = self.cache
-        if cache.batch_size != batch_size or cache.slots < slots:
-            room = -(-slots // 128) * 128
-            self.cache = KeyValueCache(
+        cache = self._caches.get(batch_size)
+        if cache is None or cache.slots < slots:
+            room = -(-slots // 128) * 128 if self.replay is None else _window(slots)
+            cache = self._caches[batch_size] = KeyValueCache(
                 self.layers,
                 batch_size,
                 self.kv_heads,
@@ -66,11 +90,14 @@ class CachedModel(ABC):
                 dtype=self.dtype,
                 device=self.device,
             )
-            self._causal = torch.ones(room, room, dtype=torch.bool, device=self.device).tril()
-            self._grown(room)
-        else:
-            cache.lengths = [0] * batch_size
-        self.passes = {}
+            if room > len(self._causal):
+                self._causal = torch.ones(room, room, dtype=torch.bool, device=self.device).tril()
+                self._grown(room)
+            if self.replay is not None:
+                self.replay.clear()
+        cache.lengths = [0] * batch_size
+        self.cache = cache
+        self.watch.clear()
 
     def _grown(self, slots: int) -> None:  # noqa: B027
         """The cache now has `slots` positions; implementations extend their tables."""
@@ -82,33 +109,39 @@ class CachedModel(ABC):
 
     def now(self) -> float:
         """Seconds on a clock that has waited for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return perf_counter()
+        return now(self.device)
 
     def forward(
         self,
         tokens: Tensor,
         *,
-        parents: Sequence[Sequence[int]] | None = None,
+        parents: Parents | None = None,
         last: Sequence[int] | None = None,
+        features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run `tokens` `[B, n]` behind each row's context: (logits `[B, n, V]`, hidden `[B, n, D]` after the final norm).
 
         parents: None for a chain; else per row and token the index of its predecessor among these tokens, -1 for the context.
-        last: only these positions' logits, one a row, are computed: `[B, 1, V]`.
+        last: only these positions' logits, one a row: `[B, 1, V]`.
+        features: `[B, n, D]`, what a head reads beside the tokens.
         """
-        started = self.now()
-        step = self._step(tokens.shape[1], parents)
-        hidden = self._hidden(tokens, step)
-        if last is not None:
-            picked = hidden[torch.arange(len(hidden), device=self.device), torch.tensor(last, device=self.device)].unsqueeze(1)
-        logits = self._logits(hidden if last is None else picked)
+        n = tokens.shape[1]
+        if self.replay is not None and n <= (WIDEST if last is None else FEW):
+            run, inputs = self._recorded(self.replay, tokens, self._own(n, parents), features)
+            mark = self.watch.start()
+            logits, hidden, *streams = run(inputs)
+            self.features = streams[0][:, :n] if streams else None
+            logits, hidden = logits[:, :n], hidden[:, :n]  # widths are rounded up
+            if last is not None:
+                logits = at_each(logits, last).unsqueeze(1)
+        else:
+            mark = self.watch.start()
+            own = self._own(n, parents)
+            hidden = self._hidden(tokens, self._step(n, own), features)
+            logits = self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1))
         if logits.shape[-1] != self.vocab_size:
             logits = logits[..., : self.vocab_size]
-        entry = self.passes.setdefault(tokens.shape[1], [0, 0.0])
-        entry[0] += 1
-        entry[1] += self.now() - started
+        self.watch.stop(n, mark)
         return logits, hidden
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
@@ -123,7 +156,7 @@ class CachedModel(ABC):
         """Start a batch of another model's shape with `rows`, each row's last token held back; its passes are no decoding steps."""
         self.start_like(other)
         self.catch_up(rows, done, hold_last=True)
-        self.passes.clear()
+        self.watch.clear()
 
     def catch_up(self, rows: Sequence[Sequence[int]], done: Sequence[bool], *, hold_last: bool = False) -> Tensor:
         """Run and keep what the cache does not hold yet of every unfinished row: next-token logits `[B, V]`.
@@ -132,56 +165,125 @@ class CachedModel(ABC):
         """
         end = -1 if hold_last else None
         new = [[] if over else list(row[length:end]) for row, over, length in zip(rows, done, self.lengths, strict=True)]
-        width = max(1, *map(len, new))
-        padded = torch.tensor([row + [0] * (width - len(row)) for row in new], device=self.device)
-        logits, _ = self.forward(padded, last=[max(len(row) - 1, 0) for row in new])
+        tokens = padded(new, max(1, *map(len, new)), self.device)
+        logits, _ = self.forward(tokens, last=[max(len(row) - 1, 0) for row in new])
         self.keep([range(len(row)) for row in new])
         return logits[:, 0]
 
     def pass_totals(self) -> dict[int, tuple[int, float]]:
         """Bare forward passes since `start`: width -> (calls, seconds)."""
-        return {width: (int(calls), seconds) for width, (calls, seconds) in self.passes.items()}
+        return self.watch.totals()
 
     @abstractmethod
-    def _hidden(self, tokens: Tensor, step: Step) -> Tensor: ...
+    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor: ...
 
     @abstractmethod
     def _logits(self, hidden: Tensor) -> Tensor: ...
 
-    def _step(self, n: int, parents: Sequence[Sequence[int]] | None) -> Step:
-        cache = self.cache
-        start = max(cache.lengths)
-        if start + n > cache.slots:
-            raise DecodingError(f"{start + n} positions do not fit the cache of {cache.slots}")
-        if cache.level and parents is None:
-            mask = None if n == 1 else self._causal[start : start + n, : start + n]
-            return Step(start, True, slice(start, start + n), mask)
-        B = cache.batch_size
-        lengths = torch.tensor(cache.lengths, device=self.device)
-        depth, tree_mask = self._trees([list(range(-1, n - 1))] * B if parents is None else parents)
-        slots = torch.arange(start + n, device=self.device)
-        mask = (slots < lengths.unsqueeze(1)).unsqueeze(1).expand(B, n, start + n).clone()
-        for row, length in enumerate(cache.lengths):
-            mask[row, :, length : length + n] = tree_mask[row]
-        return Step(start, cache.level, lengths.unsqueeze(1) + depth, mask.unsqueeze(1))
+    def _bases(self) -> list[int]:
+        """Per row the length of the context that all of a pass's tokens see."""
+        return self.cache.lengths
 
-    def _trees(self, parents: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Depths `[B, n]` and ancestor-or-self matrices `[B, n, n]`. A static tree is met every round, so it is kept."""
+    def _own(self, n: int, parents: Parents | None) -> Tensor | None:
+        """`[B, n, m]`, True where a token of the pass sees itself or an ancestor among the m last ones, which it ends; None for a chain."""
+        if parents is None:
+            return None
+        if isinstance(parents, Tensor):
+            return _lineage(parents)
         first = tuple(parents[0])
         shared = all(row is parents[0] or tuple(row) == first for row in parents[1:])
         known = self._ancestry.get(first) if shared else None
         if known is None:
-            rows = np.array([first] if shared else parents).reshape(-1, len(first))
-            B, n = rows.shape
-            # Row n stands for the context: no ancestors, depth -1. Topological order makes one sweep enough.
-            ancestors, depth, batch = np.zeros((B, n + 1, n), bool), np.full((B, n + 1), -1), np.arange(B)
-            for node in range(n):
-                ancestors[:, node] = ancestors[batch, rows[:, node]]
-                ancestors[:, node, node] = True
-                depth[:, node] = depth[batch, rows[:, node]] + 1
-            known = torch.from_numpy(depth[:, :n]).to(self.device), torch.from_numpy(ancestors[:, :n]).to(self.device)
-            if shared:
+            known = _ancestors([first] if shared else parents).to(self.device)
+            if shared:  # a static tree is met every round
                 if len(self._ancestry) >= 256:  # trees that change every round push the oldest out
                     del self._ancestry[next(iter(self._ancestry))]
                 self._ancestry[first] = known
-        return known if not shared else (known[0].expand(len(parents), -1), known[1].expand(len(parents), -1, -1))
+        return known.expand(len(parents), -1, -1)
+
+    def _room(self, end: int) -> None:
+        if end > self.cache.slots:
+            raise DecodingError(f"{end} positions do not fit the cache of {self.cache.slots}: lower k or the size of the tree")
+
+    def _step(self, n: int, own: Tensor | None) -> Step:
+        start = max(self.cache.lengths)
+        end = start + n
+        self._room(end)
+        level = slice(start, end)
+        if self.cache.level and own is None:
+            return Step(level, level, end, None if n == 1 else self._causal[start:end, :end])
+        step = self._place(n, on_device(self._bases(), self.device), own, end)
+        if self.cache.level:
+            step.slots = level
+        return step
+
+    def _place(self, n: int, base: Tensor, own: Tensor | None, end: int) -> Step:
+        """The n tokens behind contexts of lengths `base` `[B]`."""
+        if own is None:
+            own = self._causal[:n, :n].expand(len(base), n, n)
+        m = own.shape[-1]
+        base = base.unsqueeze(1)
+        behind = torch.arange(end, device=self.device) - base  # of each slot, behind the context
+        among = behind.clamp(0, m - 1).unsqueeze(1).expand(-1, n, -1)
+        mask = own.gather(-1, among) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
+        slots = base + torch.arange(m - n, m, device=self.device)
+        return Step(base + own.sum(-1) - 1, slots, end, mask.unsqueeze(1))
+
+    def _recorded(self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None) -> tuple[Run, list[Tensor]]:
+        """A recording of this pass and its inputs; widths are rounded up, so that there are few shapes."""
+        n = tokens.shape[1]
+        extra = -n % 8 if n > 8 else 0
+        bases = self._bases()
+        reach = max(bases) + (n if own is None else own.shape[-1]) + extra
+        self._room(reach)
+        inputs = [F.pad(tokens, (0, extra)), on_device(bases, self.device)]
+        if own is not None:
+            inputs.append(_widened(own, extra))
+        if features is not None:
+            inputs.append(F.pad(features, (0, 0, 0, extra)))
+        end, shaped, fed = min(_window(reach), self.cache.slots), own is not None, features is not None
+        return replay.recorded((end, shaped, fed, self.feature_layers), partial(self._fixed, end, shaped, fed), inputs), inputs
+
+    def _fixed(self, end: int, shaped: bool, fed: bool, tokens: Tensor, base: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        """A pass whose kernels are the same whatever the inputs hold."""
+        step = self._place(tokens.shape[1], base, rest[0] if shaped else None, end)
+        step.fixed = True
+        hidden = self._hidden(tokens, step, rest[-1] if fed else None)
+        logits = self._logits(hidden)
+        return (logits, hidden, self.features) if self.feature_layers and self.features is not None else (logits, hidden)
+
+
+def _window(slots: int) -> int:
+    return max(WINDOW, 1 << (slots - 1).bit_length())
+
+
+def _widened(own: Tensor, extra: int) -> Tensor:
+    """With so many more tokens, of which each sees the context and itself."""
+    if not extra:
+        return own
+    n = own.shape[1]
+    wide = F.pad(own, (0, extra, 0, extra))
+    wide[:, n:, -extra:] = torch.eye(extra, dtype=torch.bool, device=own.device)
+    return wide
+
+
+def _ancestors(parents: Sequence[Sequence[int]]) -> Tensor:
+    """Ancestor-or-self matrices `[B, n, n]` of trees `[B, n]` in topological order."""
+    rows = np.array(parents).reshape(len(parents), -1)
+    B, n = rows.shape
+    # Row n stands for the context, which has no ancestors. Topological order makes one sweep enough.
+    ancestors, batch = np.zeros((B, n + 1, n), bool), np.arange(B)
+    for node in range(n):
+        ancestors[:, node] = ancestors[batch, rows[:, node]]
+        ancestors[:, node, node] = True
+    return torch.from_numpy(ancestors[:, :n])
+
+
+def _lineage(parents: Tensor) -> Tensor:
+    """The same of trees that only the device knows: each squaring doubles the generations that are linked."""
+    n = parents.shape[1]
+    nodes = torch.arange(n, device=parents.device)
+    links = ((parents.unsqueeze(-1) == nodes) | (nodes.unsqueeze(-1) == nodes)).float()
+    for _ in range((n - 1).bit_length()):
+        links = (links @ links).clamp_(max=1.0)
+    return links > 0

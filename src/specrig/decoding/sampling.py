@@ -7,6 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specrig.decoding.device import on_device
+
+BLOCK = 256
+"""Uniforms that a row's stream yields at a time: one draw of many costs what one of few does, and none of it waits for the device."""
+
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Sample by inverse CDF: the first token whose cumulative probability exceeds the uniform.
@@ -26,19 +31,28 @@ class Sampler:
         """`seeds`: one a row. `temperature` 0 is greedy decoding, 1 the model's own distribution."""
         self.temperature = temperature
         self.greedy = temperature == 0.0
-        self.streams = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self.device = torch.device(device)
+        self._streams = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self._drawn = torch.empty((len(self._streams), 0), device=self.device)
+        self._used = [0] * len(self._streams)
 
-    def uniforms(self, counts: Sequence[int]) -> Tensor:
-        """`[B, max(counts)]` uniforms in [0, 1); row b takes exactly `counts[b]` from its own stream (rest: zeros)."""
-        width = max(counts, default=0)
-        if len(counts) == 1:
-            return torch.rand((1, width), generator=self.streams[0], device=self.device)
-        result = torch.zeros((len(counts), width), device=self.device)
-        for row, (count, stream) in enumerate(zip(counts, self.streams, strict=True)):
-            if count:
-                result[row, :count] = torch.rand(count, generator=stream, device=self.device)
-        return result
+    def uniforms(self, counts: Sequence[int], width: int | None = None) -> Tensor:
+        """`[B, width]` uniforms in [0, 1); row b takes exactly `counts[b]` from its own stream, what follows means nothing.
+
+        width: by default the largest count.
+        """
+        width = max(counts, default=0) if width is None else width
+        while max(self._used, default=0) + width > self._drawn.shape[1]:
+            block = [torch.rand(BLOCK, generator=stream, device=self.device) for stream in self._streams]
+            self._drawn = torch.cat((self._drawn, torch.stack(block)), 1)
+        first = self._used[0]
+        if all(used == first for used in self._used):
+            found = self._drawn[:, first : first + width]
+        else:
+            starts = on_device(self._used, self.device).unsqueeze(1)
+            found = self._drawn.gather(1, starts + torch.arange(width, device=self.device))
+        self._used = [used + count for used, count in zip(self._used, counts, strict=True)]
+        return found
 
     def probs(self, logits: Tensor) -> Tensor:
         """The distribution that tokens are drawn from, `[..., V]` float32: softmax of logits over temperature."""
@@ -68,9 +82,7 @@ class Sampler:
             return logits.topk(width, -1).indices, None
         probs = self.probs(logits)
         B, m, V = probs.shape
-        uniforms = torch.zeros((B, m * width), device=self.device)
-        drawn = self.uniforms([count * width for count in counts])
-        uniforms[:, : drawn.shape[1]] = drawn
+        uniforms = self.uniforms([count * width for count in counts], m * width)
         left, tokens = probs.clone(), []
         for thresholds in uniforms.view(B, m, width).unbind(-1):
             # Where nothing is left to draw the token is out of range; it is clamped, and verification passes it over.

@@ -26,7 +26,7 @@ class SimulatedAcceptance:
         """The verdict with its paths redrawn: a geometric number of levels along each node's first child, then the target's token."""
         n = draft.tokens.shape[1]
         tokens, paths, overlap, reached = [], [], [], []
-        for row, drafted in enumerate(draft.tokens.tolist()):
+        for row, drafted in enumerate(verdict.drafted):
             offered = _first_path(draft, row, n) if active[row] else []
             accepted = 0
             while accepted < len(offered) and self.streams[row].random() < self.alpha:
@@ -35,7 +35,7 @@ class SimulatedAcceptance:
             tokens.append([*(drafted[node] for node in paths[-1]), verdict.tokens[row][-1]])
             reached.append(min(accepted + 1, len(offered)))
             overlap.append(self.alpha * reached[-1])
-        return Verdict(tokens, paths, overlap, reached)
+        return Verdict(tokens, paths, overlap, reached, verdict.drafted)
 
 
 def _first_path(draft: Draft, row: int, n: int) -> list[int]:

@@ -16,22 +16,24 @@ from specrig.decoding.model import CachedModel, Step
 class _CacheView(Cache):
     """The face that transformers models write to; the memory is our KeyValueCache."""
 
-    def __init__(self, cache: KeyValueCache) -> None:
+    def __init__(self, cache: KeyValueCache, step: Step) -> None:
         super().__init__(layers=[])
-        self.memory = cache
+        self.memory, self.step = cache, step
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return self.memory.write(layer_idx, key_states, value_states)
+        return self.memory.write(layer_idx, key_states, value_states, self.step.slots, self.step.end)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self.memory.lengths)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return max(self.memory.lengths) + query_length, 0
+        return self.step.end, 0
 
 
 class TransformersModel(CachedModel):
     """Runs `model(...)` with explicit positions and a 4-D mask over our cache."""
+
+    replays = False
 
     def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
         """`model`: a loaded `…ForCausalLM` in eval mode on `device`."""
@@ -40,13 +42,13 @@ class TransformersModel(CachedModel):
         self._output_logits: Tensor | None = None
 
     @torch.inference_mode()
-    def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
+    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
         B, n = tokens.shape
         if isinstance(step.positions, slice):
             positions = torch.arange(step.positions.start, step.positions.stop, device=self.device).expand(B, n)
         else:
             positions = step.positions
-        mask = step.mask if step.mask is not None else torch.ones(1, step.start + n, dtype=torch.bool, device=self.device)
+        mask = step.mask if step.mask is not None else torch.ones(1, step.end, dtype=torch.bool, device=self.device)
         while mask.dim() < 4:
             mask = mask.unsqueeze(0)
         # Additive form: every attention implementation takes it.
@@ -55,8 +57,8 @@ class TransformersModel(CachedModel):
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=additive.expand(B, 1, n, step.start + n),
-            past_key_values=_CacheView(self.cache),
+            attention_mask=additive.expand(B, 1, n, step.end),
+            past_key_values=_CacheView(self.cache, step),
             use_cache=True,
             output_hidden_states=True,
         )

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from specrig.decoding.sampling import Sampler
-    from specrig.decoding.verify import Criterion
+    from specrig.decoding.verify_tree import Criterion
 
 Acceptance = Literal["exact", "block", "typical"]
 """`exact` and `block` keep the target's distribution (greedy match at temperature 0; above, rejection sampling token by token, or
 of a chain as a whole); `typical` does not."""
+
+
+Parents: TypeAlias = "Sequence[Sequence[int]] | Tensor"
+"""`[B, n]`: of each token of a pass the index of its predecessor among them, before it; -1 hangs on the context."""
 
 
 class DecodingError(ValueError):
@@ -32,20 +38,22 @@ class Draft:
     """Candidate continuations of every row, for one target pass.
 
     tokens: `[B, n]` int64, each row's nodes in topological order; the last context token (the root) is not among them.
-    parents: None for a chain; else per row n indices into the row's nodes, -1 for the root.
+    parents: None for a chain; else per row n indices into the row's nodes, -1 for the root; a tensor where the device grew the tree.
     probs: None for deterministic candidates (the draft distribution is one-hot); else `[B, m, V]`, where `probs[:, j]` is
         the distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain this
         simply is the distribution token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
     lengths: None if every row offers all its nodes; else how many of them count, from the first (the rest, probes aside, is
         padding). For chains the loop lowers them to `Context.depths`.
+    width: most children of a node, where known.
     probes: trailing nodes that ride along to be read, not accepted (Lookahead's window).
     """
 
     tokens: Tensor
-    parents: list[list[int]] | None = None
+    parents: Parents | None = None
     probs: Tensor | None = None
     lengths: list[int] | None = None
     probes: int = 0
+    width: int | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +64,7 @@ class Verdict:
         (correction after a rejection, bonus when a whole path was accepted). Stop rules have not been applied.
     paths: per row the accepted node indices, root to leaf.
     overlap, reached: per row Σ over reached positions of Σ_x min(p, q), and the count of those positions (alpha's parts).
+    drafted: per row all tokens of the draft, as the host knows them.
     logits: `[B, n + 1, V]`, hidden: `[B, n + 1, D]` of the target at the root and every node: what feature-based drafters
         learn from. `hidden` is the state after the final norm; `features` `[B, n + 1, FD]` joins the
         streams that the drafter asked for (`feature_layers`, F of them).
@@ -65,6 +74,7 @@ class Verdict:
     paths: list[list[int]]
     overlap: list[float]
     reached: list[int]
+    drafted: list[list[int]] = field(default_factory=list)
     logits: Tensor | None = None
     hidden: Tensor | None = None
     features: Tensor | None = None

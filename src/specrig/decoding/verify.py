@@ -15,17 +15,16 @@ Lossy rule (`typical`): Medusa (2401.10774, section 3.3.2), p(x) > min(threshold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from specrig.decoding.device import on_device
 from specrig.decoding.sampling import Sampler, draw
 from specrig.decoding.simulated import SimulatedAcceptance
 from specrig.decoding.types import Draft, Verdict
-
-Criterion = Callable[[Tensor, int], bool]
-"""Typical acceptance as a test of (p `[V]`, token)."""
+from specrig.decoding.verify_tree import Criterion, verify_tree
 
 
 def verify(
@@ -46,7 +45,7 @@ def verify(
     """
     active = [True] * len(logits) if active is None else list(active)
     if draft.parents is not None or (typical is not None and not sampler.greedy):
-        verdict = _tree(draft, logits, sampler, active, typical)
+        verdict = verify_tree(draft, logits, sampler, active, typical)
     else:
         verdict = _chain_greedy(draft, logits) if sampler.greedy else _chain_sampled(draft, logits, sampler, active, block)
     return verdict if simulated is None else simulated(verdict, draft, active)
@@ -58,68 +57,74 @@ def _offered(draft: Draft) -> list[int]:
 
 
 def _chain_greedy(draft: Draft, logits: Tensor) -> Verdict:
-    choices = logits.argmax(-1)
     # One transfer to the host a round: everything else is list work on a few integers.
-    chosen, drafted = choices.tolist(), draft.tokens.tolist()
-    tokens, paths, overlap, reached = [], [], [], []
-    for row, length in enumerate(_offered(draft)):
+    told = torch.cat((logits.argmax(-1), draft.tokens), 1).tolist()
+    n = draft.tokens.shape[1]
+    verdict = Verdict([], [], [], [])
+    for row, length in zip(told, _offered(draft), strict=True):
+        chosen, drafted = row[: n + 1], row[n + 1 :]
         accepted = 0
-        while accepted < length and drafted[row][accepted] == chosen[row][accepted]:
+        while accepted < length and drafted[accepted] == chosen[accepted]:
             accepted += 1
-        tokens.append(chosen[row][: accepted + 1])
-        paths.append(list(range(accepted)))
-        overlap.append(float(accepted))  # p and q are one-hot: Σ min(p, q) is 1 where they agree, else 0
-        reached.append(min(accepted + 1, length))
-    return Verdict(tokens, paths, overlap, reached)
+        # p and q are one-hot: Σ min(p, q) is 1 where they agree, else 0.
+        _add(verdict, accepted, length, drafted, chosen[accepted], float(accepted))
+    return verdict
 
 
 def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[bool], block: bool) -> Verdict:
     B, n = draft.tokens.shape
     lengths = _offered(draft)
     p = sampler.probs(logits)
-    uniforms = sampler.uniforms([length + 1 if on else 0 for length, on in zip(lengths, active, strict=True)])
-    if n:
-        index = draft.tokens.unsqueeze(-1)
-        p_token = p[:, :n].gather(-1, index).squeeze(-1)
-        if draft.probs is None:
-            q_token, shared = torch.ones_like(p_token), p_token
-        else:
-            q_token = draft.probs.gather(-1, index).squeeze(-1)
-            shared = torch.minimum(p[:, :n], draft.probs).sum(-1)
-        offered = None
-        if draft.lengths is not None:
-            offered = torch.tensor(lengths, device=p.device).unsqueeze(-1)
-        if block:
-            lent, chance = _block(p, q_token, p_token, draft, offered)
-            kept = uniforms[:, :n] < chance
-        else:
-            # u < p/q as u*q < p: no division, and p = 0 is never accepted.
-            kept = uniforms[:, :n] * q_token < p_token
-        places = torch.arange(1, n + 1, device=p.device)
-        if offered is not None:
-            kept &= places <= offered
-        counts = (kept * places).amax(-1) if block else kept.long().cumprod(-1).sum(-1)
-        accepted, shares = counts.tolist(), shared.tolist()
+    uniforms = sampler.uniforms([length + 1 if on else 0 for length, on in zip(lengths, active, strict=True)], n + 1)
+    if not n:
+        only = draw(p[:, 0], uniforms[:, 0]).tolist()
+        return Verdict([[token] for token in only], [[] for _ in only], [0.0] * B, [0] * B, [[] for _ in only])
+    index = draft.tokens.unsqueeze(-1)
+    p_token = p[:, :n].gather(-1, index).squeeze(-1)
+    if draft.probs is None:
+        q_token, shared = torch.ones_like(p_token), p_token
     else:
-        accepted, shares = [0] * B, [[] for _ in range(B)]
-    rows = torch.arange(B, device=p.device)
-    residual = p[rows, torch.tensor(accepted, device=p.device)]
-    for row, (count, length) in enumerate(zip(accepted, lengths, strict=True)):
-        if count < length:
-            q = None if draft.probs is None else draft.probs[row, count]
-            scale = lent[row, count - 1] if block and count else 1.0
-            residual[row] = _residual(scale * residual[row], q, draft.tokens[row, count])
-    last = torch.tensor([[length] for length in lengths], device=p.device) if B > 1 else None
-    final = uniforms[:, lengths[0]] if last is None else uniforms.gather(1, last).squeeze(1)
-    extra = draw(residual, final).tolist()
-    drafted = draft.tokens.tolist()
-    reached = [min(count + 1, length) for count, length in zip(accepted, lengths, strict=True)]
-    return Verdict(
-        tokens=[[*drafted[row][: accepted[row]], extra[row]] for row in range(B)],
-        paths=[list(range(count)) for count in accepted],
-        overlap=[sum(shares[row][: reached[row]]) for row in range(B)],
-        reached=reached,
-    )
+        q_token = draft.probs.gather(-1, index).squeeze(-1)
+        shared = torch.minimum(p[:, :n], draft.probs).sum(-1)
+    places = torch.arange(1, n + 1, device=p.device)
+    offered = torch.full((B, 1), n, device=p.device) if draft.lengths is None else on_device(lengths, p.device).unsqueeze(1)
+    if block:
+        lent, chance = _block(p, q_token, p_token, draft, None if draft.lengths is None else offered)
+        kept = uniforms[:, :n] < chance
+    else:
+        # u < p/q as u*q < p: no division, and p = 0 is never accepted.
+        kept = uniforms[:, :n] * q_token < p_token
+    if draft.lengths is not None:
+        kept = kept & (places <= offered)
+    counts = (kept * places).amax(-1, keepdim=True) if block else kept.long().cumprod(-1).sum(-1, keepdim=True)
+    rejected = counts.clamp(max=n - 1)  # the first position that was not accepted, where one was not
+    rest = p.gather(1, counts.unsqueeze(-1).expand(-1, -1, p.shape[-1])).squeeze(1)
+    if block:
+        rest = rest * torch.where(counts > 0, lent.gather(1, (counts - 1).clamp(min=0)), 1.0)
+    if draft.probs is None:
+        left = rest.scatter(1, draft.tokens.gather(1, rejected), 0.0)
+    else:
+        left = (rest - draft.probs.gather(1, rejected.unsqueeze(-1).expand(-1, -1, p.shape[-1])).squeeze(1)).clamp_(min=0.0)
+    # Where all were accepted the bonus token comes from p, as it does where rounding left nothing.
+    left = torch.where((counts < offered) & (left.sum(-1, keepdim=True) > 0), left, rest)
+    extra = draw(left, uniforms.gather(1, offered).squeeze(1))
+    seen = shared.cumsum(-1).gather(1, torch.minimum(counts, offered - 1).clamp(min=0))
+    # Doubles hold every token id, so one transfer tells all.
+    told: list[list[float]] = torch.cat((counts, extra.unsqueeze(1), draft.tokens, seen.double()), 1).tolist()
+    verdict = Verdict([], [], [], [])
+    for row, length in zip(told, lengths, strict=True):
+        accepted, last, *drafted = map(int, row[:-1])
+        _add(verdict, accepted, length, drafted, last, row[-1] if length else 0.0)
+    return verdict
+
+
+def _add(verdict: Verdict, accepted: int, length: int, drafted: list[int], extra: int, overlap: float) -> None:
+    """One row's outcome: so many of its `length` tokens are accepted."""
+    verdict.drafted.append(drafted)
+    verdict.tokens.append([*drafted[:accepted], extra])
+    verdict.paths.append(list(range(accepted)))
+    verdict.overlap.append(overlap)
+    verdict.reached.append(min(accepted + 1, length))
 
 
 def _block(p: Tensor, q_token: Tensor, p_token: Tensor, draft: Draft, offered: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -144,134 +149,3 @@ def _block(p: Tensor, q_token: Tensor, p_token: Tensor, draft: Draft, offered: T
     if offered is not None:
         chance = torch.where(torch.arange(1, n + 1, device=w.device) == offered, w, chance)
     return w, chance
-
-
-def _residual(p: Tensor, q: Tensor | None, token: Tensor | int) -> Tensor:
-    """norm(max(0, p - q)) up to its norm; with q None a one-hot on `token`. Falls back to p where rounding left nothing."""
-    if q is None:
-        rest = p.clone()
-        rest[token] = 0.0
-    else:
-        rest = (p - q).clamp_(min=0.0)
-    total = rest.sum()
-    return rest / total if total > 0 else p
-
-
-def _tree(draft: Draft, logits: Tensor, sampler: Sampler, active: list[bool], typical: Criterion | None) -> Verdict:
-    n = draft.tokens.shape[1]
-    drafted = draft.tokens.tolist()
-    choices = logits.argmax(-1).tolist() if sampler.greedy else None
-    p = None if sampler.greedy else sampler.probs(logits)
-    tokens, paths, overlaps, reacheds = [], [], [], []
-    for row, length in enumerate(_offered(draft)):
-        parents = list(range(-1, n - 1)) if draft.parents is None else draft.parents[row]
-        children: dict[int, list[int]] = {}
-        for node in range(min(length, n - draft.probes)):
-            children.setdefault(parents[node], []).append(node)
-        if choices is not None:
-            path, extra, overlap, reached = _walk_greedy(children, drafted[row], choices[row])
-        elif typical is not None:
-            assert p is not None
-            path, extra, overlap, reached = _walk_typical(children, drafted[row], p[row], typical, sampler, row, active[row])
-        else:
-            assert p is not None
-            q = None if draft.probs is None else draft.probs[row]
-            path, extra, overlap, reached = _walk_sampled(children, drafted[row], p[row], q, sampler, row, active[row])
-        tokens.append([*(drafted[row][node] for node in path), extra])
-        paths.append(path)
-        overlaps.append(overlap)
-        reacheds.append(reached)
-    return Verdict(tokens, paths, overlaps, reacheds)
-
-
-Walk = tuple[list[int], int, float, int]
-
-
-def _walk_greedy(children: dict[int, list[int]], drafted: list[int], choices: list[int]) -> Walk:
-    path: list[int] = []
-    node, reached = -1, 0
-    while node in children:
-        reached += 1
-        found = next((child for child in children[node] if drafted[child] == choices[node + 1]), None)
-        if found is None:
-            break
-        path.append(found)
-        node = found
-    return path, choices[node + 1], float(len(path)), reached
-
-
-def _uniform(sampler: Sampler, row: int, active: bool) -> Tensor:
-    return (
-        torch.rand((), generator=sampler.streams[row], device=sampler.device)
-        if active
-        else torch.zeros((), device=sampler.device)
-    )
-
-
-def _walk_sampled(
-    children: dict[int, list[int]],
-    drafted: list[int],
-    p: Tensor,
-    q: Tensor | None,
-    sampler: Sampler,
-    row: int,
-    active: bool,
-) -> Walk:
-    path: list[int] = []
-    node, reached, overlap = -1, 0, 0.0
-    while True:
-        rest = p[node + 1]
-        siblings = children.get(node, [])
-        left = None if q is None or not siblings else q[node + 1]
-        if siblings:
-            reached += 1
-            overlap += float(rest[drafted[siblings[0]]] if left is None else torch.minimum(rest, left).sum())
-        for child in siblings:
-            token = drafted[child]
-            if left is not None and left[token] <= 0:
-                continue  # q had fewer tokens than siblings were asked of it: this one was never drawn
-            chance = rest[token] if left is None else rest[token] / left[token]
-            if _uniform(sampler, row, active) < chance:
-                path.append(child)
-                node = child
-                break
-            rest = _residual(rest, left, token)
-            if left is not None:
-                left = _residual(left, None, token)
-        else:
-            return path, int(draw(rest, _uniform(sampler, row, active))), overlap, reached
-
-
-def _walk_typical(
-    children: dict[int, list[int]],
-    drafted: list[int],
-    p: Tensor,
-    typical: Criterion,
-    sampler: Sampler,
-    row: int,
-    active: bool,
-) -> Walk:
-    """The longest path whose every token passes; among equals the first offered."""
-    best: list[int] = []
-    stack: list[tuple[int, list[int]]] = [(-1, [])]
-    while stack:
-        node, path = stack.pop()
-        if len(path) > len(best):
-            best = path
-        for child in reversed(children.get(node, [])):
-            if typical(p[node + 1], drafted[child]):
-                stack.append((child, [*path, child]))
-    last = best[-1] if best else -1
-    reached = len(best) + (last in children)
-    extra = int(draw(p[last + 1], _uniform(sampler, row, active)))
-    return best, extra, float(len(best)), reached
-
-
-def typical_acceptance(threshold: float, alpha: float) -> Criterion:
-    """Medusa's rule: accept x where p(x) > min(threshold, alpha * exp(-H(p))), H the entropy in nats (2401.10774, eq. 3)."""
-
-    def accepts(p: Tensor, token: int) -> bool:
-        entropy = -(p * p.clamp(min=1e-20).log()).sum()
-        return bool(p[token] > torch.minimum(torch.tensor(threshold), alpha * torch.exp(-entropy)))
-
-    return accepts

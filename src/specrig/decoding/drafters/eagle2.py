@@ -36,25 +36,25 @@ others its next token is taken to be certain, and the j-th draw is right about a
 share costs speed, nothing else."""
 
 
-def rerank(values: Tensor, parents: list[list[int]], nodes: int) -> tuple[Tensor, list[list[int]]]:
+def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     """Of `values` `[B, N]` (log-probabilities of paths) the best `nodes` a row, in their old order, with their parents.
 
-    parents: per row N indices of earlier nodes, -1 for the root. Returns indices `[B, n]` and the parents among the chosen.
+    parents: `[B, N]` indices of earlier nodes, -1 for the root. Returns indices `[B, n]` and the parents among the chosen `[B, n]`.
     """
     import torch
 
     # Stable: of a parent and a child of equal value the parent, which has the lower index, comes first.
     order = torch.sort(values, dim=-1, descending=True, stable=True).indices
     chosen = torch.sort(order[:, :nodes], dim=-1).values
-    kept = []
-    for indices, row in zip(chosen.tolist(), parents, strict=True):
-        place = {-1: -1} | {node: index for index, node in enumerate(indices)}
-        kept.append([place[row[node]] for node in indices])
-    return chosen, kept
+    place = torch.full_like(parents, -1).scatter_(
+        1, chosen, torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
+    )
+    above = parents.gather(1, chosen)
+    return chosen, torch.where(above < 0, above, place.gather(1, above.clamp(min=0)))
 
 
-def _sources(q: Tensor | None, parents: Tensor, chosen: Tensor, kept: list[list[int]], width: int) -> Tensor | None:
-    """The distributions that the children of the root and of each chosen node were drawn from, up to the last that has any.
+def _sources(q: Tensor | None, parents: Tensor, chosen: Tensor, width: int) -> Tensor | None:
+    """The distributions that the children of the root and of each chosen node were drawn from; those of childless nodes mean nothing.
 
     q: `[B, M, V]` the root's, then those of the expanded nodes in the order of their children, `width` each; parents: `[B, N]`.
     """
@@ -65,8 +65,7 @@ def _sources(q: Tensor | None, parents: Tensor, chosen: Tensor, kept: list[list[
     B, N = parents.shape
     source = torch.zeros(B, N + 1, dtype=torch.long, device=q.device)
     source.scatter_(1, parents[:, ::width] + 1, torch.arange(q.shape[1], device=q.device).expand(B, -1))
-    last = max(max(row) for row in kept) + 1
-    rows = torch.cat((source[:, :1], source[:, 1:].gather(1, chosen[:, :last])), 1)
+    rows = torch.cat((source[:, :1], source[:, 1:].gather(1, chosen)), 1)
     return q[torch.arange(B, device=q.device).unsqueeze(1), rows]
 
 
@@ -108,9 +107,9 @@ class Eagle2(Eagle):
             above = expanded // width
             features = predicted.gather(1, above.unsqueeze(-1).expand(-1, -1, predicted.shape[-1]))
         ancestry = torch.cat(parents, 1)
-        chosen, kept = rerank(torch.cat(values, 1), ancestry.tolist(), self.options.nodes)
+        chosen, kept = rerank(torch.cat(values, 1), ancestry, self.options.nodes)
         drawn = torch.cat([q for q in probs if q is not None], 1) if q is not None else None
-        return Draft(torch.cat(tokens, 1).gather(1, chosen), kept, _sources(drawn, ancestry, chosen, kept, width))
+        return Draft(torch.cat(tokens, 1).gather(1, chosen), kept, _sources(drawn, ancestry, chosen, width), width=width)
 
     def _children(self, context: Context, logits: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """`width` children of each of `logits` `[B, m, V]`: tokens and log-worths `[B, m, width]`; q `[B, m, V]`, None if greedy."""

@@ -73,7 +73,7 @@ class Lookahead(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """The pool's guesses for the last token, merged into a trie, then the window."""
-        import torch
+        from specrig.decoding.device import on_device
 
         if not self.fed:
             self._fill(context, k)
@@ -98,9 +98,13 @@ class Lookahead(Drafter):
             all_tokens.append(tokens)
             all_parents.append(parents)
         self.width, self.levels = width, levels
-        tensor = torch.tensor(all_tokens, dtype=torch.long, device=context.sampler.device)
         counts = [len(tokens) for tokens, _ in tries]
-        return Draft(tensor, parents=all_parents, lengths=counts, probes=levels * self.options.window)
+        return Draft(
+            on_device(all_tokens, context.sampler.device),
+            parents=all_parents,
+            lengths=counts,
+            probes=levels * self.options.window,
+        )
 
     def observe(self, verdict: Verdict) -> None:
         """Read the target's choices at the window's top level: new n-grams, and the window moves on."""

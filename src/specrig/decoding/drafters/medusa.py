@@ -24,7 +24,7 @@ from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resou
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specrig.decoding.verify import Criterion
+    from specrig.decoding.verify_tree import Criterion
 
 Ranks = tuple[int, ...]
 FALLBACK = (4, 2, 1)
@@ -103,16 +103,22 @@ class Layout:
 
     def fill(self, logits: Tensor, context: Context, *, ranked: bool = False) -> Draft:
         """The tree with choices of `logits` `[B, depth, V]`: the most likely ones if greedy or `ranked`, else drawn."""
+        from specrig.decoding.device import constant
+
         probs = None
         if ranked or context.sampler.greedy:
-            tokens = logits.topk(self.width, -1).indices.flatten(1)[:, self.places]
+            tokens = logits.topk(self.width, -1).indices.flatten(1)[:, constant(tuple(self.places), logits.device)]
         else:
             counts = [min(depth, self.depth) for depth in context.depths]
             drawn, probs = context.sampler.candidates(logits, self.width, counts)
-            tokens = drawn.flatten(1)[:, self.draws]
+            tokens = drawn.flatten(1)[:, constant(tuple(self.draws), logits.device)]
         if self.parents == list(range(-1, len(self.parents) - 1)):
             return Draft(tokens, probs=probs)  # a chain: cheaper to verify
-        return Draft(tokens, [self.parents] * len(tokens), None if probs is None else probs[:, self.sources])
+        return Draft(
+            tokens,
+            [self.parents] * len(tokens),
+            None if probs is None else probs[:, constant(tuple(self.sources), logits.device)],
+        )
 
 
 class TreeOptions(MethodOptions):
@@ -154,7 +160,7 @@ class Medusa(Drafter):
 
     def criterion(self) -> Criterion | None:
         """Medusa's typical acceptance, if asked for."""
-        from specrig.decoding.verify import typical_acceptance
+        from specrig.decoding.verify_tree import typical_acceptance
 
         if self.options.acceptance == "exact":
             return None
@@ -162,10 +168,10 @@ class Medusa(Drafter):
 
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
         """Start from the prompts' last positions."""
-        from specrig.decoding.heads import medusa
+        from specrig.decoding.device import at_each
 
-        self.heads.passes.clear()
-        self.hidden = medusa.last_states(hidden, [len(tokens) - 2 for tokens in context.tokens])
+        self.heads.watch.clear()
+        self.hidden = at_each(hidden, [len(tokens) - 2 for tokens in context.tokens])
 
     def propose(self, context: Context, k: int) -> Draft:
         """One pass of the heads, all levels at once."""
@@ -178,10 +184,10 @@ class Medusa(Drafter):
 
     def observe(self, verdict: Verdict) -> None:
         """Go on from the node that the round's last token was chosen at."""
-        from specrig.decoding.heads import medusa
+        from specrig.decoding.device import at_each
 
         assert verdict.hidden is not None
-        self.hidden = medusa.last_states(verdict.hidden, [path[-1] + 1 if path else 0 for path in verdict.paths])
+        self.hidden = at_each(verdict.hidden, [path[-1] + 1 if path else 0 for path in verdict.paths])
 
     def passes(self) -> dict[int, tuple[int, float]]:
         """The heads' bare passes."""

@@ -42,7 +42,7 @@ class MedusaDraft(Drafter):
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
         self.model.prefill_like(self.resources.target, context.tokens, context.done)
-        self.heads.passes.clear()
+        self.heads.watch.clear()
 
     def propose(self, context: Context, k: int) -> Draft:
         """One pass of the draft model over what is new, one of its heads."""
@@ -59,19 +59,16 @@ class MedusaDraft(Drafter):
 
     def _advance(self, context: Context) -> tuple[Tensor, Tensor]:
         """Run what is new of every unfinished row: next-token logits `[B, 1, V]`, hidden states `[B, D]` of the last tokens."""
-        import torch
-
-        from specrig.decoding.heads import medusa
+        from specrig.decoding.device import at_each, padded
 
         model = self.model
         lengths = model.lengths
         new = [[] if done else tokens[n:] for tokens, done, n in zip(context.tokens, context.done, lengths, strict=True)]
         width = max(1, *map(len, new))
         ends = [max(len(row) - 1, 0) for row in new]
-        padded = torch.tensor([row + [0] * (width - len(row)) for row in new], device=model.device)
-        logits, hidden = model.forward(padded, last=ends)
+        logits, hidden = model.forward(padded(new, width, model.device), last=ends)
         model.keep([range(len(row)) for row in new])
-        return logits, medusa.last_states(hidden, ends)
+        return logits, at_each(hidden, ends)
 
     def passes(self) -> dict[int, tuple[int, float]]:
         """Bare passes of the draft model and of its heads, by width."""

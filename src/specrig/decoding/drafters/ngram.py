@@ -67,7 +67,7 @@ class Ngram(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """Look every unfinished row's suffix up."""
-        import torch
+        from specrig.decoding.device import padded
 
         found: list[list[int]] = []
         for index, tokens, done in zip(self.indexes, context.tokens, context.done, strict=True):
@@ -75,7 +75,4 @@ class Ngram(Drafter):
                 index.extend(tokens)
             found.append([] if done else index.continuation(tokens, k))
         lengths = [len(row) for row in found]
-        width = max(lengths)
-        rows = [row + [0] * (width - len(row)) for row in found]
-        padded = torch.tensor(rows, dtype=torch.long, device=context.sampler.device).view(len(rows), width)
-        return Draft(padded, lengths=lengths)
+        return Draft(padded(found, max(lengths), context.sampler.device), lengths=lengths)

@@ -151,7 +151,7 @@ class Suffix(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """Count what is new of every unfinished row, and draft from the best match."""
-        import torch
+        from specrig.decoding.device import padded
 
         options = self.options
         found: list[tuple[list[int], list[int]]] = []
@@ -162,7 +162,6 @@ class Suffix(Drafter):
             found.append(tree.best(factor, depth, options.min_token_prob, branch=options.tree) if depth else ([], []))
         lengths = [len(tokens) for tokens, _ in found]
         width = max(lengths)
-        padded = [tokens + [0] * (width - len(tokens)) for tokens, _ in found]
-        nodes = torch.tensor(padded, dtype=torch.long, device=context.sampler.device).view(len(found), width)
+        nodes = padded([tokens for tokens, _ in found], width, context.sampler.device)
         parents = [row + [-1] * (width - len(row)) for _, row in found] if options.tree and width else None
         return Draft(nodes, parents, lengths=lengths)

@@ -58,6 +58,8 @@ class TokenRecycling(Drafter):
         """Empty matrices `[B, V, top_k]`, or what followed each token in the prompt, the latest first."""
         import torch
 
+        from specrig.decoding.device import on_device
+
         vocabulary = self.resources.target.vocab_size
         self.width = min(self.options.top_k, vocabulary)
         self.device = context.sampler.device
@@ -73,12 +75,14 @@ class TokenRecycling(Drafter):
                     if len(found) < self.width and after not in found:
                         found.append(after)
                 padded = [found + [0] * (self.width - len(found)) for found in followers.values()]
-                self.matrix[row, list(followers)] = torch.tensor(padded, dtype=torch.int32, device=self.device)
+                self.matrix[row, on_device(list(followers), self.device)] = on_device(padded, self.device, torch.int32)
                 self.known[row].update(followers)
 
     def propose(self, context: Context, k: int) -> Draft:
         """Fill the tree from the last token on; a row whose last token was never scored drafts nothing."""
         import torch
+
+        from specrig.decoding.device import on_device
 
         if k not in self.trees:
             self._grow(k)
@@ -87,48 +91,47 @@ class TokenRecycling(Drafter):
         lengths = [
             n if depth and root in known else 0 for root, depth, known in zip(roots, context.depths, self.known, strict=True)
         ]
-        level = torch.tensor(roots, device=self.device).unsqueeze(1)
+        level = on_device(roots, self.device).unsqueeze(1)
         rows = torch.arange(len(roots), device=self.device).unsqueeze(1)
         filled = [level[:, :0]]
         for above, ranks in self.trees[k] if any(lengths) else []:
             level = self.matrix[rows, level[:, above], ranks].long()
             filled.append(level)
-        tokens = torch.cat(filled, 1)
         # What this round scores: the last token, then the nodes that count; nothing of a finished row.
         self.scored = [
-            [root, *row[:length]] if depth else []
-            for root, row, length, depth in zip(roots, tokens.tolist(), lengths, context.depths, strict=True)
+            ([root] if depth else [], length) for root, length, depth in zip(roots, lengths, context.depths, strict=True)
         ]
         parents = [self.parents[k]] * len(roots) if any(lengths) else None
-        return Draft(tokens, parents, lengths=lengths)
+        return Draft(torch.cat(filled, 1), parents, lengths=lengths)
 
     def observe(self, verdict: Verdict) -> None:
         """Renew the row of every token that was scored; where one was scored twice, on the accepted path counts, then later."""
-        import torch
+        from specrig.decoding.device import on_device
 
         assert verdict.logits is not None
         rows: list[int] = []
         tokens: list[int] = []
         nodes: list[int] = []
-        for row, (scored, path) in enumerate(zip(self.scored, verdict.paths, strict=True)):
-            if not scored:
+        for row, ((root, length), drafted, path) in enumerate(zip(self.scored, verdict.drafted, verdict.paths, strict=True)):
+            if not root:
                 continue
+            scored = [*root, *drafted[:length]]
             last = {token: node for node, token in enumerate(scored)}
             last |= {scored[node]: node for node in (0, *(node + 1 for node in path))}
             rows += [row] * len(last)
             tokens += last.keys()
             nodes += last.values()
             self.known[row].update(last)
-        at, place, node = torch.tensor([rows, tokens, nodes], device=self.device)
+        at, place, node = on_device([rows, tokens, nodes], self.device)
         self.matrix[at, place] = verdict.logits[at, node].topk(self.width, -1).indices.int()
 
     def _grow(self, k: int) -> None:
         """The tree of depth k: index tensors a level, parents of all nodes."""
-        import torch
+        from specrig.decoding.device import on_device
 
         start, self.parents[k], self.trees[k] = -1, [], []
         for above, ranks in levels(self.width, self.options.nodes, k):
-            self.trees[k].append((torch.tensor(above, device=self.device), torch.tensor(ranks, device=self.device)))
+            self.trees[k].append((on_device(above, self.device), on_device(ranks, self.device)))
             first = len(self.parents[k])
             self.parents[k] += [start + place for place in above]
             start = first

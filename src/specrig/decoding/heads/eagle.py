@@ -27,11 +27,12 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specrig.decoding.device import at_each, padded
 from specrig.decoding.heads.checkpoint import Shapes, faults, untrained, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.llama_model import Block, LlamaModel
 from specrig.decoding.model import CachedModel, Step
-from specrig.decoding.types import Context, DecodingError, Verdict
+from specrig.decoding.types import Context, DecodingError, Parents, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +61,7 @@ class EagleHead(LlamaModel):
         self.eps = config.rms_norm_eps
         self.q_heads = config.num_attention_heads
         self.cos = self.sin = torch.empty(0)
-        self._incoming = self._features = torch.empty(0)
+        self._features = torch.empty(0)
         self._counts: list[int] = []
         self._base: list[int] = []
         self._above: Tensor | None = None
@@ -85,8 +86,7 @@ class EagleHead(LlamaModel):
 
         Returns logits `[B, n, V]` of the tokens that follow (with `last` `[B, 1, V]`) and the predicted features `[B, n, D]`.
         """
-        self._incoming = features
-        return self.forward(tokens, last=last)
+        return self.forward(tokens, last=last, features=features)
 
     def begin(self, context: Context, features: Tensor) -> None:
         """Take in the prompts but for each row's last entry: `features` `[B, P, D]`, rows left-aligned."""
@@ -98,7 +98,7 @@ class EagleHead(LlamaModel):
             rows = [tokens[1 : end + 1] for tokens, end in zip(context.tokens, last, strict=True)]
             self._take(rows, features[:, : max(last)])
         self._base = list(self.lengths)
-        self.passes.clear()
+        self.watch.clear()
         self._wait(features, [[end] for end in last])
 
     def advance(self, context: Context) -> tuple[Tensor, Tensor]:
@@ -109,10 +109,7 @@ class EagleHead(LlamaModel):
         ]
         logits, features = self._take(rows, self._features)
         self._base = list(self.lengths)
-        if len(rows) == 1:
-            return logits[:, 0], features[:, len(rows[0]) - 1]
-        ends = torch.tensor([max(len(row) - 1, 0) for row in rows], device=self.device)
-        return logits[:, 0], features[torch.arange(len(rows), device=self.device), ends]
+        return logits[:, 0], at_each(features, [max(len(row) - 1, 0) for row in rows])
 
     def step(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """One more token `[B]` on the feature `[B, D]` predicted for the one before: logits `[B, V]`, feature `[B, D]`."""
@@ -151,36 +148,27 @@ class EagleHead(LlamaModel):
         """Set aside these positions' features, row by row."""
         self._counts = [len(row) for row in positions]
         width = max(self._counts)
-        index = torch.tensor([row + [0] * (width - len(row)) for row in positions], device=self.device)
+        index = padded(positions, width, self.device)
         self._features = features[torch.arange(len(positions), device=self.device).unsqueeze(1), index]
 
     def _take(self, rows: list[list[int]], features: Tensor) -> tuple[Tensor, Tensor]:
         """Run and keep entries of true features; logits behind each row's last one `[B, 1, V]`, features `[B, n, D]`."""
         width = features.shape[1]
-        padded = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.device)
-        result = self.run(padded, features, last=[max(len(row) - 1, 0) for row in rows])
+        result = self.run(padded(rows, width, self.device), features, last=[max(len(row) - 1, 0) for row in rows])
         self.keep([range(len(row)) for row in rows])
         return result
 
-    def _step(self, n: int, parents: Sequence[Sequence[int]] | None) -> Step:
-        if self._above is None:
-            return super()._step(n, parents)
-        cache = self.cache
-        start = max(cache.lengths)
-        if start + n > cache.slots:
-            raise DecodingError(f"{start + n} positions do not fit the cache of {cache.slots}: lower top_k or k")
-        mask = torch.zeros(cache.batch_size, n, start + n, dtype=torch.bool, device=self.device)
-        for row, base in enumerate(self._base):
-            mask[row, :, :base] = True
-            mask[row, :, base : base + self._above.shape[-1]] = self._above[row]
-        depth = self._above.sum(-1) - 1
-        positions = torch.tensor(self._base, device=self.device).unsqueeze(1) + depth
-        return Step(start, cache.level, positions, mask.unsqueeze(1))
+    def _bases(self) -> list[int]:
+        return self.lengths if self._above is None else self._base
+
+    def _own(self, n: int, parents: Parents | None) -> Tensor | None:
+        return super()._own(n, parents) if self._above is None else self._above
 
     @torch.inference_mode()
-    def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
-        x = self.fc(torch.cat((F.embedding(tokens, self.embedding), self._incoming), -1))
-        return self.block(0, self.blocks[0], x, step, reads=x)
+    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
+        assert features is not None
+        x = self.fc(torch.cat((F.embedding(tokens, self.embedding), features), -1))
+        return self.block(0, self.blocks[0], x, self.view(step), reads=x)
 
 
 Head = TypeVar("Head", bound=EagleHead)

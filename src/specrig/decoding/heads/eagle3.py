@@ -80,11 +80,12 @@ class Eagle3Head(EagleHead):
         return fused
 
     @torch.inference_mode()
-    def _hidden(self, tokens: Tensor, step: Step) -> Tensor:
-        x, D = self._incoming, self.hidden_size
+    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
+        assert features is not None
+        x, D = features, self.hidden_size
         embedded = F.rms_norm(F.embedding(tokens, self.embedding), (D,), self.embedding_norm, self.eps)
         reads = torch.cat((embedded, F.rms_norm(x, (D,), self.feature_norm, self.eps)), -1)
-        return self.block(0, self.blocks[0], x, step, reads)
+        return self.block(0, self.blocks[0], x, self.view(step), reads)
 
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ D hidden width, V vocabulary, K heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,9 +19,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import AutoConfig, PreTrainedConfig
 
+from specrig.decoding.device import Stopwatch
 from specrig.decoding.heads.checkpoint import faults, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
+from specrig.decoding.replay import Replay
 from specrig.decoding.types import DecodingError
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class MedusaConfig(PreTrainedConfig):
 
 
 class MedusaHeads:
-    """K heads on one model, with a stopwatch over their passes: heads run -> [calls, seconds]."""
+    """K heads on one model, with a stopwatch over their passes."""
 
     def __init__(self, config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:
         """`tensors`: see the module; they take the model's device and precision. Raises DecodingError where they do not fit."""
@@ -54,26 +56,33 @@ class MedusaHeads:
         """Per head, by rank: how often the token that came was its choice of that rank. Empty where nobody has measured."""
         self.first: list[float] = measured.get("first", [])
         """The same for token t + 1 and the model's own LM head."""
-        self.passes: dict[int, list[float]] = {}
+        self.watch = Stopwatch(model.device)
+        self.replay = Replay(model.device) if model.device.type == "cuda" else None
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, count: int) -> Tensor:
         """Hidden states `[B, D]` of positions t -> logits `[B, count, V]` of tokens t + 2 … t + 1 + count."""
-        started = self.model.now()
+        run = partial(self._logits, count)
+        if self.replay is None:
+            mark = self.watch.start()
+            (logits,) = run(hidden)
+        else:
+            recorded = self.replay.recorded(count, run, [hidden])
+            mark = self.watch.start()
+            (logits,) = recorded([hidden])
+        self.watch.stop(count, mark)
+        return logits[..., : self.model.vocab_size]  # what is padding for the model is never offered
+
+    def _logits(self, count: int, hidden: Tensor) -> tuple[Tensor]:
         B, D = hidden.shape
         states = hidden.unsqueeze(1) + F.silu(self.blocks(hidden).view(B, self.count, D)[:, :count])
         if len(self.outputs) == 1:
-            logits = self.outputs[0](states)
-        else:
-            logits = torch.stack([self.outputs[head](states[:, head]) for head in range(count)], 1)
-        entry = self.passes.setdefault(count, [0, 0.0])
-        entry[0] += 1
-        entry[1] += self.model.now() - started
-        return logits[..., : self.model.vocab_size]  # what is padding for the model is never offered
+            return (self.outputs[0](states),)
+        return (torch.stack([self.outputs[head](states[:, head]) for head in range(count)], 1),)
 
     def pass_totals(self) -> dict[int, tuple[int, float]]:
         """Bare passes: heads run -> (calls, seconds)."""
-        return {width: (int(calls), seconds) for width, (calls, seconds) in self.passes.items()}
+        return self.watch.totals()
 
 
 def heads_config(
@@ -133,13 +142,6 @@ def load(folder: Path, model: CachedModel) -> MedusaHeads:
         return MedusaHeads(config, tensors, model)
     except DecodingError as error:
         raise DecodingError(f"{folder}: {error}") from error
-
-
-def last_states(hidden: Tensor, positions: Sequence[int]) -> Tensor:
-    """`hidden` `[B, n, D]` at one position a row: `[B, D]`."""
-    if len(positions) == 1:
-        return hidden[:, positions[0]]
-    return hidden[torch.arange(len(positions), device=hidden.device), torch.tensor(positions, device=hidden.device)]
 
 
 def _check(config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:

@@ -1,0 +1,97 @@
+"""What differs between a processor and a GPU that works through a queue: bringing small things there, and telling the time.
+
+The loop runs ahead of the device and waits for it once a round, when it reads what was accepted. So nothing here waits: host values
+travel from pinned memory, and passes are timed by events on the device's own queue, read when the generation is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specrig.decoding.replay import Replay
+
+
+def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+    """Host values as a tensor there, without waiting for the device."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+@lru_cache(256)
+def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Indices that come every round, brought there once."""
+    with torch.inference_mode(False):  # else a tensor made in a generation could not be used outside of one
+        return torch.tensor(values, device=device)
+
+
+def padded(rows: Sequence[Sequence[int]], width: int, device: torch.device) -> Tensor:
+    """Rows of token ids, left-aligned in `[B, width]`; zeros behind them."""
+    return on_device([[*row, *[0] * (width - len(row))] for row in rows], device).view(len(rows), width)
+
+
+def at_each(states: Tensor, positions: Sequence[int]) -> Tensor:
+    """`states` `[B, n, D]` at one position a row: `[B, D]`."""
+    if len(positions) == 1:
+        return states[:, positions[0]]
+    return states[torch.arange(len(positions), device=states.device), on_device(positions, states.device)]
+
+
+def now(device: torch.device) -> float:
+    """Seconds on a clock that has waited for the device and stands still while passes are recorded."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter() - Replay.spent
+
+
+class Stopwatch:
+    """Seconds of bare forward passes, by their width."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._spent: dict[int, list[float]] = {}
+        self._open: list[tuple[int, Any, Any]] = []
+        self._events: list[Any] = []  # of timings that were read, to be used again
+
+    def start(self) -> Any:
+        """A mark for `stop`."""
+        return self._event() if self.device.type == "cuda" else perf_counter()
+
+    def stop(self, width: int, mark: Any) -> None:
+        """A pass of `width` tokens a row ends that began at `mark`."""
+        if self.device.type == "cuda":
+            self._open.append((width, mark, self._event()))
+        else:
+            self._add(width, perf_counter() - mark)
+
+    def clear(self) -> None:
+        """Forget what was timed."""
+        self._events += [event for _, *pair in self._open for event in pair]
+        self._open.clear()
+        self._spent.clear()
+
+    def totals(self) -> dict[int, tuple[int, float]]:
+        """Width -> (calls, seconds) since `clear`; waits for the device."""
+        if self._open:
+            self._open[-1][2].synchronize()
+        for width, begun, ended in self._open:
+            self._add(width, begun.elapsed_time(ended) / 1e3)
+            self._events += (begun, ended)
+        self._open.clear()
+        return {width: (int(calls), seconds) for width, (calls, seconds) in self._spent.items()}
+
+    def _add(self, width: int, seconds: float) -> None:
+        entry = self._spent.setdefault(width, [0, 0.0])
+        entry[0] += 1
+        entry[1] += seconds
+
+    def _event(self) -> Any:
+        event = self._events.pop() if self._events else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

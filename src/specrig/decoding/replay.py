@@ -1,0 +1,94 @@
+"""Forward passes recorded once as CUDA graphs and replayed: a step of a large model is some five hundred kernels, and launching them one
+by one takes the host longer than the device needs to run them.
+
+A graph repeats the very same kernels on the very same addresses. So what changes from step to step (tokens, lengths, which token sees
+which) goes in as tensors of fixed shape, and results come out where they came out the last time: they hold until the next replay of the
+same shapes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from time import perf_counter
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+Function = Callable[..., tuple[Tensor, ...]]
+Run = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
+WARM_UPS = 2
+"""Runs before the recording: libraries make their choices and allocate their workspaces in the first ones."""
+
+
+class Recording:
+    """A function's run on its own inputs."""
+
+    __slots__ = ("inputs", "outputs", "run")
+
+    def __init__(self, inputs: list[Tensor], outputs: tuple[Tensor, ...], run: Callable[[], Any]) -> None:
+        self.inputs, self.outputs, self.run = inputs, outputs, run
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Repeat it on these inputs."""
+        for place, tensor in zip(self.inputs, inputs, strict=True):
+            place.copy_(tensor)
+        self.run()
+        return self.outputs
+
+
+class Replay:
+    """Recordings of one model's passes, by what was run and the shapes of its inputs."""
+
+    spent: ClassVar[float] = 0.0
+    """Seconds that recording took, of all models: part of starting up whenever it happens, so clocks leave it out (`device.now`)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.failure: str | None = None
+        """Why recording does not work here: passes then run as they are."""
+        self._recordings: dict[Hashable, Recording] = {}
+        self._pool: Any = None
+
+    def recorded(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> Run:
+        """A way to call `function` on inputs of these shapes: its recording, made now if it is new.
+
+        It must not wait for the device nor depend on anything but `key`, the inputs and what stays where it is. It runs more than once
+        where it is recorded, so running it twice on the same inputs must do what once does.
+        """
+        if self.failure is not None:
+            return lambda values: function(*values)
+        key = key, *(tensor.shape for tensor in inputs)
+        if key not in self._recordings:
+            started = perf_counter()
+            try:
+                self._recordings[key] = self.record(function, [tensor.clone() for tensor in inputs])
+            except RuntimeError as error:
+                self.failure = str(error).splitlines()[0]
+                self.clear()
+                warnings.warn(f"CUDA graphs cannot be used, passes run without them: {self.failure}", stacklevel=2)
+                return lambda values: function(*values)
+            finally:
+                Replay.spent += perf_counter() - started
+        return self._recordings[key]
+
+    def clear(self) -> None:
+        """Forget every recording: something that they read or write has moved."""
+        self._recordings.clear()
+
+    def record(self, function: Function, inputs: list[Tensor]) -> Recording:
+        """Capture `function` on these inputs. Raises RuntimeError where CUDA refuses."""
+        aside = torch.cuda.Stream(self.device)
+        aside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UPS):
+                function(*inputs)
+        torch.cuda.current_stream(self.device).wait_stream(aside)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            outputs = function(*inputs)
+        torch.cuda.synchronize(self.device)
+        return Recording(inputs, outputs, graph.replay)

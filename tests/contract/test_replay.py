@@ -1,0 +1,165 @@
+"""What a GPU needs of the loop: passes of fixed shapes that can be repeated blindly, and one wait a round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from models import Lab, Traced
+from torch.overrides import TorchFunctionMode
+
+from specrig.decoding import device, verify_tree
+from specrig.decoding.drafters import registry
+from specrig.decoding.loop import generate
+from specrig.decoding.replay import Replay
+from specrig.decoding.sampling import Sampler
+from specrig.decoding.types import Draft
+
+METHODS = sorted(registry())
+READS = {"tolist", "item", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__iter__"}
+"""Calls on a tensor after which the host knows what it holds, and on a GPU has waited for it."""
+SENDS = {"tensor", "as_tensor", "from_numpy"}
+"""Calls that bring host values to a device, and wait for it unless they come from pinned memory."""
+
+
+class Waits(TorchFunctionMode):
+    """Counts what would make the host wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        by_list = name in {"__getitem__", "__setitem__"} and any(
+            isinstance(part, list) for part in (args[1] if isinstance(args[1], tuple) else (args[1],))
+        )
+        if name in READS | SENDS or by_list:
+            self.found[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return Lab(vocab_size=40, replayed=True)
+
+
+def rounds_and_waits(lab: Lab, method: str, temperature: float, tokens: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    drafter = lab.drafter(method)
+    with monkeypatch.context() as patch:
+        # As on a GPU: host values travel in one way that does not wait, trees are judged at once.
+        patch.setattr(verify_tree, "_walked", verify_tree._judged)
+        waits = Waits()
+        quiet = sent_quietly(waits)
+        for module in modules_that_send():
+            patch.setattr(module, "on_device", quiet)
+        with waits:
+            found = generate(
+                lab.target, drafter, [[5, 9, 11, 5, 9, 5], [3, 7, 3, 7]], k=3, max_new_tokens=tokens, temperature=temperature
+            )
+    return max(len(generation.rounds) for generation in found), sum(waits.found.values())
+
+
+def sent_quietly(waits: Waits) -> Any:
+    send = device.on_device
+
+    def quiet(*args: Any) -> Any:
+        before = waits.found.copy()
+        result = send(*args)
+        waits.found = before
+        return result
+
+    return quiet
+
+
+def modules_that_send() -> list[Any]:
+    import sys
+
+    return [
+        module for name, module in sys.modules.items() if name.startswith("specrig.decoding") and hasattr(module, "on_device")
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_host_waits_once_a_round(lab: Lab, method: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted as the difference of two lengths, so that what the first rounds of a shape cost does not count."""
+    rounds_and_waits(lab, method, temperature, 60, monkeypatch)  # every shape is recorded
+    few, waits_few = rounds_and_waits(lab, method, temperature, 20, monkeypatch)
+    many, waits_many = rounds_and_waits(lab, method, temperature, 60, monkeypatch)
+    # Lookahead reads its window, which rides along, besides the verdict.
+    allowed = 2 if method == "lookahead" else 1
+    assert many > few
+    assert waits_many - waits_few <= allowed * (many - few)
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_judging_all_nodes_is_walking_one_path(drawn: bool) -> None:
+    """Both forms of multi-candidate rejection sampling decide alike on the same uniforms."""
+    torch.manual_seed(0)
+    V, B = 12, 400
+    parents = [-1, -1, -1, 0, 0, 1, 3, 3, 5]
+    logits = torch.randn(B, len(parents) + 2, V)
+    q = torch.softmax(logits[:, :7] + torch.randn(B, 7, V), -1)
+    sampler = Sampler(1.0, range(B))
+    width = {-1: 3, 0: 2, 1: 1, 3: 2, 5: 1}
+    chosen = {node: torch.multinomial(q[:, node + 1], count) for node, count in width.items()}
+    births = [parents[:node].count(parent) for node, parent in enumerate(parents)]
+    tokens = torch.stack([chosen[parent][:, birth] for parent, birth in zip(parents, births, strict=True)], 1)
+    tokens = torch.cat((tokens, torch.zeros(B, 1, dtype=torch.long)), 1)  # a probe
+    lengths = [9 if row % 3 else row % 10 for row in range(B)]
+    p = sampler.probs(logits)
+    uniforms = torch.rand(B, len(parents) + 2)
+
+    def draft() -> Draft:
+        tree = [[*parents, 8]] * B
+        return Draft(tokens, tree, q if drawn else None, lengths, probes=1)
+
+    walked, judged = verify_tree._walked(draft(), p, uniforms), verify_tree._judged(draft(), p, uniforms)
+    assert walked.tokens == judged.tokens and walked.paths == judged.paths and walked.reached == judged.reached
+    assert walked.overlap == pytest.approx(judged.overlap, abs=1e-5)
+    assert len({tuple(path) for path in walked.paths}) > 5
+    by_device = draft()
+    by_device.parents = torch.tensor(by_device.parents)
+    assert verify_tree._judged(by_device, p, uniforms).tokens == judged.tokens
+    assert by_device.parents == draft().parents  # read once, known from then on
+
+
+def test_a_recording_repeats_what_it_recorded() -> None:
+    """The stand-in for CUDA graphs is as blind as they are: it would show a pass that depends on the host's state."""
+    state, memory = [1.0], torch.zeros(3)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor]:
+        memory[1] = x[0]
+        return (x + state[0],)
+
+    replay = Traced(torch.device("cpu"))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return replay.recorded("key", function, [x])([x])[0]
+
+    before = Replay.spent
+    first = run(torch.ones(2))
+    assert Replay.spent > before  # recording is no decoding: clocks leave it out
+    assert first.tolist() == [2.0, 2.0]
+    state[0] = 100.0
+    before = Replay.spent
+    assert run(torch.full((2,), 5.0)) is first and Replay.spent == before
+    assert first.tolist() == [6.0, 6.0] and memory.tolist() == [0.0, 5.0, 0.0]
+    assert run(torch.ones(3)).tolist() == [101.0] * 3  # another shape is another recording
+    replay.clear()
+    assert run(torch.ones(2)).tolist() == [101.0, 101.0]
+
+
+def test_where_recording_fails_passes_run_as_they_are() -> None:
+    class Refused(Replay):
+        def record(self, function: Any, inputs: Any) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    replay = Refused(torch.device("cpu"))
+    with pytest.warns(UserWarning, match="CUDA graphs cannot be used.*not permitted"):
+        run = replay.recorded("key", lambda x: (x + 1,), [torch.ones(1)])
+    assert run([torch.ones(1)])[0].item() == 2
+    assert replay.recorded("key", lambda x: (x + 2,), [torch.ones(1)])([torch.ones(1)])[0].item() == 3
