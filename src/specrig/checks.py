@@ -260,14 +260,9 @@ def check_tasks(study: Study, problems: Problems) -> None:
                     study.tables.tasks, None, where, "the corpus has no such task", nearest(name, CORPUS_TASKS, what="it has")
                 )
             elif (wanted := study.prompts_wanted(name)) > available:
-                key, what = (
-                    ("prompts", "prompts") if wanted == study.prompts else ("batch_sizes", "prompts to fill the largest batch")
-                )
-                problems.key(
-                    [key],
-                    f"{wanted} {what}, the corpus holds back {available} a task",
-                    "lower it, or raise training.corpus.prompts",
-                )
+                key = "prompts" if wanted == study.prompts else "batch_sizes"
+                reason = f"{wanted} prompts, the corpus holds back {available} a task"
+                problems.key([key], reason, "lower it, or raise training.corpus.prompts")
             continue
         if row.fetched:
             continue  # by a job of its own

@@ -17,6 +17,7 @@ from specrig.measurement.freshness import baseline_of
 from specrig.measurement.runner import WARMUP_TOKENS
 from specrig.rows import TRAINED
 from specrig.study import Study
+from specrig.training.budget import training_flop
 from specrig.training.recipe import Recipe
 from specrig.training.recipe import Shape as TrainedShape
 
@@ -31,6 +32,8 @@ REACHED = 0.6
 """Share of the bandwidth that decoding reaches."""
 LAYER_S = {"cuda": 50e-6, "cpu": 100e-6}
 """What a layer costs however small it is: its launches."""
+TRAINING = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
+"""Operations/s that training reaches, and where: a quarter of the card's peak in bfloat16; what `configs/quick.yaml` reached."""
 LOADING = 1e9
 """Bytes/s of loading weights from disk."""
 ASSUMPTION = (
@@ -112,6 +115,19 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
     text = ASSUMPTION.format(bandwidth=f"{BANDWIDTH[device] / GB:,.0f}", machine=machine)
     unknown = [size.pair for size in sizes if size.target is None]
     return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
+
+
+def training(study: Study) -> str:
+    """What the study trains, what that costs and how long it takes somewhere; `nothing` where it trains nothing."""
+    flop, named = 0.0, []
+    for pair, row in study.rows.pairs.items():
+        models = [model for trained, model in study.trained() if trained == pair]
+        named += [f"{model} of {pair}" for model in models]
+        flop += training_flop(study.training, ["joint"] if row.base else models) if models else 0.0
+    if not named:
+        return "nothing"
+    speed, machine = TRAINING["cuda" if study.uses_gpu() else "cpu"]
+    return f"{', '.join(named)} ({flop / 1e15:.2g} PFLOP: {flop / speed / 60:.0f} minutes on {machine}, start-ups aside)"
 
 
 def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:

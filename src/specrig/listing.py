@@ -17,7 +17,7 @@ from specrig.advice import prompts_needed
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Drafter
 from specrig.engines import registry as engines
-from specrig.estimate import GB, PROMPT_TOKENS, gated, hours, pair_sizes
+from specrig.estimate import GB, PROMPT_TOKENS, gated, hours, pair_sizes, training
 from specrig.facts import Shape
 from specrig.reported import Claim
 from specrig.rows import Pair, Task
@@ -40,8 +40,7 @@ def show_plan(study: Study, console: Console) -> None:
         shown = (_values({getattr(cell, name): None for cell in members}) for name in varied)
         table.add_row(" / ".join(job), *shown, str(len(members)))
     total, jobs = len(cells), len(study.jobs())
-    training = ", ".join(f"{model} of {pair}" for pair, model in study.trained()) or "nothing"
-    table.caption = f"{total} cells in {jobs} jobs · {study.prompts} prompts a task · trains {training}"
+    table.caption = f"{total} cells in {jobs} jobs · {study.prompts} prompts a task · trains {training(study)}"
     console.print(table)
     for name in dict.fromkeys(cell.engine for cell in cells):
         if reason := engines()[name].untested:
