@@ -259,12 +259,10 @@ def check_tasks(study: Study, problems: Problems) -> None:
                 problems.row(
                     study.tables.tasks, None, where, "the corpus has no such task", nearest(name, CORPUS_TASKS, what="it has")
                 )
-            elif study.prompts > available:
-                problems.key(
-                    ["prompts"],
-                    f"{study.prompts} prompts, the corpus holds back {available} a task",
-                    "lower it, or raise training.corpus.prompts",
-                )
+            elif (wanted := study.prompts_wanted(name)) > available:
+                key = "prompts" if wanted == study.prompts else "batch_sizes"
+                reason = f"{wanted} prompts, the corpus holds back {available} a task"
+                problems.key([key], reason, "lower it, or raise training.corpus.prompts")
             continue
         if row.fetched:
             continue  # by a job of its own

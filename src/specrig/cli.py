@@ -117,7 +117,7 @@ def train(
 
     _set_threads(loaded, threads)
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
-    stages.train(model, loaded.training, loaded.root / "corpus", folder, progress)
+    stages.train(model, loaded.training, loaded.root / "corpus", folder, progress, loaded.resolved_device())
 
 
 @app.command()
@@ -127,7 +127,7 @@ def write_text(study: StudyFile, pair: Annotated[str, typer.Option(help="Row of 
 
     loaded = _load(study)
     _set_threads(loaded)
-    write(loaded.training, loaded.root / "corpus", loaded.root / "models" / pair)
+    write(loaded.training, loaded.root / "corpus", loaded.root / "models" / pair, loaded.resolved_device())
 
 
 @app.command()
@@ -141,7 +141,8 @@ def train_jointly(study: StudyFile, pair: Annotated[str, typer.Option(help="Row 
         raise typer.BadParameter(f"study {loaded.study} has no pair {pair!r} whose target is `medusa2:<pair>`")
     _set_threads(loaded)
     models = loaded.root / "models"
-    train(loaded.training, loaded.root / "corpus", models / base, models / pair, sys.stderr.isatty())
+    progress, device = sys.stderr.isatty(), loaded.resolved_device()
+    train(loaded.training, loaded.root / "corpus", models / base, models / pair, progress, device)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from specrig.measurement.freshness import baseline_of
 from specrig.measurement.runner import WARMUP_TOKENS
 from specrig.rows import TRAINED
 from specrig.study import Study
+from specrig.training.budget import training_flop
 from specrig.training.recipe import Recipe
 from specrig.training.recipe import Shape as TrainedShape
 
@@ -31,6 +32,8 @@ REACHED = 0.6
 """Share of the bandwidth that decoding reaches."""
 LAYER_S = {"cuda": 50e-6, "cpu": 100e-6}
 """What a layer costs however small it is: its launches."""
+TRAINING = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
+"""Operations/s that training reaches, and where: a quarter of the card's peak in bfloat16; what `configs/quick.yaml` reached."""
 LOADING = 1e9
 """Bytes/s of loading weights from disk."""
 ASSUMPTION = (
@@ -47,7 +50,9 @@ class PairSize:
     dtype: str
     target: Shape | None
     draft: Shape | None
-    positions: int
+    batch: int
+    tokens: int
+    """Of a sequence: prompt and what follows."""
 
     @property
     def weight_bytes(self) -> int:
@@ -60,7 +65,9 @@ class PairSize:
         if self.target is None:
             return None
         caches = sum(
-            shape.cache_bytes(min(self.positions, shape.context), self.dtype) for shape in (self.target, self.draft) if shape
+            shape.cache_bytes(self.batch * min(self.tokens, shape.context), self.dtype)
+            for shape in (self.target, self.draft)
+            if shape
         )
         return self.weight_bytes + caches + WORKSPACE_BYTES
 
@@ -68,8 +75,8 @@ class PairSize:
 def pair_sizes(study: Study) -> list[PairSize]:
     """Sizes of the pairs that will run, in the study's order."""
     batch = max((cell.batch_size for cell in study.cells()), default=1)
-    positions = batch * (PROMPT_TOKENS + study.max_new_tokens)
-    return [_pair_size(study, pair, positions) for pair in dict.fromkeys(cell.pair for cell in study.cells())]
+    tokens = PROMPT_TOKENS + study.max_new_tokens
+    return [_pair_size(study, pair, batch, tokens) for pair in dict.fromkeys(cell.pair for cell in study.cells())]
 
 
 def gated(study: Study) -> dict[str, list[str]]:
@@ -101,7 +108,7 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
             continue
         baselines = {(baseline_of(cell).name, cell.batch_size): baseline_of(cell) for cell in cells}
         for cell in (*cells, *baselines.values()):
-            rounds = -(-study.prompts // cell.batch_size) * study.repeats
+            rounds = -(-study.prompt_count(cell.batch_size) // cell.batch_size) * study.repeats
             seconds += (rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS) * pass_s[pair]
         seconds += next(size.weight_bytes for size in sizes if size.pair == pair) / LOADING
     machine = "an A100 80 GB" if device == "cuda" else "CPU"
@@ -110,7 +117,20 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
     return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
 
 
-def _pair_size(study: Study, pair: str, positions: int) -> PairSize:
+def training(study: Study) -> str:
+    """What the study trains, what that costs and how long it takes somewhere; `nothing` where it trains nothing."""
+    flop, named = 0.0, []
+    for pair, row in study.rows.pairs.items():
+        models = [model for trained, model in study.trained() if trained == pair]
+        named += [f"{model} of {pair}" for model in models]
+        flop += training_flop(study.training, ["joint"] if row.base else models) if models else 0.0
+    if not named:
+        return "nothing"
+    speed, machine = TRAINING["cuda" if study.uses_gpu() else "cpu"]
+    return f"{', '.join(named)} ({flop / 1e15:.2g} PFLOP: {flop / speed / 60:.0f} minutes on {machine}, start-ups aside)"
+
+
+def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
     row = study.rows.pairs[pair]
     recipe = study.training
     return PairSize(
@@ -118,7 +138,8 @@ def _pair_size(study: Study, pair: str, positions: int) -> PairSize:
         row.dtype,
         _shape(TRAINED if row.trains else row.target, "target", recipe),
         _shape(row.draft, "draft", recipe),
-        positions,
+        batch,
+        tokens,
     )
 
 

@@ -17,7 +17,7 @@ from specrig.advice import prompts_needed
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Drafter
 from specrig.engines import registry as engines
-from specrig.estimate import GB, PROMPT_TOKENS, gated, hours, pair_sizes
+from specrig.estimate import GB, PROMPT_TOKENS, gated, hours, pair_sizes, training
 from specrig.facts import Shape
 from specrig.reported import Claim
 from specrig.rows import Pair, Task
@@ -40,8 +40,7 @@ def show_plan(study: Study, console: Console) -> None:
         shown = (_values({getattr(cell, name): None for cell in members}) for name in varied)
         table.add_row(" / ".join(job), *shown, str(len(members)))
     total, jobs = len(cells), len(study.jobs())
-    training = ", ".join(f"{model} of {pair}" for pair, model in study.trained()) or "nothing"
-    table.caption = f"{total} cells in {jobs} jobs · {study.prompts} prompts a task · trains {training}"
+    table.caption = f"{total} cells in {jobs} jobs · {study.prompts} prompts a task · trains {training(study)}"
     console.print(table)
     for name in dict.fromkeys(cell.engine for cell in cells):
         if reason := engines()[name].untested:
@@ -75,7 +74,7 @@ def show_sizes(study: Study, console: Console) -> None:
         memory = "?" if size.memory_bytes is None else f"{size.memory_bytes / GB:,.1f} GB"
         weights = f"{size.weight_bytes / GB:,.1f} GB"
         table.add_row(size.pair, _parameters(size.target), _parameters(size.draft), weights, memory, size.dtype)
-    table.caption = f"memory: weights, caches of {PROMPT_TOKENS} prompt tokens and {study.max_new_tokens} new ones, workspace"
+    table.caption = f"memory: weights, caches of the largest batch ({PROMPT_TOKENS} prompt tokens and {study.max_new_tokens} new ones a row), workspace"
     console.print(table)
     console.print(f"[bold]{needs(study)}[/]\n  hours if {hours(study, sizes)[1]}")
     for size in sizes:

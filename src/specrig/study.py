@@ -69,7 +69,7 @@ class Study(Part):
     temperatures: Temperatures = Field(default_factory=lambda: [0.0])
     batch_sizes: BatchSizes = Field(default_factory=lambda: [1])
     prompts: int = 8
-    """Prompts a task."""
+    """Prompts a task; a batch larger than that takes as many as it holds, so that it is full."""
     max_new_tokens: int = Field(128, ge=2)
     warmup: int = Field(1, ge=0)
     """Rounds of warm-up, not recorded, before each block of cells."""
@@ -240,15 +240,23 @@ class Study(Part):
         folder = {"corpus": "prompts", "url": "data", "hub": "data"}.get(row.kind)
         return root / folder / f"{task}.jsonl" if folder else Path(row.source).expanduser()
 
+    def prompt_count(self, batch_size: int) -> int:
+        """Prompts that cells of a batch size run."""
+        return max(self.prompts, batch_size)
+
+    def prompts_wanted(self, task: str) -> int:
+        """Prompts of a task that some cell runs."""
+        return self.prompt_count(max((cell.batch_size for cell in self._grid if cell.task == task), default=1))
+
     def prompts_of(self, task: str, root: Path) -> list[Prompt]:
-        """The first `prompts` prompts of a task. Raises PromptError for a file that holds none or breaks its format."""
+        """The first prompts of a task, as many as its largest batch asks for. Raises PromptError for a file that holds none or breaks its format."""
         row, file = self.rows.tasks[task], self.prompt_file(task, root)
         if row.fetched and not file.is_file():
             raise PromptError(
                 f"{file} is not there yet: `specrig prompts --study {root / 'study.json'} --task {task}` fetches it"
             )
         own = {} if row.kind != "file" else {"sha256": row.sha256, **row.mapping}
-        return read_prompts(file, limit=self.prompts, **own)
+        return read_prompts(file, limit=self.prompts_wanted(task), **own)
 
     def uses_gpu(self) -> bool:
         """Whether jobs will want a GPU, as far as this machine can tell without torch (it may not be the one they run on)."""

@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from specrig.tasks import read_prompts
-from specrig.training import corpus
+from specrig.training import corpus, source_text
 from specrig.training.example import TASKS, CorpusError, Example
 from specrig.training.recipe import TINY, Recipe
 
@@ -153,3 +154,24 @@ def test_code_completes_its_prompt_to_valid_python(train: Rows) -> None:
 def test_rows_are_json_lines_that_keep_the_boundary(built: Path) -> None:
     line = (built / "corpus" / "train.jsonl").read_text(encoding="utf-8").split("\n")[0]
     assert set(json.loads(line)) == {"task", "text", "prompt", "completion", "source"}
+
+
+def test_limits_let_packages_and_longer_texts_in_and_hold_files_out_of_both_tasks() -> None:
+    """What one task holds out is not trained on in the other."""
+    recipe = Recipe.model_validate(
+        {**TINY, "corpus": {**TINY["corpus"], "characters": {"code": 3_000_000}, "limits": {"packages": ["networkx", "no-such-package"], "body": 1600}}}
+    )  # fmt: skip
+    trained, heldout = corpus.gather("code", recipe)
+    own = [example for example in trained if example.source.startswith("networkx/")]
+    assert len(own) > 100 and len(own) < len(trained)
+    assert max(len(example.completion) for example in own) > 800
+    settings = recipe.corpus
+    summaries = [
+        example for example in source_text.summarization(recipe.seed, settings.model_copy()) if "networkx/" in example.source
+    ]
+    files = {example.source for example in own}
+    assert files and files.isdisjoint({example.source for example in summaries if example.heldout})
+    assert any(example.source.startswith("networkx/") for example in heldout)
+    longer = settings.model_copy(update={"limits": settings.limits.model_copy(update={"excerpt": 400})})
+    shown, more = (max(len(e.prompt) for e in islice(source_text.summarization(0, each), 60)) for each in (settings, longer))
+    assert more > shown

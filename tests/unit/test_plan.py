@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
@@ -11,10 +12,14 @@ import pytest
 import yaml
 
 from specrig import cli, facts
-from specrig.estimate import hours, pair_sizes
+from specrig.estimate import hours, pair_sizes, training
 from specrig.problems import Positions, Problems
 from specrig.rows import Pair, Task, read_rows
 from specrig.study import StudyError, load_study
+from specrig.training import budget
+from specrig.training.budget import training_flop
+from specrig.training.recipe import Recipe
+from specrig.training.stages import STAGES
 
 
 def test_the_papers_grid_is_planned_in_seconds_without_torch(repository: Path) -> None:
@@ -95,6 +100,58 @@ def test_every_shipped_row_reads(repository: Path) -> None:
 def test_facts_refuse_only_what_they_know(target: str, draft: str | None, reason: str | None) -> None:
     found = facts.impossible(target, draft)
     assert (found is None) if reason is None else reason in (found or "")
+
+
+def test_the_cache_of_a_batch_is_that_of_its_rows(workplace: Path) -> None:
+    config = yaml.safe_load(Path("configs/gpu.yaml").read_text())
+    sizes = {}
+    for name, methods in (("one", [{"method": "ngram"}]), ("many", [{"method": "ngram", "batch_sizes": [64]}])):
+        Path("configs/own.yaml").write_text(yaml.safe_dump(config | {"methods": methods}))
+        (sizes[name],) = pair_sizes(load_study(Path("configs/own.yaml")))
+    target, draft = sizes["one"].target, sizes["one"].draft
+    assert target and draft and 1e8 < target.parameters < 3e8 and 1e7 < draft.parameters < 2e7
+    # The model's context is shorter than prompt and answer: a row's cache ends there, a batch has one for each of its rows.
+    row = target.cache_bytes(1024, "bfloat16") + draft.cache_bytes(1024, "bfloat16")
+    assert (sizes["many"].memory_bytes or 0) - (sizes["one"].memory_bytes or 0) == 63 * row
+
+
+@pytest.mark.parametrize("name", ["gpu", "gpu_shapes"])
+def test_a_gpu_study_plans_without_refusals(workplace: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plan", f"configs/{name}.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "Refused" not in shown and "GPU memory" in shown
+    study = load_study(Path(f"configs/{name}.yaml"))
+    batches = {cell.batch_size for cell in study.cells()}
+    assert max(batches) == {"gpu": 64, "gpu_shapes": 32}[name] and 1 in batches
+    assert max(batches) <= study.training.corpus.prompts
+
+
+def test_training_costs_what_its_models_and_tokens_cost() -> None:
+    recipe = Recipe.model_validate(
+        {
+            "target": {"layers": 4, "hidden": 64, "heads": 2, "intermediate": 128},
+            "target_training": {"steps": 10, "batch": 2, "sequence": 128, "growth": [{"until": 0.5, "layers": 2}]},
+        }
+    )
+    layer, embedding = 4 * 64**2 + 3 * 64 * 128 + 2 * 64, recipe.vocabulary * 64 + 64
+    passes = [2 * (embedding + layers * layer) + 2 * layers * 128 * 64 for layers in (2, 4)]
+    assert training_flop(recipe, ["target"]) == pytest.approx(3 * sum(passes) / 2 * 10 * 2 * 128)
+    assert training_flop(recipe, []) == 0
+    # What is learnt from the target's text pays for it, once.
+    text = (2 * recipe.target.parameters(recipe.vocabulary) + 2 * 4 * 256 * 64) * recipe.text.sequences * 256
+    both, one = training_flop(recipe, ["draft", "eagle"]), training_flop(recipe, ["draft"])
+    assert both - one == pytest.approx(training_flop(recipe, ["eagle"]) - text) and both > one
+    assert set(STAGES) | {"joint"} == set(budget._COSTS), "every stage has its cost"
+
+
+def test_plan_says_what_training_costs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = load_study(Path("configs/quick.yaml"))
+    found = re.fullmatch(r"(.*) \((.*) PFLOP: (\d+) minutes on two cores, start-ups aside\)", training(study))
+    assert found and "target of embedded_medusa2" in found[1]
+    assert float(found[2]) * 1e15 == pytest.approx(training_flop(study.training, budget._COSTS), rel=0.1)
+    assert 4 < int(found[3]) < 15, "measured: 7.5"
+    assert training(load_study(Path("configs/gpu_shapes.yaml"))) == "nothing"
+    assert "an H100 or H200" in training(load_study(Path("configs/gpu.yaml")))
 
 
 def test_plan_labels_simulated_pairs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,3 +197,49 @@ def audited(loaded: Any) -> list[str]:
     out = loaded.root / "audit" / "records.csv"
     audit_records(loaded, study_records(loaded.root / "records"), loaded.root, out)
     return out.read_text().splitlines()[1:]
+
+
+def test_a_batch_takes_as_many_prompts_as_it_holds(study: Path) -> None:
+    config = yaml.safe_load(study.read_text()) | {
+        "prompts": 1,
+        "batch_sizes": [1, 3],
+        "methods": [{"method": "draft_model", "k": 2}],
+    }
+    study.write_text(yaml.safe_dump(config))
+    loaded = load_study(study)
+    measure(loaded, "native", "shape", "draft_model", loaded.root)
+    folder = loaded.root / "records/native/shape/draft_model"
+    one, three = (list(read_records(folder / f"own-k2-t0-b{size}.jsonl")) for size in (1, 3))
+    assert [record.prompt_id for record in one] == ["0"]
+    assert [(record.prompt_id, record.group) for record in three] == [("0", 0), ("1", 0), ("2", 0)]
+    # Another batch size measures itself: what batches of one decide is their own prompts.
+    before = (folder / "own-k2-t0-b1.jsonl").read_bytes()
+    study.write_text(yaml.safe_dump(config | {"batch_sizes": [1, 2]}))
+    loaded = load_study(study)
+    measure(loaded, "native", "shape", "draft_model", loaded.root)
+    assert (folder / "own-k2-t0-b1.jsonl").read_bytes() == before
+    assert len(list(read_records(folder / "own-k2-t0-b2.jsonl"))) == 2
+
+
+def test_reported_speedups_stand_beside_simulated_ones_without_a_verdict(study: Path, shapes: dict[str, str]) -> None:
+    target, draft = shapes["target"], shapes["draft"]
+    header = "id,source,target,draft,method,k,task,temperature,hardware,precision,batch,metric,low,high,note"
+    rows = [
+        f"A1,paper,{target},{draft},draft_model,4,,0.7,RTX 4090,AWQ,1,speedup,1.66,1.66,",
+        f"A2,paper,{target},{draft},draft_model,5,,,,,,speedup,1.8,1.8,another k",
+        f"A3,paper,{target},{draft},draft_model,4,,,,,,tokens_per_s,290,290,no ratio",
+        f"A4,paper,{target},,eagle2,4,,,,,,speedup,1.94,1.94,another method",
+        f"A5,paper,other,{draft},draft_model,4,,,,,,speedup,3,3,another target",
+    ]
+    Path("configs/reported.csv").write_text("\n".join([header, *rows]) + "\n")
+    loaded = load_study(study)
+    measure(loaded, "native", "shape", "draft_model", loaded.root)
+    (loaded.root / "study.json").write_text(loaded.model_dump_json())
+    write_tables(loaded.root, loaded.root / "tables")
+    row = pd.read_csv(loaded.root / "tables/simulated.csv").iloc[0]
+    assert row["reported_speedup"] == "1.66 (A1)"
+    assert row["reported_conditions"].startswith("A1: temperature (0.7 reported, 0 measured); hardware (")
+    assert "AWQ" in row["reported_conditions"]
+    judged = pd.read_csv(loaded.root / "tables/reproduction.csv").set_index("id")
+    assert judged["measured"].isna().all(), "what is simulated judges nothing"
+    assert "without a verdict" in (loaded.root / "tables/simulated.md").read_text()

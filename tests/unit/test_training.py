@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specrig.training import corpus, llama, losses
+from specrig.training import corpus, llama, losses, run
 from specrig.training.checkpoint import State
 from specrig.training.distil import distillation_loss, train_draft
 from specrig.training.generate import continuations
@@ -21,7 +21,7 @@ from specrig.training.language_model import next_token_loss, train_target
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer, orthogonalise
 from specrig.training.recipe import TINY, Growth, Optimisation, Recipe, Shape
-from specrig.training.run import TrainingError, model_folder, training
+from specrig.training.run import TrainingError, model_folder, training, within_memory
 from specrig.training.stages import TEXT
 from specrig.training.target_text import heldout_prompts, read_text, write_text
 from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
@@ -226,6 +226,93 @@ def test_a_training_that_was_cut_goes_on_to_the_same_weights(
     curves = [(folder / "training.jsonl").read_text().splitlines() for folder in (whole, again)]
     assert [json.loads(line).get("loss") for line in curves[0]] == [json.loads(line).get("loss") for line in curves[1]]
     assert sorted(path.name for path in again.iterdir()) == sorted(path.name for path in whole.iterdir())
+
+
+def test_losses_read_now_and_then_make_the_same_curve_and_a_checkpoint_misses_no_step(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: the loss is read every few steps, before an evaluation and before a checkpoint."""
+    few = TINY_RECIPE.target_training.model_copy(update={"steps": 10, "evaluations": 1})
+    recipe = TINY_RECIPE.model_copy(update={"target_training": few})
+    train_target(recipe, pair / "corpus", tmp_path / "each", progress=False)
+    monkeypatch.setitem(run._READ_EVERY, "cpu", 4)
+    whole = State.save
+
+    def save_and_die(state: State, step: int) -> None:
+        whole(state, step)
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(State, "due", lambda state: True)
+        patch.setattr(State, "save", save_and_die)
+        train_target(recipe, pair / "corpus", tmp_path / "seldom", progress=False)
+    train_target(recipe, pair / "corpus", tmp_path / "seldom", progress=False)
+    each, seldom = (
+        [json.loads(line) for line in (tmp_path / name / "target/training.jsonl").read_text().splitlines()]
+        for name in ("each", "seldom")
+    )
+    drop = ("seconds",)
+    assert [{k: v for k, v in row.items() if k not in drop} for row in each] == [
+        {k: v for k, v in row.items() if k not in drop} for row in seldom
+    ]
+    assert [row["step"] for row in seldom if "loss" in row] == list(range(1, 11))
+
+
+def test_a_loss_read_late_still_stops_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(run._READ_EVERY, "cpu", 4)
+    module = torch.nn.Linear(2, 2)
+    with pytest.raises(TrainingError, match="the loss is nan at step 2; lower"), training(tmp_path / "m", 9, False, "k") as going:
+        going.begin({"model": (module, Optimizer(module, Optimisation(steps=9)))})
+        for step in range(1, 10):
+            factor = 1.0 if step == 1 else float("nan")
+            going.take_step(step, [module(torch.ones(1, 2)).sum() * factor], tokens=step, lr=0.1)
+            assert step < 5, "read after four steps at the latest"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_in_parts_takes_the_step_of_the_whole_batch(pair: Path, tmp_path: Path) -> None:
+    weights = []
+    for name, parts in (("whole", 1), ("parts", 2)):
+        one = TINY_RECIPE.target_training.model_copy(
+            update={"steps": 2, "evaluations": 1, "accumulate": parts, "warmup": 0.0, "optimizer": "adamw", "lr": 1e-3}
+        )
+        recipe = TINY_RECIPE.model_copy(update={"target_training": one})
+        train_target(recipe, pair / "corpus", tmp_path / name, progress=False)
+        rows = [json.loads(line) for line in (tmp_path / name / "target/training.jsonl").read_text().splitlines()]
+        weights.append(
+            (rows[0]["loss"], [row["tokens"] for row in rows if "loss" in row], llama.load(tmp_path / name / "target"))
+        )
+    (loss, tokens, whole), (loss_in_parts, tokens_in_parts, parts_) = weights
+    assert loss == pytest.approx(loss_in_parts, rel=1e-4) and tokens == tokens_in_parts
+    start = Llama(TINY_RECIPE.target, whole.vocabulary).initialise(TINY_RECIPE.seed)
+    moved = (whole.embedding - start.embedding).abs().sum()
+    assert (whole.embedding - parts_.embedding).abs().sum() < 0.05 * moved, "but for the rounding of sums"
+    with pytest.raises(ValidationError, match="batch 8 is no multiple of accumulate 3"):
+        Optimisation(steps=1, batch=8, accumulate=3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(pair: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"PyTorch sees no GPU here; set `device: cpu`"):
+        train_target(TINY_RECIPE, pair / "corpus", tmp_path, progress=False, device="cuda")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_gpu_says_what_to_lower() -> None:
+    said = r"eagle: the GPU's memory is full \(CUDA out of memory\); lower its batch"
+    with pytest.raises(TrainingError, match=said), within_memory("eagle"):
+        raise torch.OutOfMemoryError("CUDA out of memory\nand more")
+
+
+def test_writing_side_by_side_changes_no_greedy_text(pair: Path, tmp_path: Path) -> None:
+    (tmp_path / "target").symlink_to(pair / "models" / "target")
+    found = []
+    for batch in (1, 3):
+        text = TINY_RECIPE.text.model_copy(update={"temperatures": (0.0,), "batch": batch, "sequence": 64})
+        write_text(TINY_RECIPE.model_copy(update={"text": text}), pair / "corpus", tmp_path)
+        found.append(read_text(tmp_path).train)
+    assert found[0].shape == found[1].shape and len(found[0]) > 2
+    assert (found[0] == found[1]).float().mean() > 0.9  # bfloat16 sums of another shape may break ties differently
 
 
 def test_another_training_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def prompt_inputs(wildcards):
 def task_row(wildcards):
     """What decides which prompts are fetched for a task."""
     row = STUDY.rows.tasks[wildcards.task].model_dump(exclude={"notes", "licence"})
-    return digest([row, STUDY.prompts])
+    return digest([row, STUDY.prompts_wanted(wildcards.task)])
 
 
 def scored():

@@ -89,7 +89,7 @@ def _judge(claim: Claim, claims: Sequence[Claim], rows: list[dict[str, Any]], ca
         return Judgement(claim, "impossible", reason)
     model = theory.check(claim, claims)
     predicted = model.low, model.high
-    near = [] if claim.analytic else [(row, differing(claim, row)) for row in rows if _related(claim, row)]
+    near = [] if claim.analytic else [(row, differing(claim, row)) for row in rows if related(claim, row)]
     matching = [row for row, conditions in near if not conditions]
     if matching:
         return _compare(claim, matching, model)
@@ -145,7 +145,7 @@ def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
     return found
 
 
-def _related(claim: Claim, row: dict[str, Any]) -> bool:
+def related(claim: Claim, row: dict[str, Any]) -> bool:
     """Whether a cell runs the claim's method on the claim's pair."""
     drafts = not claim.drafts or claim.general or row["draft"] in claim.drafts
     return row["method"] == claim.base_method and drafts and (claim.general or row["target"] == claim.target)

@@ -23,7 +23,8 @@ def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: 
     models: dict[str, Any] = {name: model_digest(source) or source for name, source in pair.sources.items()}
     if pair.simulated_acceptance is not None:
         models["simulated acceptance"] = pair.simulated_acceptance
-    texts = {task: digest([(prompt.id, prompt.text) for prompt in found]) for task, found in prompts.items()}
+    counts = {(cell.task, study.prompt_count(cell.batch_size)) for cell in cells}
+    texts = {(task, count): digest([(prompt.id, prompt.text) for prompt in prompts[task][:count]]) for task, count in counts}
     settings = [
         study.seed,
         study.max_new_tokens,
@@ -39,7 +40,8 @@ def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: 
         code = job_digest(cell.engine, cell.method)
         servers = [endpoint_of(each, pair.servers) for each in (cell, baseline_of(cell))]
         options = pair.engine_options.get(cell.engine, {})
-        result[cell] = digest([cell.model_dump(), settings, options, texts[cell.task], models, code, servers])
+        own = texts[cell.task, study.prompt_count(cell.batch_size)]
+        result[cell] = digest([cell.model_dump(), settings, options, own, models, code, servers])
     return result
 
 

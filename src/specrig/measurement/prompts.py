@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def fetch_prompts(study: Study, task: str, root: Path) -> None:
-    """Bring a task's first `study.prompts` prompts from its address or the hub to `Study.prompt_file`. Raises PromptError."""
+    """Bring the prompts of a task that the study runs from its address or the hub to `Study.prompt_file`. Raises PromptError."""
     row = study.rows.tasks[task]
     on_hub = row.kind == "hub"
     rows = hub_rows(row.source, row.config, row.split, row.revision) if on_hub else fetch_rows(row.source, row.sha256)
-    found = map_prompts(rows, row.source, limit=study.prompts, **row.mapping)
+    found = map_prompts(rows, row.source, limit=study.prompts_wanted(task), **row.mapping)
     lines = ({"id": prompt.id, "prompt": prompt.text, "reference": prompt.reference} for prompt in found)
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     write_atomically(study.prompt_file(task, root), text)

@@ -77,12 +77,10 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
             meter = open_things.enter_context(_metered(engine))
             environment = capture(pair, device=device, threads=study.threads) | engine.environment() | {"energy": meter.source}
             write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
-            grouped = list(_blocks(pending))
-            total = sum(_units(study, engine, block, len(prompts[block[0].task])) for block in grouped)
+            grouped = [(block, prompts[block[0].task][: study.prompt_count(block[0].batch_size)]) for block in _blocks(pending)]
+            total = sum(_units(study, engine, block, len(own)) for block, own in grouped)
             with progress("/".join(job), total) as advance:
-                blocks = [
-                    _Block(study, engine, meter, block, prompts[block[0].task], digests, folder, advance) for block in grouped
-                ]
+                blocks = [_Block(study, engine, meter, block, own, digests, folder, advance) for block, own in grouped]
                 if engine.paired:
                     for block in blocks:
                         failed |= _measure_paired(block)

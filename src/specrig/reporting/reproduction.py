@@ -13,7 +13,7 @@ from specrig.analysis.commands import Catalogue
 from specrig.analysis.theory import ABOVE, BELOW
 from specrig.decoding.drafters import registry as methods
 from specrig.problems import Positions, Problems
-from specrig.reported import read_claims
+from specrig.reported import Claim, read_claims
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.study_data import Job, StudyData
@@ -30,11 +30,16 @@ def reproduction(study: StudyData) -> pd.DataFrame:
 
     Raises StudyError for rows that cannot be read, each with its place.
     """
+    return judgements_table(judge(reported_claims(study), with_conditions(study, study.table), _catalogue(study)))
+
+
+def reported_claims(study: StudyData) -> list[Claim]:
+    """The study's reported figures; none where it names no file. Raises StudyError like `reproduction`."""
     problems = Problems(Positions([]))
     tables = study.config.get("tables") or {}
     claims = read_claims(Path(tables["reported"]), problems) if tables.get("reported") else []
     problems.stop()
-    return judgements_table(judge(claims, _cells(study), _catalogue(study)))
+    return claims
 
 
 def counts(judged: pd.DataFrame) -> dict[str, int]:
@@ -114,12 +119,11 @@ def context(study: StudyData, downloads: Callable[[str, pd.DataFrame, Grid], lis
     }
 
 
-def _cells(study: StudyData) -> pd.DataFrame:
-    """The study's cells with what claims are joined on: hub ids, hardware, precision."""
+def with_conditions(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells of a study with what claims are joined on: hub ids, hardware, precision."""
     rows = study.config.get("rows") or {}
     pairs = rows.get("pairs") or {}
     hardware = {(job.engine, job.pair, job.method): _machine(job) for job in study.jobs}
-    cells = study.table
     jobs = list(zip(cells["engine"], cells["pair"], cells["method"], strict=True))
     return cells.assign(
         target=[pairs.get(pair, {}).get("target") or "" for pair in cells["pair"]],

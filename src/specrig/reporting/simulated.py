@@ -8,31 +8,55 @@ import numpy as np
 import pandas as pd
 
 from specrig.analysis.cells import cells_table
+from specrig.analysis.claims import differing, related
 from specrig.analysis.cost_model import expected_tokens
 from specrig.measurement.records import Record
+from specrig.reported import Claim
 from specrig.reporting import grid
 from specrig.reporting.device import device_entries, device_titles, with_floor
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.reproduction import reported_claims, with_conditions
 from specrig.reporting.study_data import StudyData
 from specrig.reporting.style import method_name, task_name
 
 LABEL = "simulated acceptance"
 CAPTION = (
     "SIMULATED ACCEPTANCE. These pairs have random weights: the passes cost what the architectures cost, and the share of drafted "
-    "tokens that is accepted was declared, not measured. Speeds hold if a real pair accepts as declared; lossless or not does not apply."
+    "tokens that is accepted was declared, not measured. Speeds hold if a real pair accepts as declared; lossless or not does not apply. "
+    "Reported: what a source states of the pair, method and k, under its own conditions; it stands beside, without a verdict."
 )
 
 
 def simulated_table(study: StudyData) -> pd.DataFrame:
     """`cells_table` of the simulated cells, led by `acceptance` (always "simulated acceptance"), the declared `declared_alpha` and
-    `expected_length`, the tokens a pass that it implies for the depths that were drafted (Leviathan eq. 1).
+    `expected_length`, the tokens a pass that it implies for the depths that were drafted (Leviathan eq. 1); in the end
+    `reported_speedup`, what sources state of the same pair, method, k and batch, and `reported_conditions`, in what theirs differ.
     """
     members = list(study.simulated.values())
     table = with_floor(cells_table(record for records in members for record in records), members, study.environments)
     table.insert(0, "acceptance", LABEL)
     table.insert(1, "declared_alpha", [records[0].simulated_acceptance for records in members])
     table.insert(2, "expected_length", [_expected(records) for records in members])
+    claims = [claim for claim in reported_claims(study) if claim.metric == "speedup"] if members else []
+    rows = cast("list[dict[str, Any]]", with_conditions(study, table).to_dict("records"))
+    found = [[claim for claim in claims if _beside(claim, row)] for row in rows]
+    table["reported_speedup"] = ["; ".join(f"{_figure(claim)} ({claim.id})" for claim in own) for own in found]
+    table["reported_conditions"] = [
+        " | ".join(f"{claim.id}: {'; '.join(differing(claim, row)) or 'the same'}" for claim in own)
+        for own, row in zip(found, rows, strict=True)
+    ]
     return table
+
+
+def _beside(claim: Claim, row: dict[str, Any]) -> bool:
+    """Whether a reported speedup is of the cell's pair and method, at its k and batch."""
+    same_pair = not claim.general and related(claim, row)
+    return same_pair and row["k"] in (claim.ks or ()) and int(claim.batch or 1) == row["batch_size"]
+
+
+def _figure(claim: Claim) -> str:
+    low, high = claim.interval or (float("nan"), float("nan"))
+    return grid.number(low) if low == high else f"{grid.number(low)}–{grid.number(high)}"
 
 
 def _expected(records: list[Record]) -> float:
@@ -62,10 +86,11 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
             Entry(grid.number(row["baseline_tokens_per_s"], 1)),
             Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
             Entry(grid.number(row["predicted_speedup"])),
+            Entry(str(row["reported_speedup"]) or "–"),
             *device_entries(row),
         ]
         for row in cast("list[dict[str, Any]]", table.to_dict("records"))
     ]
     header = ["pair", "method", "task", "T", "k", "declared α", "τ", "expected τ", "tokens/s", "baseline tokens/s", "speedup"]
-    header = [*header, "predicted", *device_titles(table)]
+    header = [*header, "predicted", "reported", *device_titles(table)]
     return Grid(header=header, rows=rows, labels=5, caption=CAPTION, label=f"tab:{study}-simulated")

@@ -1,7 +1,8 @@
 """An unfinished training on disk, so that a killed one goes on where it was. Safetensors only.
 
 A training that goes on gives the weights that an uninterrupted one gives: modules, optimisers and generators are all kept, and the
-batches are a function of the seed and the step.
+batches are a function of the seed and the step. To the last bit on a CPU; on a GPU, whose sums have no fixed order, two runs of the
+same training differ in the last digits, and so do a whole and a cut one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from specrig.training.optimizer import Optimizer
 
 FILE = "checkpoint.safetensors"
 EVERY_S = 30.0
+SHARE = 0.05
+"""Of a training's time that writing may take: a large model's state takes seconds."""
 
 
 class State:
@@ -35,7 +38,7 @@ class State:
         generators: Sequence[torch.Generator] = (),
     ) -> None:
         self.path, self.key, self.parts, self.generators = folder / FILE, key, parts, generators
-        self.saved = time.monotonic()
+        self.saved, self.pause = time.monotonic(), EVERY_S
         if done := steps_done(folder, key):
             self._restore(load_file(self.path), done)
 
@@ -44,22 +47,28 @@ class State:
         """Of every part."""
         return [optimizer for _, optimizer in self.parts.values()]
 
+    def due(self) -> bool:
+        """Whether the last writing was a while ago."""
+        return time.monotonic() - self.saved >= self.pause
+
     def keep(self, step: int) -> None:
-        """Write the state after `step`, if the last writing was a while ago."""
-        if time.monotonic() - self.saved >= EVERY_S:
+        """Write the state after `step`, if it is due."""
+        if self.due():
             self.save(step)
 
     def save(self, step: int) -> None:
         """Write the state after `step`; a kill at any moment leaves the last one or this one."""
+        begun = time.monotonic()
         tensors: dict[str, Tensor] = {f"generator.{n}": each.get_state() for n, each in enumerate(self.generators)}
         for part, (module, optimizer) in self.parts.items():
             tensors |= {f"{part}.weight.{name}": value for name, value in module.named_parameters()}
             tensors |= {f"{part}.{kind}.{name}": value for kind, name, value in optimizer.state(module)}
         unfinished = self.path.with_suffix(".unfinished")
-        whole = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+        whole = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
         save_file(whole, unfinished, metadata={"key": self.key, "step": str(step)})
         unfinished.replace(self.path)
         self.saved = time.monotonic()
+        self.pause = max(EVERY_S, (self.saved - begun) / SHARE)
 
     def _restore(self, tensors: dict[str, Tensor], done: int) -> None:
         for number, generator in enumerate(self.generators):

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from specrig.training import locale_text, source_text, stories
 from specrig.training.example import TASKS, CorpusError, Example, number
-from specrig.training.recipe import Recipe
+from specrig.training.recipe import Corpus, Recipe
 
-SOURCES: dict[str, Callable[[int, float], Iterator[Example]]] = {
+SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
     "code": source_text.code,
     "summarization": source_text.summarization,
     "translation": locale_text.translation,
     "creative_writing": stories.creative_writing,
 }
-"""Task -> examples(seed, heldout_share): an iterator, endless or ending with the installed sources."""
+"""Task -> examples(seed, settings): an iterator, endless or ending with the installed sources."""
 
 
 def build(recipe: Recipe, out: Path) -> None:
@@ -72,7 +72,7 @@ def gather(task: str, recipe: Recipe) -> tuple[list[Example], list[Example]]:
     train: dict[str, Example] = {}
     heldout: dict[str, Example] = {}
     size = 0
-    for example in SOURCES[task](recipe.seed, settings.heldout_share):
+    for example in SOURCES[task](recipe.seed, settings):
         if example.heldout:
             if len(heldout) < wanted:
                 heldout.setdefault(example.prompt, example)

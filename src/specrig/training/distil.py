@@ -22,8 +22,9 @@ from specrig.training.tokenizer import end_of_text, load_tokenizer, save_tokeniz
 from specrig.training.trainer import (
     PackedText,
     autocast,
-    device,
     evaluate,
+    moved,
+    place,
     read_heldout,
     tokenize,
     train,
@@ -33,22 +34,24 @@ Taught = tuple[Tensor, Tensor | None]
 """Tokens `[B, T + 1]`, and the teacher's hidden states `[B, T, D]` of all but the last where they are known already."""
 
 
-def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
+def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Distil `models`/target into the model folder `models`/draft, with the target's tokenizer.
 
     Also writes its `training.jsonl`. Raises CorpusError and TrainingError like `train_target`, and TrainingError when there
     is no target or no text of it.
     """
+    where = place(device)
     target, own = trained(models, "target"), read_text(models).train
     rows = corpus.read(corpus_dir / "train.jsonl")
     tokenizer = load_tokenizer(target)
     eos = end_of_text(tokenizer)
-    settings, where = recipe.draft_training, device()
+    settings = recipe.draft_training
     teacher = llama.load(target).to(where).eval()
     heldout = read_heldout(corpus_dir, tokenizer, eos)
     model = Llama(recipe.draft, teacher.vocabulary).initialise(recipe.seed + 1).to(where)
     with training(models / "draft", settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
-        text = iter(PackedText(tokenize(rows, tokenizer, eos), settings.batch, settings.sequence, recipe.seed + 1))
+        together = settings.batch // settings.accumulate
+        text = iter(PackedText(tokenize(rows, tokenizer, eos), together, settings.sequence, recipe.seed + 1))
         batches = _mixed(text, own, teacher, recipe)
         loss = distillation_loss(model, teacher, recipe.distillation.kl_weight)
         train(model, settings, batches, loss, lambda: evaluate(model, heldout), run)
@@ -61,10 +64,10 @@ def distillation_loss(model: Llama, teacher: Llama, kl_weight: float) -> Callabl
     where = model.embedding.device
 
     def loss(batch: Taught) -> Tensor:
-        tokens = batch[0].to(where, non_blocking=True)
+        tokens = moved(batch[0], where)
         with autocast(where):
             with torch.no_grad():
-                hidden = teacher(tokens[:, :-1]) if batch[1] is None else batch[1].to(where, non_blocking=True)
+                hidden = teacher(tokens[:, :-1]) if batch[1] is None else batch[1]
                 goal = teacher.logits(hidden).flatten(0, 1)
             logits = model.logits(model(tokens[:, :-1])).flatten(0, 1)
         return distillation(logits, goal, tokens[:, 1:].flatten(), kl_weight)
@@ -76,8 +79,10 @@ def _mixed(text: Iterator[Tensor], own: Tensor, teacher: Llama, recipe: Recipe) 
     """Batches of the corpus, and of the target's own text for the last `generated_share` of the steps."""
     settings, share = recipe.draft_training, recipe.distillation.generated_share if len(own) else 0.0
     switch = round(settings.steps * (1 - share))
-    for _ in range(switch):
+    for _ in range(switch * settings.accumulate):
         yield next(text), None
-    hidden = states(teacher, own[:, :-1])  # once: its sequences come up several times
-    for rows in row_batches(len(own), settings.batch, recipe.seed + 2):
+    where = teacher.embedding.device
+    own, hidden = moved(own, where), states(teacher, own[:, :-1])  # once: its sequences come up several times
+    for rows in row_batches(len(own), settings.batch // settings.accumulate, recipe.seed + 2):
+        rows = moved(rows, where)
         yield own[rows], hidden[rows]

@@ -29,7 +29,7 @@ from specrig.training.recipe import Optimisation, Recipe
 from specrig.training.run import training
 from specrig.training.target_text import learnt_from, read_text, row_batches, states, trained, with_corpus
 from specrig.training.tokenizer import end_of_text, load_tokenizer
-from specrig.training.trainer import autocast, device
+from specrig.training.trainer import autocast, moved, place
 
 
 class Layer(nn.Module):
@@ -174,9 +174,9 @@ def agreement(head: Layer, target: Llama, texts: Tensor, counted: Tensor, depth:
     return [round(count / max(1, int(wanted.sum())), 4) for count in same]
 
 
-def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
+def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Train an EAGLE head for `models`/target and write the folder `models`/eagle: see `fit`."""
-    fit("eagle", Layer, head_loss, recipe.eagle, recipe, corpus_dir, models, progress)
+    fit("eagle", Layer, head_loss, recipe.eagle, recipe, corpus_dir, models, progress, device)
 
 
 def fit(
@@ -188,13 +188,14 @@ def fit(
     corpus_dir: Path,
     models: Path,
     progress: bool,
+    device: str,
 ) -> None:
     """Train the head that `make` gives for `models`/target and write `models`/`name` (config.json, model.safetensors).
 
     Also writes its `training.jsonl`: the loss, and at the end the agreement with the target by depth. Raises CorpusError for a
     missing corpus, TrainingError when there is no target or no text of it, or the loss is not finite.
     """
-    target, text, where = trained(models, "target"), read_text(models), device()
+    target, text, where = trained(models, "target"), read_text(models), place(device)
     tokenizer = load_tokenizer(target)
     teacher = llama.load(target).to(where).eval().requires_grad_(False)
     head = make(teacher)
@@ -204,13 +205,14 @@ def fit(
     generator = torch.Generator(where).manual_seed(recipe.seed + 3)
     with training(models / name, settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
         run.begin({"head": (head, optimizer)}, [generator])
-        texts = with_corpus(text.train, settings.corpus_sequences, corpus_dir, tokenizer, recipe.seed + 3)
+        texts = moved(with_corpus(text.train, settings.corpus_sequences, corpus_dir, tokenizer, recipe.seed + 3), where)
         hidden = states(teacher, texts, head.streams)  # once: a step then costs the head alone
         batches = row_batches(len(texts), settings.batch, recipe.seed + 4)
         for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):
-            tokens = texts[rows].to(where)
-            loss = loss_of(head, teacher, tokens, hidden[rows].to(where), settings, generator)
-            run.take_step(step, loss, tokens=step * tokens.numel(), lr=settings.lr)
+            rows = moved(rows, where)
+            tokens = texts[rows]
+            loss = loss_of(head, teacher, tokens, hidden[rows], settings, generator)
+            run.take_step(step, [loss], tokens=step * tokens.numel(), lr=settings.lr)
         # The choice after the end of the text is never drafted.
         counted = text.written & (text.heldout != end_of_text(tokenizer))
         shares = agreement(head, teacher, text.heldout, counted, depth=5)

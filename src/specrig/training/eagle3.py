@@ -118,7 +118,7 @@ def frequent(texts: Tensor, count: int, vocabulary: int) -> Tensor:
     return found[:count].sort().values
 
 
-def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
+def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Train an EAGLE-3 head for `models`/target and write the folder `models`/eagle3: see `eagle.fit`."""
     wanted = recipe.eagle3.draft_vocabulary
 
@@ -127,4 +127,4 @@ def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -
             return Layer(target)
         return Layer(target, frequent(read_text(models).train, wanted, target.vocabulary))
 
-    eagle.fit("eagle3", make, head_loss, recipe.eagle3, recipe, corpus_dir, models, progress)
+    eagle.fit("eagle3", make, head_loss, recipe.eagle3, recipe, corpus_dir, models, progress, device)

@@ -26,9 +26,10 @@ def continuations(model: Llama, prompts: Sequence[list[int]], width: int, temper
     generator = torch.Generator(where).manual_seed(seed)
     shape = model.shape
     B, shortest = len(prompts), min(map(len, prompts))
-    out = torch.full((B, width), -1, device=where)
+    out = torch.full((B, width), -1)
     for row, prompt in enumerate(prompts):
-        out[row, : len(prompt)] = torch.tensor(prompt, device=where)
+        out[row, : len(prompt)] = torch.tensor(prompt)
+    out = out.to(where)
     keys = torch.zeros(shape.layers, B, shape.heads, width, shape.hidden // shape.heads, device=where, dtype=precision)
     values = torch.zeros_like(keys)
     heat = torch.tensor([temperatures[row % len(temperatures)] for row in range(B)], device=where)

@@ -13,20 +13,22 @@ from specrig.training.losses import cross_entropy
 from specrig.training.recipe import Recipe
 from specrig.training.run import key_of, training
 from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokenizer
-from specrig.training.trainer import PackedText, autocast, device, evaluate, read_heldout, tokenize, train
+from specrig.training.trainer import PackedText, autocast, evaluate, moved, place, read_heldout, tokenize, train
 
 
-def train_target(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
+def train_target(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Train the tokenizer and the target on `corpus_dir` and write the model folder `models`/target (Hugging Face format, fp32).
 
     Also writes its `training.jsonl`, the loss curve. Raises CorpusError for a missing corpus, TrainingError for a corpus
     shorter than a sequence and for a loss that is not finite.
     """
+    where = place(device)
     rows = corpus.read(corpus_dir / "train.jsonl")
     tokenizer = train_tokenizer((row["text"] for row in rows), recipe.vocabulary)
     eos = end_of_text(tokenizer)
-    settings, where = recipe.target_training, device()
-    batches = iter(PackedText(tokenize(rows, tokenizer, eos), settings.batch, settings.sequence, recipe.seed))
+    settings = recipe.target_training
+    together = settings.batch // settings.accumulate
+    batches = iter(PackedText(tokenize(rows, tokenizer, eos), together, settings.sequence, recipe.seed))
     heldout = read_heldout(corpus_dir, tokenizer, eos)
     layers = settings.growth[0].layers if settings.growth else recipe.target.layers
     model = Llama(recipe.target, tokenizer.get_vocab_size(), layers).initialise(recipe.seed).to(where)
@@ -41,7 +43,7 @@ def next_token_loss(model: Llama) -> Callable[[Tensor], Tensor]:
     where = model.embedding.device
 
     def loss(batch: Tensor) -> Tensor:
-        batch = batch.to(where, non_blocking=True)
+        batch = moved(batch, where)
         with autocast(where):
             logits = model.logits(model(batch[:, :-1]))
         return cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())

@@ -95,6 +95,11 @@ class Llama(nn.Module):
             last = source
         self.layers = nn.ModuleList(grown)
 
+    def compile_layers(self, wanted: bool) -> None:
+        """Let torch.compile fuse each layer's operations, where wanted; layers of one shape share one compilation."""
+        for layer in self.layers if wanted else ():
+            layer.compile()
+
     def forward(self, tokens: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
         """`[B, T]` int64 -> `[B, T, D]`, the state after the final norm.
 

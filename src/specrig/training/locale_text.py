@@ -18,6 +18,7 @@ from babel.numbers import format_currency, format_decimal
 from babel.units import format_unit
 
 from specrig.training.example import Example, chance, generator
+from specrig.training.recipe import Corpus
 
 LANGUAGES = {"de": "German", "cs": "Czech", "tr": "Turkish", "zh": "Chinese"}
 PHRASES = 7
@@ -39,8 +40,9 @@ _Phrase = tuple[str, Callable[[str], str]]
 """What names the entities, and the phrase in a locale."""
 
 
-def translation(seed: int, heldout_share: float) -> Iterator[Example]:
+def translation(seed: int, settings: Corpus) -> Iterator[Example]:
     """Yield translation examples without end; languages in turn, split by entity."""
+    heldout_share = settings.heldout_share
     kinds = (_date, _territories, _quantity, _money, _relative, _tongues)
     index = 0
     while True:

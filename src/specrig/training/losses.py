@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 _ROWS = 256
+_ENTRIES = 2**27
+"""Logits at a time on a GPU: half a gigabyte in float32."""
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -75,5 +77,5 @@ def distillation(logits: Tensor, goal: Tensor, labels: Tensor, kl_weight: float)
 
 
 def _rows(logits: Tensor) -> int:
-    """Rows at a time: few on a CPU, for its cache; all on a GPU, for its launches."""
-    return _ROWS if logits.device.type == "cpu" else max(1, len(logits))
+    """Rows at a time: few on a CPU, for its cache; many on a GPU, for its launches."""
+    return _ROWS if logits.device.type == "cpu" else max(1, _ENTRIES // logits.shape[1])

@@ -21,10 +21,10 @@ from specrig.training.losses import distillation
 from specrig.training.medusa_recipe import MedusaTraining
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
-from specrig.training.run import Curve, Run, model_folder, training
+from specrig.training.run import Curve, Run, model_folder, training, within_memory
 from specrig.training.target_text import learnt_from, read_text, row_batches, states, trained, with_corpus
 from specrig.training.tokenizer import end_of_text, load_tokenizer, save_tokenizer
-from specrig.training.trainer import autocast, device
+from specrig.training.trainer import autocast, moved, place, rows_at_once
 
 RANKS = 10
 """Choices of a head whose accuracy is measured."""
@@ -89,34 +89,38 @@ def heads_loss(heads: Heads, lm_head: Tensor, hidden: Tensor, goal: Tensor, toke
     return total
 
 
-def train_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
+def train_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Medusa-1: train heads on the frozen `models`/target and write the folder `models`/medusa (config.json, model.safetensors).
 
     Also writes its `training.jsonl`: the loss, and at the end how often each head's first choice is what the target says to held-out
     prompts. Raises CorpusError for a missing corpus, TrainingError when there is no model or text, or the loss is not finite.
     """
-    _train_frozen(Session(recipe, corpus_dir, models, "target"), models / "medusa", progress)
+    _train_frozen(recipe, corpus_dir, models, "target", models / "medusa", progress, device)
 
 
-def train_draft_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool) -> None:
+def train_draft_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Heads of `models`/draft, written to `models`/draft_medusa; they have to please the target, which is their teacher."""
-    _train_frozen(Session(recipe, corpus_dir, models, "draft"), models / "draft_medusa", progress)
+    _train_frozen(recipe, corpus_dir, models, "draft", models / "draft_medusa", progress, device)
 
 
-def _train_frozen(session: Session, out: Path, progress: bool) -> None:
+def _train_frozen(recipe: Recipe, corpus_dir: Path, models: Path, name: str, out: Path, progress: bool, device: str) -> None:
+    with within_memory(out.name):
+        session = Session(recipe, corpus_dir, models, name, device)
     with training(out, session.settings.steps, progress, session.key) as run:
         heads = Heads(session.model, session.settings).to(session.where)
         session.fit(heads, run)
         session.finish(heads, run)
 
 
-def train_jointly(recipe: Recipe, corpus_dir: Path, base: Path, models: Path, progress: bool) -> None:
+def train_jointly(recipe: Recipe, corpus_dir: Path, base: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Medusa-2: train the target of the pair folder `base` further, together with its heads; writes `models`/target and /medusa.
 
     The heads begin as `base`/medusa, trained alone: the paper's warm-up (section 2.2.2). The model's own loss is its distance from
     what it was, so that it stays the model it was (self-distillation, section 2.3.2). Raises like `train_heads`.
     """
-    session, steps = Session(recipe, corpus_dir, base, "target"), recipe.medusa.joint.steps
+    with within_memory(models.name):
+        session = Session(recipe, corpus_dir, base, "target", device)
+    steps = recipe.medusa.joint.steps
     heads = Heads(session.model, session.settings)
     heads.restore(trained(base, "medusa"))
     with model_folder(models / "target") as folder, training(models / "medusa", steps, progress, session.key) as run:
@@ -130,18 +134,17 @@ def train_jointly(recipe: Recipe, corpus_dir: Path, base: Path, models: Path, pr
 class Session:
     """What the trainings share: the models, the text, the hidden states, the measuring."""
 
-    def __init__(self, recipe: Recipe, corpus_dir: Path, models: Path, name: str) -> None:
+    def __init__(self, recipe: Recipe, corpus_dir: Path, models: Path, name: str, device: str) -> None:
+        self.where = place(device)
         folder, self.text = trained(models, name), read_text(models)
         self.recipe, self.settings = recipe, recipe.medusa
         self.tokenizer = load_tokenizer(folder)
         self.eos = end_of_text(self.tokenizer)
-        self.where = device()
         self.key = learnt_from(recipe, corpus_dir, models, *dict.fromkeys((name, "target")))
         self.model = self._load(folder)
         self.teacher = self.model if name == "target" else self._load(trained(models, "target"))
-        self.texts = with_corpus(
-            self.text.train, self.settings.corpus_sequences, corpus_dir, self.tokenizer, recipe.seed + 5
-        )  # `[N, T + 1]`
+        texts = with_corpus(self.text.train, self.settings.corpus_sequences, corpus_dir, self.tokenizer, recipe.seed + 5)
+        self.texts = moved(texts, self.where)  # `[N, T + 1]`
         self.hidden = states(self.model, self.texts)
         self.taught = self.hidden if self.teacher is self.model else states(self.teacher, self.texts)
 
@@ -152,12 +155,13 @@ class Session:
         batches = row_batches(len(self.texts), settings.batch, self.recipe.seed + 5)
         run.begin({"heads": (heads, optimizer)})
         for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):
+            rows = moved(rows, self.where)
+            tokens = self.texts[rows]
             with autocast(self.where):
                 with torch.no_grad():
-                    goal = self.teacher.logits(self.taught[rows].to(self.where))
-                tokens = self.texts[rows].to(self.where)
-                loss = heads_loss(heads, self.model.embedding, self.hidden[rows].to(self.where), goal, tokens, settings)
-            run.take_step(step, loss, tokens=step * tokens.numel(), lr=settings.lr)
+                    goal = self.teacher.logits(self.taught[rows])
+                loss = heads_loss(heads, self.model.embedding, self.hidden[rows], goal, tokens, settings)
+            run.take_step(step, [loss], tokens=step * tokens.numel(), lr=settings.lr)
 
     def fit_jointly(self, heads: Heads, own_curve: Curve, run: Run) -> None:
         """Train heads and model together. The teacher is the model as it was."""
@@ -172,16 +176,17 @@ class Session:
         )
         batches = row_batches(len(self.texts), settings.batch, self.recipe.seed + 6)
         for step, rows in islice(enumerate(batches, 1), run.done, joint.steps):
-            tokens = self.texts[rows].to(self.where)
+            rows = moved(rows, self.where)
+            tokens = self.texts[rows]
             with autocast(self.where):
                 with torch.no_grad():
-                    goal = F.linear(self.taught[rows].to(self.where), before)
+                    goal = F.linear(self.taught[rows], before)
                 hidden = self.model(tokens)
                 logits = self.model.logits(hidden[:, :-1]).flatten(0, 1)
                 own = distillation(logits, goal[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), settings.kl_weight)
                 loss = own + joint.heads_weight * heads_loss(heads, self.model.embedding, hidden, goal, tokens, settings)
-            own_curve.write(step, tokens=step * tokens.numel(), loss=round(own.item(), 5))
-            run.take_step(step, loss, tokens=step * tokens.numel(), lr=settings.lr)
+            own_curve.note(step, own, tokens=step * tokens.numel())
+            run.take_step(step, [loss], tokens=step * tokens.numel(), lr=settings.lr)
         self.model.requires_grad_(False).eval()
 
     def finish(self, heads: Heads, run: Run) -> None:
@@ -215,7 +220,7 @@ def rank_accuracies(heads: Heads, model: Llama, texts: Tensor, written: Tensor) 
     where = model.embedding.device
     found: list[list[float]] = []
     with autocast(where):
-        hidden = torch.cat([model(rows.to(where)) for rows in texts.split(16)])
+        hidden = torch.cat([model(moved(rows, where)) for rows in texts.split(rows_at_once(where))])
         for ahead in range(1, 2 + len(heads)):
             states = hidden[:, :-ahead]
             counts = torch.zeros(RANKS)

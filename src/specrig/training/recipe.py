@@ -30,10 +30,22 @@ class CorpusSizes(Part):
     creative_writing: int = Field(default=800_000, ge=2_000)
 
 
+class Limits(Part):
+    """Which installed sources become text, and how long a text may be; the defaults suit a context of 512 tokens."""
+
+    packages: tuple[str, ...] = ()
+    """Distributions whose functions are code texts beside the standard library's; those not installed are passed over."""
+    body: int = Field(default=800, ge=120)
+    """Longest body of a function (code), in characters."""
+    excerpt: int = Field(default=150, ge=40)
+    """Longest excerpt of a docstring to summarize, in characters; an example holds up to four."""
+
+
 class Corpus(Part):
     """What text to gather."""
 
     characters: CorpusSizes = CorpusSizes()
+    limits: Limits = Limits()
     heldout_share: float = Field(default=0.1, gt=0, lt=0.5)
     """Share of files (code, summarization) and of entity combinations (translation, creative writing) never trained on."""
     heldout_texts: int = Field(default=32, ge=1)
@@ -79,6 +91,10 @@ class Optimisation(Part):
     """Sequences a step."""
     sequence: int = Field(default=256, ge=8)
     """Tokens a sequence."""
+    accumulate: int = Field(default=1, ge=1)
+    """Parts in which a step's batch goes through the model one after another, where it does not fit into memory at once."""
+    compile: bool = False
+    """torch.compile for the layers: a minute at the start, worth it for trainings of many minutes on a GPU."""
     optimizer: Literal["muon", "adamw"] = "muon"
     """`muon`: Muon for the matrices inside the layers, AdamW for embedding and norms. `adamw`: AdamW for all."""
     matrix_lr: float = Field(default=0.02, gt=0)
@@ -97,6 +113,12 @@ class Optimisation(Part):
     evaluations: int = Field(default=4, ge=1)
     """Held-out evaluations, evenly spread, the last at the end."""
 
+    @model_validator(mode="after")
+    def _parts_divide_batch(self) -> Optimisation:
+        if self.batch % self.accumulate:
+            raise ValueError(f"batch {self.batch} is no multiple of accumulate {self.accumulate}")
+        return self
+
 
 class TargetText(Part):
     """What the target writes, for its draft and its heads to learn from."""
@@ -109,6 +131,8 @@ class TargetText(Part):
     """Sampling temperatures of the continuations, in turn."""
     heldout_sequences: int = Field(default=32, ge=4)
     """Greedy continuations of held-out prompts, on which finished heads are measured."""
+    batch: int = Field(default=128, ge=1)
+    """Continuations written side by side: on a GPU as many as its memory has keys and values for, since a step takes as long for one."""
 
 
 class Distillation(Part):

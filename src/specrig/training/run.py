@@ -8,7 +8,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,8 @@ from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Recipe
 
 _LOG_EVERY_S = 10.0
+_READ_EVERY = {"cpu": 1, "cuda": 10}
+"""Steps between two readings of the loss: to read it, the CPU waits until a GPU has done all that it was given."""
 
 
 class TrainingError(RuntimeError):
@@ -43,6 +45,7 @@ class Curve:
         kept = path.read_text(encoding="utf-8").splitlines(keepends=True) if done else []
         self.file = path.open("w", encoding="utf-8")
         self.file.writelines(line for line in kept if line.endswith("\n") and json.loads(line)["step"] <= done)
+        self.pending: list[tuple[int, Tensor, dict[str, Any]]] = []
         self.start = time.perf_counter()
         self.spoke = self.start
         console = Console(stderr=True)
@@ -59,15 +62,43 @@ class Curve:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.bar:
-            self.bar.stop()
-        self.file.close()
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            if self.bar:
+                self.bar.stop()
+            self.file.close()
+
+    def note(self, step: int, loss: Tensor, **values: Any) -> None:
+        """Append a line with the loss, read every few steps on a GPU. Raises TrainingError for a loss that is not finite."""
+        self.pending.append((step, loss.detach(), {**values, "seconds": self._seconds()}))
+        if len(self.pending) >= _READ_EVERY[loss.device.type]:
+            self.flush()
 
     def write(self, step: int, **values: Any) -> None:
         """Append a line: the step, the seconds since the start, `values`."""
-        seconds = round(time.perf_counter() - self.start, 3)
-        self.file.write(json.dumps({"step": step, "seconds": seconds, **values}) + "\n")
+        self.flush()
+        self._append({"step": step, "seconds": self._seconds(), **values})
         self.file.flush()
+
+    def flush(self) -> None:
+        """Read the losses noted since and write their lines."""
+        if not self.pending:
+            return
+        noted, self.pending = self.pending, []
+        for (step, _, values), loss in zip(noted, torch.stack([loss for _, loss, _ in noted]).tolist(), strict=True):
+            if not math.isfinite(loss):
+                raise TrainingError(f"{self.label}: the loss is {loss} at step {step}; lower lr and matrix_lr")
+            self._append({"step": step, **values, "loss": round(loss, 5)})
+            self.show(step, loss)
+        self.file.flush()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self.file.write(json.dumps(line) + "\n")
+
+    def _seconds(self) -> float:
+        return round(time.perf_counter() - self.start, 3)
 
     def show(self, step: int, loss: float) -> None:
         """Report progress to a person."""
@@ -96,17 +127,20 @@ class Run:
         """Say what the training changes; what a cut training left is put into it."""
         self.state = State(self.folder, self.key, parts, generators)
 
-    def take_step(self, step: int, loss: Tensor, *, tokens: int, lr: float) -> None:
-        """Descend once and write it down: `tokens` seen so far, `lr` the peak rate. Raises TrainingError for a loss not finite."""
-        value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(f"{self.curve.label}: the loss is {value} at step {step}; lower lr and matrix_lr")
-        loss.backward()
-        rate = self.state.optimizers[0].rate()
+    def take_step(self, step: int, losses: Iterable[Tensor], *, parts: int = 1, tokens: int, lr: float) -> None:
+        """Descend once along the mean of the losses of a batch's `parts`, each made when the one before has gone back.
+
+        tokens: seen so far; lr: the peak rate. Raises TrainingError for a loss not finite, on a GPU some steps later.
+        """
+        found = []
+        for loss in losses:
+            (loss / parts).backward()
+            found.append(loss.detach())
+        self.curve.note(step, torch.stack(found).mean(), tokens=tokens, lr=lr * self.state.optimizers[0].rate())
         for optimizer in self.state.optimizers:
             optimizer.step()
-        self.curve.write(step, tokens=tokens, loss=round(value, 5), lr=lr * rate)
-        self.curve.show(step, value)
+        if self.state.due():
+            self.curve.flush()  # so that the curve holds every step that the checkpoint has taken
         self.state.keep(step)
 
 
@@ -114,10 +148,23 @@ class Run:
 def training(out: Path, steps: int, progress: bool, key: str) -> Iterator[Run]:
     """A `Run` that ends as the model folder `out`; `key` says what decides the training (see `key_of`)."""
     with (
+        within_memory(out.name),
         model_folder(out, key) as folder,
         Curve(folder / "training.jsonl", out.name, steps, progress, steps_done(folder, key)) as curve,
     ):
         yield Run(folder, curve, key)
+
+
+@contextmanager
+def within_memory(label: str) -> Iterator[None]:
+    """Say what to change when the GPU's memory is full. Raises TrainingError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"{label}: the GPU's memory is full ({str(error).splitlines()[0]}); lower its batch (or raise accumulate), text.batch, "
+            "text.sequences or corpus_sequences in the study's training block"
+        ) from error
 
 
 def key_of(recipe: Recipe, *files: Path) -> str:

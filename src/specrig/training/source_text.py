@@ -1,6 +1,6 @@
 """Code and summarization text from installed Python sources, read by `ast` and never imported. No torch here.
 
-Code: a standard-library function; prompt = signature and docstring, completion = body.
+Code: a function of the standard library or of a package; prompt = signature and docstring, completion = body.
 Summarization: functions and classes of one file of an installed dependency; prompt = what their docstrings say after
 the first line, completion = their first lines.
 """
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specrig.training.example import Example, chance, number
+from specrig.training.recipe import Corpus
 
 PACKAGES = (
     "torch", "transformers", "scipy", "numpy", "pandas", "matplotlib", "mlflow", "seaborn", "scikit-learn",
@@ -35,13 +36,21 @@ _PROMISING = re.compile(
 _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def code(seed: int, heldout_share: float) -> Iterator[Example]:
-    """Yield standard-library functions, file by file in a fixed shuffled order; split by file."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in root.rglob("*.py") if not _SKIPPED_FOLDERS & set(file.relative_to(root).parts)]
+def code(seed: int, settings: Corpus) -> Iterator[Example]:
+    """Yield documented functions of the standard library, and of the packages that the limits name, in turn; split by file."""
+    streams = [_functions(_standard_library(), Path(sysconfig.get_path("stdlib")), "code", seed, settings)]
+    for name in settings.limits.packages:
+        root, files = _package_files(name)
+        # One kind of chance a package: what summarization holds out is not trained on as code.
+        streams.append(_functions(files, root, "summarization", seed, settings))
+    return _in_turn(streams)
+
+
+def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Corpus) -> Iterator[Example]:
+    """Code examples file by file in a fixed shuffled order; `kind` names the chance that holds a file out."""
     for file in _shuffled(files, root, seed):
         name = file.relative_to(root).as_posix()
-        heldout = chance(seed, "code", name) < heldout_share
+        heldout = chance(seed, kind, name) < settings.heldout_share
         text = _read(file)
         lines = text.split("\n")
         for node in _documented(text):
@@ -51,17 +60,21 @@ def code(seed: int, heldout_share: float) -> Iterator[Example]:
             first, last = node.lineno - 1, node.end_lineno or node.lineno
             signature = textwrap.dedent("\n".join(lines[first : node.body[0].lineno - 1]))
             body = textwrap.dedent("\n".join(lines[(node.body[0].end_lineno or 0) : last])).strip("\n")
-            if not (summary and 120 <= len(body) <= 800 and 0 < len(signature) <= 160):
+            if not (summary and 120 <= len(body) <= settings.limits.body and 0 < len(signature) <= 160):
                 continue
             doc = textwrap.fill(_excerpt(f"{summary} {rest}", 220), 76)
             prompt = f"{signature.strip()}\n{textwrap.indent(f'{chr(34) * 3}{doc}{chr(34) * 3}', '    ')}\n"
             yield Example("code", prompt, textwrap.indent(body, "    ") + "\n", name, heldout)
 
 
-def summarization(seed: int, heldout_share: float) -> Iterator[Example]:
+def summarization(seed: int, settings: Corpus) -> Iterator[Example]:
     """Yield groups of documented functions of one file, packages in turn, files in a fixed shuffled order; split by file."""
-    streams = [_package(name, seed, heldout_share) for name in PACKAGES]
-    while streams:  # in turn, so that a small corpus holds every package and not only the first
+    return _in_turn([_package(name, seed, settings) for name in PACKAGES])
+
+
+def _in_turn(streams: list[Iterator[Example]]) -> Iterator[Example]:
+    """One example of each after the other, so that a small corpus holds every source and not only the first."""
+    while streams:
         for stream in list(streams):
             example = next(stream, None)
             if example is None:
@@ -70,26 +83,36 @@ def summarization(seed: int, heldout_share: float) -> Iterator[Example]:
                 yield example
 
 
-def _package(name: str, seed: int, heldout_share: float) -> Iterator[Example]:
-    """Summarization examples of one distribution; none when it is not installed."""
+def _standard_library() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    return [file for file in root.rglob("*.py") if not _SKIPPED_FOLDERS & set(file.relative_to(root).parts)]
+
+
+def _package_files(name: str) -> tuple[Path, list[Path]]:
+    """Where a distribution lies, and its Python files there; none when it is not installed."""
     try:
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        return
+        return Path(), []
     root = Path(str(distribution.locate_file("")))
     listed = [str(file) for file in distribution.files or () if file.suffix == ".py"]
-    files = [root / file for file in listed if not _SKIPPED_FOLDERS & set(Path(file).parts)]
+    return root, [root / file for file in listed if not _SKIPPED_FOLDERS & set(Path(file).parts)]
+
+
+def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
+    """Summarization examples of one distribution."""
+    root, files = _package_files(name)
     seen: set[str] = set()
     for file in _shuffled(files, root, seed):
         source = file.relative_to(root).as_posix()
-        heldout = chance(seed, "summarization", source) < heldout_share
+        heldout = chance(seed, "summarization", source) < settings.heldout_share
         entries = []
         text = _read(file)
         if len(_PROMISING.findall(text)) < 2:
             continue
         for node in _documented(text):
             summary, rest = _split_docstring(node)
-            body = _excerpt(rest, 150)
+            body = _excerpt(rest, settings.limits.excerpt)
             if 25 <= len(summary) <= 110 and len(body) >= 40 and summary not in seen and body not in seen:
                 seen.update((summary, body))
                 entries.append((node.name, summary, body))

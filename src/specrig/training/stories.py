@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterator
 
 from specrig.training.example import Example, chance, generator
+from specrig.training.recipe import Corpus
 from specrig.training.story_words import BEATS, ENTITIES, OPENINGS, TITLES, WORDS
 
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
-def creative_writing(seed: int, heldout_share: float) -> Iterator[Example]:
+def creative_writing(seed: int, settings: Corpus) -> Iterator[Example]:
     """Yield stories without end; split by the combination of hero, place and treasure."""
     index = 0
     while True:
@@ -24,7 +25,7 @@ def creative_writing(seed: int, heldout_share: float) -> Iterator[Example]:
         index += 1
         bound = _cast(random_)
         source = " + ".join((bound["hero"], bound["place"], bound["treasure"]))
-        heldout = chance(seed, "story entities", source) < heldout_share
+        heldout = chance(seed, "story entities", source) < settings.heldout_share
         title = fill(random_.choice(TITLES), bound, random_)
         opening = fill(random_.choice(OPENINGS), bound, random_)
         paragraphs = [" ".join(fill(random_.choice(choices), bound, random_) for choices in beats) for beats in BEATS]

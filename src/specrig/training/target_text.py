@@ -20,12 +20,10 @@ from specrig.training.example import TASKS, number
 from specrig.training.generate import continuations
 from specrig.training.llama import Llama
 from specrig.training.recipe import Recipe
-from specrig.training.run import TrainingError, key_of
+from specrig.training.run import TrainingError, key_of, within_memory
 from specrig.training.stages import TEXT
 from specrig.training.tokenizer import end_of_text, load_tokenizer
-from specrig.training.trainer import PackedText, autocast, device, tokenize
-
-_ROWS = 128  # sequences generated side by side
+from specrig.training.trainer import PackedText, autocast, moved, place, rows_at_once, tokenize
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +38,23 @@ class TargetText:
     """Which tokens of `heldout` the target wrote, its end-of-text included: `[M, text.sequence + 1]` bool."""
 
 
-def write_text(recipe: Recipe, corpus_dir: Path, models: Path) -> None:
+def write_text(recipe: Recipe, corpus_dir: Path, models: Path, device: str = "cpu") -> None:
     """Let `models`/target continue prompts of the corpus and write `models`/text.safetensors.
 
     Raises CorpusError for a missing corpus, TrainingError when there is no target.
     """
-    target, width = trained(models, "target"), recipe.text.sequence + 1
+    target, width, together = trained(models, "target"), recipe.text.sequence + 1, recipe.text.batch
     tokenizer = load_tokenizer(target)
     # In bfloat16, twice as fast: what it writes is text, its teaching stays float32's.
-    writer = llama.load(target).to(device()).eval().bfloat16()
+    writer = llama.load(target).to(place(device)).eval().bfloat16()
     prompts = training_prompts(recipe, corpus_dir, tokenizer)
-    made = [
-        continuations(writer, prompts[start : start + _ROWS], width, recipe.text.temperatures, recipe.seed + start)
-        for start in range(0, len(prompts), _ROWS)
-    ]
     asked = heldout_prompts(recipe, corpus_dir, tokenizer)
-    heldout = continuations(writer, asked, width, (0.0,), recipe.seed)
+    with within_memory("the target's text"):
+        made = [
+            continuations(writer, prompts[start : start + together], width, recipe.text.temperatures, recipe.seed + start)
+            for start in range(0, len(prompts), together)
+        ]
+        heldout = continuations(writer, asked, width, (0.0,), recipe.seed)
     tensors = {
         "train": torch.cat(made) if made else torch.zeros(0, width, dtype=torch.int64),
         "heldout": heldout,
@@ -131,12 +130,15 @@ def with_corpus(own: Tensor, count: int, corpus_dir: Path, tokenizer: Tokenizer,
 
 @torch.no_grad()
 def states(model: Llama, texts: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
-    """What `model` gives for the texts (see `Llama.forward`), `[N, T, D]` bfloat16 on the CPU."""
-    where, found = model.embedding.device, []
+    """What `model` gives for the texts (see `Llama.forward`), `[N, T, D]` bfloat16 on the model's device."""
+    where, together = model.embedding.device, rows_at_once(model.embedding.device)
+    N, T = texts.shape
+    # Made whole at once: to join pieces would take the memory twice.
+    found = torch.empty(N, T, (len(streams) + 1) * model.shape.hidden, dtype=torch.bfloat16, device=where)
     with autocast(where):
-        for rows in texts.split(16):
-            found.append(model(rows.to(where), streams).bfloat16().cpu())
-    return torch.cat(found)
+        for start in range(0, N, together):
+            found[start : start + together] = model(moved(texts[start : start + together], where), streams)
+    return found
 
 
 def row_batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:

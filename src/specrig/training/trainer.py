@@ -1,6 +1,7 @@
 """The training loop that every embedded model shares: packed batches, optimiser, schedule, evaluation, curve, safe folder.
 
-Trained models are a function of the recipe, the corpus and the machine: budgets are steps, and every draw is seeded.
+Trained models are a function of the recipe, the corpus and the machine: budgets are steps, and every draw is seeded. On a CPU the same
+run gives the same bits again; a GPU's sums have no fixed order, so there it gives models that differ in the last digits.
 """
 
 from __future__ import annotations
@@ -26,9 +27,28 @@ from specrig.training.recipe import Optimisation
 from specrig.training.run import Run, TrainingError
 
 
-def device() -> torch.device:
-    """CUDA when there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def place(device: str) -> torch.device:
+    """The device to train on, `cpu` or `cuda`, made ready. Raises TrainingError where PyTorch sees no GPU."""
+    where = torch.device(device)
+    if where.type == "cuda":
+        if not torch.cuda.is_available():
+            raise TrainingError(
+                "device cuda: PyTorch sees no GPU here; set `device: cpu` or `device: auto`, or install its CUDA build"
+            )
+        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
+    return where
+
+
+def moved(tensor: Tensor, where: torch.device) -> Tensor:
+    """`tensor` on `where`; to a GPU from pinned memory, so that nobody waits for the copy."""
+    if tensor.device.type == where.type:
+        return tensor
+    return tensor.pin_memory().to(where, non_blocking=True) if where.type == "cuda" else tensor.to(where)
+
+
+def rows_at_once(where: torch.device) -> int:
+    """Sequences that go through a model together where nothing is learnt: few on a CPU, for its cache."""
+    return 16 if where.type == "cpu" else 64
 
 
 def autocast(where: torch.device) -> torch.autocast:
@@ -62,7 +82,8 @@ class PackedText:
                 f"the corpus has {length} tokens, less than one sequence of {sequence}; "
                 "raise corpus.characters or shorten the sequence"
             )
-        self.texts, self.batch, self.sequence, self.seed = texts, batch, sequence, seed
+        self.texts = [torch.tensor(text, dtype=torch.int64) for text in texts]
+        self.batch, self.sequence, self.seed = batch, sequence, seed
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yield `[batch, sequence + 1]` int64 without end: inputs are `[:, :-1]`, labels `[:, 1:]`."""
@@ -70,7 +91,7 @@ class PackedText:
         width, rows = self.sequence + 1, []
         while True:
             order = torch.randperm(len(self.texts), generator=generator).tolist()
-            stream = torch.tensor([token for index in order for token in self.texts[index]])
+            stream = torch.cat([self.texts[index] for index in order])
             for row in stream[: len(stream) // width * width].view(-1, width):
                 rows.append(row)
                 if len(rows) == self.batch:
@@ -106,22 +127,22 @@ def evaluate(model: Llama, heldout: dict[str, Heldout]) -> Losses:
     nats, bits = {}, {}
     where = model.embedding.device
     for task, texts in heldout.items():
-        total, count = 0.0, 0
-        longest_first = sorted(texts.tokens, key=len, reverse=True)
-        for start in range(0, len(longest_first), 16):
-            rows = [tokens[: model.shape.context + 1] for tokens in longest_first[start : start + 16]]
+        total, count = torch.zeros((), dtype=torch.float64, device=where), 0
+        longest_first, together = sorted(texts.tokens, key=len, reverse=True), rows_at_once(where)
+        for start in range(0, len(longest_first), together):
+            rows = [tokens[: model.shape.context + 1] for tokens in longest_first[start : start + together]]
             batch = torch.zeros(len(rows), len(rows[0]), dtype=torch.int64)
             labels = torch.full_like(batch, -100)
             for index, tokens in enumerate(rows):
                 batch[index, : len(tokens)] = torch.tensor(tokens)
                 labels[index, : len(tokens)] = batch[index, : len(tokens)]
-            batch, labels = batch.to(where), labels.to(where)
+            batch, labels = moved(batch, where), moved(labels, where)
             with autocast(where):
                 logits = model.logits(model(batch[:, :-1]))
             loss = F.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum")
-            total, count = total + loss.item(), count + sum(len(tokens) - 1 for tokens in rows)
-        nats[task] = total / count
-        bits[task] = total / math.log(2) / texts.bytes
+            total, count = total + loss, count + sum(len(tokens) - 1 for tokens in rows)
+        nats[task] = total.item() / count
+        bits[task] = total.item() / math.log(2) / texts.bytes
     return Losses(nats, bits)
 
 
@@ -135,7 +156,8 @@ def train(
 ) -> Losses:
     """Take `settings.steps` steps, less those that a cut training took before, and return the last held-out losses.
 
-    `loss_of(batch)` is the mean loss in nats a token; `losses()` evaluates. Raises TrainingError when the loss is not finite.
+    batches: of `settings.batch // settings.accumulate` sequences; `loss_of(batch)` is the mean loss in nats a token; `losses()`
+    evaluates. Raises TrainingError when the loss is not finite.
     """
     due = {round(settings.steps * (i + 1) / settings.evaluations) for i in range(settings.evaluations)}
     growth = {round(settings.steps * stage.until) for stage in settings.growth}
@@ -146,11 +168,16 @@ def train(
         model.grow(depths.pop(0))
     optimizer = Optimizer(model, settings)
     run.begin({"model": (model, optimizer)})
-    for step, batch in islice(enumerate(batches, 1), run.done, settings.steps):
+    parts = settings.accumulate
+    seen = run.done * parts
+    next(islice(batches, seen, seen), None)  # pass over what a cut training has seen
+    model.compile_layers(settings.compile)
+    for step in range(run.done + 1, settings.steps + 1):
         if step - 1 in growth:
             model.grow(depths.pop(0))
             optimizer.adopt(model)
-        run.take_step(step, loss_of(batch), tokens=step * tokens, lr=settings.lr)
+            model.compile_layers(settings.compile)
+        run.take_step(step, map(loss_of, islice(batches, parts)), parts=parts, tokens=step * tokens, lr=settings.lr)
         if step in due:
             model.eval()
             result = losses()
