@@ -38,12 +38,26 @@ def check_decoder(model: str, revision: str | None = None) -> None:
 
 
 def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
-    """Token -> id of a model's tokenizer.json, added tokens included."""
-    tokenizer = _json(model, "tokenizer.json", revision)
+    """Token -> id of a model's tokenizer.json, added tokens included; older models have their tokenizer in other files."""
+    try:
+        tokenizer = _json(model, "tokenizer.json", revision)
+    except EngineError as error:
+        return _older_vocabulary(model, revision, error)
     tokens = tokenizer.get("model", {}).get("vocab", {})
     if isinstance(tokens, list):  # Unigram: a list of (token, score)
         tokens = {entry[0]: index for index, entry in enumerate(tokens)}
     return {**tokens, **{added["content"]: added["id"] for added in tokenizer.get("added_tokens", [])}}
+
+
+def _older_vocabulary(model: str, revision: str | None, missing: EngineError) -> dict[str, int]:
+    """The same from vocab.json and merges.txt, tokenizer.model and the like, as transformers reads them. Raises `missing` without any."""
+    try:
+        from transformers import AutoTokenizer
+
+        found: dict[str, int] = AutoTokenizer.from_pretrained(model, revision=revision).get_vocab()
+    except Exception:  # a missing file, a missing library, a format that is none
+        raise missing from None
+    return found
 
 
 def check_vocabulary(target: str, draft: str, target_revision: str | None = None, draft_revision: str | None = None) -> None:

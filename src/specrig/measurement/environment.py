@@ -32,10 +32,10 @@ FULL_HASH_LIMIT = 4 << 30
 """Weight files up to this many bytes are hashed whole; larger ones by their first and last MiB and their size."""
 
 
-def capture(models: dict[str, str], *, device: str, threads: int | None) -> dict[str, Any]:
+def capture(models: dict[str, str], revisions: dict[str, str], *, device: str, threads: int | None) -> dict[str, Any]:
     """Everything that may move a figure: packages, torch build, processor, GPU, threads, clocks, commit, model digests.
 
-    models: name (`target`, `draft`, …) -> local folder or hub id.
+    models: name (`target`, `draft`, …) -> local folder or hub id. revisions: name -> the commit that was loaded, of those on the hub.
     """
     return {
         "captured": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -48,7 +48,10 @@ def capture(models: dict[str, str], *, device: str, threads: int | None) -> dict
         "device": device,
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
         "git": _git(),
-        "models": {name: {"source": source, **model_digest(source)} for name, source in models.items()},
+        "models": {
+            name: {"source": source, **(model_digest(source) or {"revision": revisions.get(name)})}
+            for name, source in models.items()
+        },
     }
 
 

@@ -22,6 +22,7 @@ from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.engines.base import Engine, EngineError
+from specrig.engines.hub import at_commits
 from specrig.measurement.environment import capture
 from specrig.measurement.freshness import baseline_of, cell_digests, measured
 from specrig.measurement.progress import Advance, progress
@@ -68,9 +69,9 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
     digests = cell_digests(study, usable, pair, prompts)
     pending = [cell for cell in usable if not measured(folder / f"{cell.slug}.jsonl", digests[cell])]
     if pending:
-        device = study.resolved_device()
+        device, pair = study.resolved_device(), at_commits(pair)
         with engines()[engine_name](pair, device=device, threads=study.threads) as engine:
-            environment = capture(pair.sources, device=device, threads=study.threads) | engine.environment()
+            environment = capture(pair.sources, pair.revisions, device=device, threads=study.threads) | engine.environment()
             write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
             grouped = list(_blocks(pending))
             total = sum(_units(study, engine, block, len(prompts[block[0].task])) for block in grouped)
