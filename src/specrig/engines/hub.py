@@ -14,12 +14,18 @@ from specrig import facts
 from specrig.engines.base import EngineError, PairFiles
 
 
+class FileMissingError(EngineError):
+    """A file that is not there: in the folder, in the repository, or offline in the cache. The hub itself answers, as far as it is asked."""
+
+
 def fetch(model: str, name: str, revision: str | None = None) -> Path:
-    """The path of one of a model's files. Raises EngineError when it is not there or the hub does not give it."""
+    """The path of one of a model's files. Raises FileMissingError when it is not there, EngineError when the hub does not give it."""
     if Path(model).is_dir():
         path = Path(model) / name
         if not path.is_file():
-            raise EngineError(f"{model}: no {name} there; a model folder needs config.json, model.safetensors and tokenizer.json")
+            raise FileMissingError(
+                f"{model}: no {name} there; a model folder needs config.json, model.safetensors and tokenizer.json"
+            )
         return path
     from huggingface_hub import hf_hub_download
 
@@ -81,7 +87,7 @@ def _asked(repository: str, what: str, ask: Callable[[], str], revision: str | N
         reason = f"the hub has no revision {revision!r} of it; correct it in its row, or empty it there and run `specrig pin`"
         raise EngineError(f"{repository}: {reason}") from error
     except RemoteEntryNotFoundError as error:
-        raise EngineError(f"{repository}: its repository holds no {what}{f' at {revision}' if revision else ''}") from error
+        raise FileMissingError(f"{repository}: its repository holds no {what}{f' at {revision}' if revision else ''}") from error
     except Exception as error:  # whatever the client's own HTTP library raises
         # To who has not logged in the hub says 401 of a repository that is private, and of one that is missing.
         if isinstance(error, RepositoryNotFoundError) or getattr(getattr(error, "response", None), "status_code", None) == 401:
@@ -89,7 +95,7 @@ def _asked(repository: str, what: str, ask: Callable[[], str], revision: str | N
             raise EngineError(f"{repository}: {reason}") from error
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
             reason = "offline mode is on (HF_HUB_OFFLINE) and the cache does not hold it: unset it and run once with the network"
-        else:
-            said = str(error.__cause__ or error).splitlines() or [type(error).__name__]
-            reason = f"{said[0]}: check the network and HF_ENDPOINT"
-        raise EngineError(f"{repository}: {what} cannot be had from the hub: {reason}; a folder's path does as well") from error
+            raise FileMissingError(f"{repository}: {what} cannot be had from the hub: {reason}") from error
+        said = str(error.__cause__ or error).splitlines() or [type(error).__name__]
+        reason = f"{said[0]}: check the network and HF_ENDPOINT; a folder's path does as well"
+        raise EngineError(f"{repository}: {what} cannot be had from the hub: {reason}") from error
