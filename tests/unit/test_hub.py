@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import subprocess
@@ -16,6 +18,7 @@ from hub_server import TOKEN, HubServer
 
 from specrig.engines.gate import _json, check_pair, vocabulary
 from specrig.measurement.records import Record, read_records
+from specrig.study import load_study
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
 BEGINNING, REST = "Once upon a time, there was a little girl", "named Lily. She loved to play outside in the park."
@@ -251,3 +254,88 @@ def test_what_the_hub_refuses_stops_no_other_pin(hub: HubServer, specrig: Comman
     assert refused.returncode == 2 and "offline mode is on" in refused.stderr
     refused = specrig("pin", config, HF_ENDPOINT="http://127.0.0.1:9")
     assert refused.returncode == 2 and "Connection refused: check the network" in refused.stderr
+
+
+CARD = "---\nconfigs: [{config_name: de-en, data_files: [{split: test, path: de-en/test-*}]}]\n---\n"
+
+
+def translations(english: str) -> dict[str, bytes]:
+    """A data set as WMT's: one field with both languages, in Parquet."""
+    import pandas as pd
+
+    parquet = io.BytesIO()
+    pairs = [{"de": f"{BEGINNING} ({number}).", "en": f"{english} {number}"} for number in range(3)]
+    pd.DataFrame({"translation": pairs}).to_parquet(parquet)
+    return {"README.md": CARD.encode(), "de-en/test-00000-of-00001.parquet": parquet.getvalue()}
+
+
+def articles() -> dict[str, bytes]:
+    """A data set as XSum's, in JSON lines."""
+    found = [{"id": f"a{number}", "document": f"{BEGINNING} {REST} " * 3, "summary": REST} for number in range(3)]
+    return {"test.jsonl": "".join(json.dumps(article) + "\n" for article in found).encode()}
+
+
+def data_rows(**fields: str) -> str:
+    """tasks.tsv with a row of each kind; `fields`: of the translations."""
+    wmt = {"task": "wmt", "source": "tiny/wmt", "config": "de-en", "revision": "", "id_field": "#"}
+    wmt |= {"reference_field": "translation.en", "scorer": "bleu chrf"}
+    wmt |= {"prompt_template": r"Translate.\nGerman: {translation.de}\nEnglish:"} | fields
+    news = {"task": "news", "source": "tiny/news", "config": "", "revision": "", "id_field": "id"}
+    news |= {"reference_field": "summary", "scorer": "rouge_l", "prompt_template": "{document:.80}"}
+    return "".join("\t".join(line) + "\n" for line in (wmt, wmt.values(), news.values()))
+
+
+def test_a_data_set_from_the_hub_reaches_the_scores(hub: HubServer, specrig: Command) -> None:
+    pytest.importorskip("datasets", reason="`pip install 'specrig[data]'`")
+    first = hub.add("tiny/wmt", translations(REST), kind="datasets")
+    second = hub.add("tiny/wmt", translations("Something else"), kind="datasets")
+    hub.add("tiny/news", articles(), kind="datasets")
+    Path("configs/pairs.tsv").write_text(f"{PAIR}stories\t{STORIES}\t{STORIES}\n")
+    Path("configs/tasks.tsv").write_text(data_rows(revision=first))
+    config = study(tasks=["wmt", "news"], prompts=2, max_new_tokens=20)
+    for task in ("wmt", "news"):
+        result = specrig("prompts", "--study", config, "--task", task)
+        assert result.returncode == 0, result.stderr
+    lines = [json.loads(line) for line in Path("results/hub/data/wmt.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == ["1", "2"] and lines[0]["reference"] == f"{REST} 0"
+    assert lines[0]["prompt"] == f"Translate.\nGerman: {BEGINNING} (0).\nEnglish:"
+    assert downloads(hub, "datasets/tiny/wmt") <= {first, "main"}
+    result = specrig(*job("draft_model"))
+    assert result.returncode == 0, result.stderr
+    Path("results/hub/study.json").write_text(load_study(Path(config)).model_dump_json())
+    result = specrig("quality", "--study", "results/hub/study.json")
+    assert result.returncode == 0, result.stderr
+    with Path("results/hub/tables/quality.csv").open(newline="") as file:
+        found = {(row["task"], row["scorer"]): row for row in csv.DictReader(file)}
+    assert set(found) == {("wmt", "bleu"), ("wmt", "chrf"), ("news", "rouge_l")}
+    for row in found.values():
+        assert not row["note"] and row["prompts"] == "2" and float(row["score"]) == float(row["baseline_score"]), row
+    assert float(found["news", "rouge_l"]["score"]) > 0 and float(found["wmt", "chrf"]["score"]) > 0
+
+    # Unreachable, datasets would hand out what the cache has; the pin is another.
+    Path("configs/tasks.tsv").write_text(data_rows(revision=second))
+    result = specrig("prompts", "--study", config, "--task", "wmt", HF_HUB_OFFLINE="1")
+    assert result.returncode == 2 and f"the cache holds commit {first}, the row pins {second}" in result.stderr
+    result = specrig("prompts", "--study", config, "--task", "wmt")
+    assert result.returncode == 0, result.stderr
+    assert "Something else 0" in Path("results/hub/data/wmt.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"config": "fr-en"}, "BuilderConfig 'fr-en' not found"),
+        ({"revision": "v2"}, "Revision 'v2' doesn't exist"),
+        ({"prompt_template": "{translation.fr}"}, "no field 'translation.fr'; the row has 'translation'"),
+        ({"source": "tiny/gated"}, "is a gated dataset on the Hub"),
+    ],
+)
+def test_refusals_of_data_sets_name_the_fix(hub: HubServer, specrig: Command, fields: dict[str, str], expected: str) -> None:
+    pytest.importorskip("datasets", reason="`pip install 'specrig[data]'`")
+    hub.add("tiny/wmt", translations(REST), kind="datasets")
+    hub.add("tiny/gated", translations(REST), kind="datasets", gated=True)
+    Path("configs/pairs.tsv").write_text(f"{PAIR}stories\t{STORIES}\t{STORIES}\n")
+    Path("configs/tasks.tsv").write_text(data_rows(**fields))
+    result = specrig("prompts", "--study", study(tasks=["wmt"]), "--task", "wmt")
+    assert result.returncode == 2 and expected in result.stderr, result.stderr
+    assert "✗ PromptError" in result.stderr and "Traceback" not in result.stderr
