@@ -14,7 +14,7 @@ from specrig.analysis.cost_model import expected_tokens, required_alpha, walltim
 from specrig.analysis.roofline import BYTES, pass_seconds, size_of
 from specrig.analysis.rounds import Range, round_cost
 from specrig.facts.devices import find_device
-from specrig.reported import AGGREGATES, TIMED, Claim
+from specrig.reported import TIMED, Claim
 
 ABOVE = 0.10
 """How far a figure may stand above the model: rounding, and tokens that are not accepted independently."""
@@ -225,7 +225,7 @@ def _lengths(claim: Claim, family: Iterable[Claim]) -> tuple[Range | None, str]:
     parts = [
         other for other in family if other.metric == "acceptance_length" and other.interval and _same(claim, other, task=False)
     ]
-    if claim.task in AGGREGATES and parts:
+    if claim.aggregate and parts:
         ends = [end for other in parts for end in other.interval or ()]
         return (min(ends), max(ends)), f"τ = {_span((min(ends), max(ends)))} over the tasks ({parts[0].id} to {parts[-1].id})"
     return None, ""
