@@ -16,6 +16,7 @@ from specrig.analysis import theory
 from specrig.analysis.aggregates import parts
 from specrig.analysis.claims import COLUMNS, VERDICTS, differing, judge, judgements_table
 from specrig.analysis.commands import Catalogue
+from specrig.analysis.rounds import HEADS
 from specrig.decoding.drafters import registry
 from specrig.problems import Positions, Problems, StudyError
 from specrig.reported import Claim, read_claims
@@ -225,6 +226,15 @@ def test_theory_takes_the_acceptance_of_the_same_source() -> None:
 def test_theory_knows_the_ceiling() -> None:
     name, reason = verdict(claim(low=6.0))  # five tokens at most for a round that costs more than one pass
     assert name == "inconsistent with theory" and "with every token accepted" in reason
+
+
+def test_without_a_k_a_tree_is_as_deep_as_its_papers_default() -> None:
+    depth = HEADS["eagle2"].depth
+    assert depth == HEADS["eagle2"].passes and HEADS["medusa"].depth is None
+    row = claim(method="eagle2", draft="", k="", low=9.0)
+    found = theory.check(row, [row])
+    assert found.consistent is False and found.high < depth + 1
+    assert theory.check(row.model_copy(update={"low": 4.0, "high": 4.0}), [row]).consistent is None
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,11 @@ def test_a_trained_head_from_the_hub(hub: HubServer, specrig: Command, tmp_path:
     [
         ("tiny/gated\t\t", {}, "tiny/gated: gated, its owner lets in only who agreed to the terms"),
         ("tiny/gated\t\t", {"HF_TOKEN": "hf_stranger"}, "tiny/gated: gated, its owner lets in only who agreed to the terms"),
+        (
+            "meta-llama/Llama-3.1-8B-Instruct\t\t",
+            {},
+            "gated, its owner lets in only who agreed to the terms: accept Meta's licence",
+        ),
         ("tiny/none\t\t", {}, "tiny/none: neither a folder here nor on the hub, or private"),
         ("tiny/none\t\t", {"HF_TOKEN": "hf_stranger"}, "tiny/none: neither a folder here nor on the hub, or private"),
         ("tiny/target\t\tv2", {}, "tiny/target: the hub has no revision 'v2' of it; correct it in its row"),
@@ -151,7 +156,8 @@ def test_a_trained_head_from_the_hub(hub: HubServer, specrig: Command, tmp_path:
 )
 def test_refusals_name_the_fix(hub: HubServer, specrig: Command, row: str, environment: dict[str, str], expected: str) -> None:
     hub.add("tiny/target", STORIES)
-    hub.add("tiny/gated", STORIES, gated=True)
+    for name in ("tiny/gated", "meta-llama/Llama-3.1-8B-Instruct"):
+        hub.add(name, STORIES, gated=True)
     hub.add("tiny/headless", {"README.md": b"nothing"})
     Path("configs/pairs.tsv").write_text(f"{PAIR}stories\t{row}\n")
     study("draft_model" if "headless" in row else "ngram")

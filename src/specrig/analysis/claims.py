@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 
 from specrig import facts
 from specrig.analysis import theory
 from specrig.analysis.aggregates import means, parts
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.commands import DTYPES, Catalogue, command, matches_task
 from specrig.analysis.roofline import model_facts
 from specrig.analysis.theory import Theory
@@ -62,7 +63,7 @@ def judge(claims: Sequence[Claim], cells: pd.DataFrame, catalogue: Catalogue) ->
     cells: `analysis.cells.cells_table` with the columns `target`, `draft` (hub ids), `hardware` (as the driver names it, `CPU`
     without a GPU) and `dtype`.
     """
-    rows = cast("list[dict[str, Any]]", cells.to_dict("records"))
+    rows = row_dicts(cells)
     return [_judge(claim, claims, rows, catalogue) for claim in claims]
 
 

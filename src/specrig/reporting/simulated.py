@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.cells import cells_table
+from specrig.analysis.cells import cells_table, row_dicts
 from specrig.analysis.cost_model import expected_tokens
 from specrig.measurement.records import Record
 from specrig.reporting import grid
@@ -62,7 +60,7 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
             Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
             Entry(grid.number(row["predicted_speedup"])),
         ]
-        for row in cast("list[dict[str, Any]]", table.to_dict("records"))
+        for row in row_dicts(table)
     ]
     header = ["pair", "method", "task", "T", "k", "declared α", "τ", "expected τ", "tokens/s", "baseline tokens/s", "speedup"]
     return Grid(header=[*header, "predicted"], rows=rows, labels=5, caption=CAPTION, label=f"tab:{study}-simulated")
