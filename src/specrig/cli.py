@@ -64,6 +64,18 @@ def advise(
 
 
 @app.command()
+def pin(
+    config: ConfigFile = Path("configs/hub.yaml"),
+    check: Annotated[bool, typer.Option("--check", help="Only tell; exit code 1 where something is not pinned")] = False,
+) -> None:
+    """Write the hub's present commits into the tables, for all that a study uses without a revision."""
+    from specrig.pins import pin
+
+    if not pin(_load(config), Console(), check=check):
+        raise typer.Exit(1)
+
+
+@app.command()
 def methods() -> None:
     """List the methods with their options, and the engines."""
     from specrig.listing import show_methods

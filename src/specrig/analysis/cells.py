@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -114,3 +114,8 @@ def _row(records: list[Record]) -> dict[str, Any]:
         "digest": records[0].digest,
         **energy.energy(times, records),
     }
+
+
+def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A table's rows as dictionaries, column -> value."""
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))

@@ -69,6 +69,7 @@ class PairFiles:
     simulated_acceptance: float | None = None
     """Not None: shapes with random weights, and this the declared chance that a drafted token is accepted."""
     heads: dict[str, Path] = field(default_factory=dict)
+    head_revisions: dict[str, str] = field(default_factory=dict)
     servers: tuple[Endpoint, ...] = ()
     """Servers that already run the pair, of any engine and method."""
     tensor_parallel: int = 1
@@ -89,6 +90,12 @@ class PairFiles:
         """Every part that is there: name -> folder or hub id."""
         parts = {"target": self.target, "draft": self.draft, **{name: str(folder) for name, folder in self.heads.items()}}
         return {name: source for name, source in parts.items() if source is not None}
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        """Revisions of the parts that have one: name -> branch, tag or commit on the hub."""
+        parts = {"target": self.target_revision, "draft": self.draft_revision, **self.head_revisions}
+        return {name: revision for name, revision in parts.items() if revision is not None and name in self.sources}
 
 
 class EngineOptions(BaseModel):

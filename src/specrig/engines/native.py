@@ -88,7 +88,7 @@ class Native(TokenizedEngine):
         """Folder of a trained head (`Resources`)."""
         if name not in self.pair.heads:
             raise EngineError(f"pair {self.pair.name}: no trained {name} head")
-        return fetch_folder(str(self.pair.heads[name]))
+        return fetch_folder(str(self.pair.heads[name]), self.pair.revisions.get(name))
 
     def _drafter(self, cell: Cell) -> Drafter:
         key = digest([cell.method, cell.options])

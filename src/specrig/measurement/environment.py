@@ -54,7 +54,8 @@ SHAPE = (
 def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, Any]:
     """Everything that may move a figure: packages, torch build, processor, GPU, threads, clocks, commit, the pair's models."""
     models: dict[str, dict[str, Any]] = {
-        name: {"source": source, **model_digest(source)} for name, source in pair.sources.items()
+        name: {"source": source, **(model_digest(source) or {"revision": pair.revisions.get(name)})}
+        for name, source in pair.sources.items()
     }
     models["target"] |= target_shape(pair)
     return {

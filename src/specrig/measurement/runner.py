@@ -23,6 +23,7 @@ from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.engines.base import Engine, EngineError
+from specrig.engines.hub import at_commits
 from specrig.measurement.bandwidth import memory
 from specrig.measurement.energy import Meter, metered
 from specrig.measurement.environment import capture
@@ -71,7 +72,7 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
     digests = cell_digests(study, usable, pair, prompts)
     pending = [cell for cell in usable if not measured(folder / f"{cell.slug}.jsonl", digests[cell])]
     if pending:
-        device = study.resolved_device()
+        device, pair = study.resolved_device(), at_commits(pair)
         with ExitStack() as open_things:
             engine = open_things.enter_context(engines()[engine_name](pair, device=device, threads=study.threads))
             meter = open_things.enter_context(_metered(engine))

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pandas as pd
 
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.optimal_k import DEFAULT_K
 from specrig.analysis.statistics import DIFFERENCE, POWER
 from specrig.reporting import grid
@@ -17,7 +18,7 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
     """`optimal_k.optimal_k` for people."""
     levels = [name for name in ("engine", "pair", "temperature", "batch_size") if len(optimal[name].unique()) > 1]
     rows = []
-    for row in cast("list[dict[str, Any]]", optimal.to_dict("records")):
+    for row in row_dicts(optimal):
         rows.append(
             [
                 *(Entry(f"{row[name]:g}" if name == "temperature" else str(row[name])) for name in levels),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.cells import cells_table
+from specrig.analysis.cells import cells_table, row_dicts
 from specrig.analysis.claims import differing, related
 from specrig.analysis.cost_model import expected_tokens
 from specrig.measurement.records import Record
@@ -38,7 +38,7 @@ def simulated_table(study: StudyData) -> pd.DataFrame:
     table.insert(1, "declared_alpha", [records[0].simulated_acceptance for records in members])
     table.insert(2, "expected_length", [_expected(records) for records in members])
     claims = [claim for claim in reported_claims(study) if claim.metric == "speedup"] if members else []
-    rows = cast("list[dict[str, Any]]", with_conditions(study, table).to_dict("records"))
+    rows = row_dicts(with_conditions(study, table))
     found = [[claim for claim in claims if _beside(claim, row)] for row in rows]
     table["reported_speedup"] = ["; ".join(f"{_figure(claim)} ({claim.id})" for claim in own) for own in found]
     table["reported_conditions"] = [
@@ -89,7 +89,7 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
             Entry(str(row["reported_speedup"]) or "–"),
             *device_entries(row),
         ]
-        for row in cast("list[dict[str, Any]]", table.to_dict("records"))
+        for row in row_dicts(table)
     ]
     header = ["pair", "method", "task", "T", "k", "declared α", "τ", "expected τ", "tokens/s", "baseline tokens/s", "speedup"]
     header = [*header, "predicted", "reported", *device_titles(table)]

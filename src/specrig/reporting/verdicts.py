@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pandas as pd
 
+from specrig.analysis.cells import row_dicts
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.style import method_name, task_name
 
@@ -36,7 +35,7 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
     frame = frame.sort_values(["passed", "order", "engine", "method", "variant", "temperature", "task"], kind="stable")
     engines = len(set(frame["engine"])) > 1
     rows = []
-    for row in cast("list[dict[str, Any]]", frame.to_dict("records")):
+    for row in row_dicts(frame):
         lossy = str(row["finding"]).startswith("lossy by design")
         p_value = "" if pd.isna(row["p_value"]) else f"{row['p_value']:.2g}"
         verdict = "lossy" if lossy else "passed" if row["passed"] else "FAILED"
