@@ -56,6 +56,11 @@ METHODS: dict[str, Configure | None] = {
     "suffix": _suffix,
 }
 """Method -> its part of `speculative_config`; None: none."""
+ARCTIC = (
+    "`make vllm` does that where there is a C++ compiler; elsewhere pip install nanobind==2.9.2 grpcio-tools cmake && "
+    "pip install --no-build-isolation --no-deps arctic-inference==0.1.1"
+)
+"""Its build asks for an older torch of its own, hence without isolation."""
 SAMPLED = ("draft_model", "eagle", "eagle3")
 """Methods whose drafts have a distribution to be drawn from."""
 CHAINS: dict[str, dict[str, Any]] = {
