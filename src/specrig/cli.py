@@ -228,7 +228,8 @@ def track(study: StudyFile) -> None:
     """Enter the study's runs into MLflow; runs that are there already are left alone."""
     from specrig.tracking import track
 
-    track(_load(study).root)
+    loaded = _load(study)
+    track(loaded.root, loaded.report)
 
 
 @app.command()

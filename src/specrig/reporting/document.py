@@ -163,6 +163,7 @@ def _positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
         header=[*head, *(f"position {number}" for number in range(1, deepest + 1))],
         rows=rows,
         labels=len(head),
+        groups=len(head) - 2,
         caption=(
             "Acceptance by draft position, tasks pooled: given that all positions before were accepted and, in brackets, of all rounds."
         ),
@@ -194,6 +195,7 @@ def _efficiency_grid(cells: pd.DataFrame) -> Grid:
         header=[*header, "in target passes", "in draft passes", "elsewhere"],
         rows=rows,
         labels=len(keys),
+        groups=len(keys) - 1,
         caption="Efficiency (median and range over cells), median costs in units of a one-token target pass, and where decode time goes.",
     )
 

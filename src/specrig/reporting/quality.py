@@ -76,6 +76,7 @@ def quality_grid(table: pd.DataFrame, study: str) -> Grid:
         header=[*header, "prompts", "score", "baseline", "difference", "identical texts", "finding"],
         rows=rows,
         labels=len(header),
+        groups=len(several),
         caption=CAPTION,
         label=f"tab:{study}-quality",
     )

@@ -79,6 +79,7 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
         header=header,
         rows=rows,
         labels=len(levels) + 1,
+        groups=levels.index("method"),
         caption=(
             "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over prompts, "
             f"95 % bootstrap interval over prompts){_setting(summary)}. {BEST_K}"
@@ -104,6 +105,7 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
         header=header,
         rows=rows,
         labels=len(levels) + 1,
+        groups=levels.index("method"),
         caption=(
             "Acceptance length τ (tokens per target pass, the target's own token included) and, in brackets, acceptance rate "
             f"(accepted / drafted tokens){_setting(summary)}. Mean over tasks, each counting alike. {BEST_K}"
@@ -138,6 +140,7 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
         header=[*(level.replace("_", " ") for level in levels), *header, *device_titles(cells)],
         rows=rows,
         labels=len(levels) + 1,
+        groups=levels.index("method"),
         caption=f"Every measured cell of the study {study.name}{_setting(cells)}.",
         label=f"tab:{study.name}-cells",
         notes=_notes(cells),
