@@ -100,9 +100,9 @@ def test_a_pair_from_the_hub_is_measured_at_its_commits(hub: HubServer, specrig:
     (record,), models = measured("draft_model")
     assert record.run.tokens == record.baseline.tokens and record.run.rounds.accepted[0] == 3, "target and draft are one model"
     assert "Lily" in record.text
-    assert models == {
-        "target": {"source": "tiny/target", "revision": pinned},
-        "draft": {"source": "tiny/draft", "revision": draft},
+    assert {name: (model["source"], model["revision"]) for name, model in models.items()} == {
+        "target": ("tiny/target", pinned),
+        "draft": ("tiny/draft", draft),
     }
     assert downloads(hub, "tiny/target") == {pinned}
 
@@ -122,9 +122,11 @@ def test_a_pair_from_the_hub_is_measured_at_its_commits(hub: HubServer, specrig:
 
 
 def test_a_trained_head_from_the_hub(hub: HubServer, specrig: Command, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
     from specrig.decoding.heads import eagle
 
-    eagle.initialise(tmp_path / "head", STORIES, 0)
+    eagle.initialise(tmp_path / "head", AutoConfig.from_pretrained(STORIES), 0)
     target, head = hub.add("tiny/target", STORIES), hub.add("tiny/head", tmp_path / "head")
     hub.add("tiny/head", {"config.json": b"{}"})  # main moves on to something broken
     Path("configs/pairs.tsv").write_text(f"{PAIR}stories\ttiny/target\t\t\t\teagle=tiny/head@{head}\n")

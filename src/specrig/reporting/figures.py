@@ -106,7 +106,7 @@ def training_curves(models: Path) -> pd.DataFrame:
 def _cells(study: StudyData) -> pd.DataFrame:
     path = study.folder / "tables" / "cells.csv"
     if path.is_file():
-        return pd.read_csv(path, keep_default_na=True).fillna({"variant": ""})
+        return pd.read_csv(path, dtype={"variant": str}).fillna({"variant": ""})
     return study.table.assign(failed=audit_failures(study.table, study.audit()))
 
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from specrig.publishing import commands as publishing
-
-if TYPE_CHECKING:
-    from specrig.study import Study
+from specrig.cli import publishing, training
+from specrig.cli.arguments import ConfigFile, StudyFile, load
 
 app = typer.Typer(
     name="specrig",
@@ -27,10 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigFile = Annotated[Path, typer.Argument(help="A study's config, e.g. configs/quick.yaml")]
-StudyFile = Annotated[Path, typer.Option("--study", help="results/<study>/study.json, or a config")]
-
-
 INTERRUPTED = 130
 
 
@@ -39,13 +33,13 @@ def plan(config: ConfigFile = Path("configs/quick.yaml")) -> None:
     """Check a study and list what it will measure, and what no engine can run and why."""
     from specrig.listing import show_plan
 
-    show_plan(_load(config), Console())
+    show_plan(load(config), Console())
 
 
 @app.command()
 def where(config: ConfigFile = Path("configs/quick.yaml")) -> None:
     """Say where a study's report and results are."""
-    study = _load(config)
+    study = load(config)
     typer.echo(f"Report: {study.report}\nResults: {study.root}")
 
 
@@ -71,7 +65,7 @@ def pin(
     """Write the hub's present commits into the tables, for all that a study uses without a revision."""
     from specrig.pins import pin
 
-    if not pin(_load(config), Console(), check=check):
+    if not pin(load(config), Console(), check=check):
         raise typer.Exit(1)
 
 
@@ -93,68 +87,19 @@ def schema(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("
 
 
 @app.command()
-def corpus(study: StudyFile) -> None:
-    """Gather the training text and the held-out prompts."""
-    from specrig.training.corpus import build
-
-    loaded = _load(study)
-    build(loaded.training, loaded.root)
-
-
-@app.command()
 def prompts(study: StudyFile, task: Annotated[str, typer.Option(help="Row of tasks.tsv with an address or a hub id")]) -> None:
     """Fetch the prompts of a task, once."""
     from specrig.measurement.prompts import fetch_prompts
 
-    loaded = _load(study)
+    loaded = load(study)
     if task not in loaded.tasks or not loaded.rows.tasks[task].fetched:
         known = ", ".join(name for name in loaded.tasks if loaded.rows.tasks[name].fetched) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not fetch task {task!r} (it fetches: {known})")
     fetch_prompts(loaded, task, loaded.root)
 
 
-@app.command()
-def train(
-    study: StudyFile,
-    pair: Annotated[str, typer.Option(help="Row of pairs.tsv")],
-    model: Annotated[str, typer.Option(help="Which of its models: target, draft or a head")],
-    threads: Annotated[int | None, typer.Option(help="CPU threads, where the study does not say; else all")] = None,
-) -> None:
-    """Train the target of a pair, distil its draft from it, or train a head."""
-    loaded = _load(study)
-    if (pair, model) not in loaded.trained():
-        known = ", ".join(" ".join(each) for each in loaded.trained()) or "none"
-        raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
-    from specrig.training import stages
-
-    _set_threads(loaded, threads)
-    folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
-    stages.train(model, loaded.training, loaded.root / "corpus", folder, progress, loaded.resolved_device())
-
-
-@app.command()
-def write_text(study: StudyFile, pair: Annotated[str, typer.Option(help="Row of pairs.tsv")]) -> None:
-    """Let the trained target of a pair write the text that its draft and heads learn from."""
-    from specrig.training.target_text import write_text as write
-
-    loaded = _load(study)
-    _set_threads(loaded)
-    write(loaded.training, loaded.root / "corpus", loaded.root / "models" / pair, loaded.resolved_device())
-
-
-@app.command()
-def train_jointly(study: StudyFile, pair: Annotated[str, typer.Option(help="Row of pairs.tsv")]) -> None:
-    """Medusa-2: train a target on together with its heads, from those of the pair that the row names."""
-    from specrig.training.medusa import train_jointly as train
-
-    loaded = _load(study)
-    base = loaded.rows.pairs[pair].base if pair in loaded.rows.pairs else None
-    if base is None:
-        raise typer.BadParameter(f"study {loaded.study} has no pair {pair!r} whose target is `medusa2:<pair>`")
-    _set_threads(loaded)
-    models = loaded.root / "models"
-    progress, device = sys.stderr.isatty(), loaded.resolved_device()
-    train(loaded.training, loaded.root / "corpus", models / base, models / pair, progress, device)
+for verb in (training.corpus, training.train, training.write_text, training.train_jointly):
+    app.command()(verb)
 
 
 @app.command()
@@ -167,7 +112,7 @@ def measure(
     """Measure the cells of one engine, pair and method that are not measured yet."""
     from specrig.measurement.runner import measure
 
-    loaded = _load(study)
+    loaded = load(study)
     measure(loaded, engine, pair, method, loaded.root)
 
 
@@ -177,7 +122,7 @@ def audit(study: StudyFile) -> None:
     from specrig.audit.run import audit_records
     from specrig.measurement.records import study_records
 
-    loaded = _load(study)
+    loaded = load(study)
     audit_records(loaded, study_records(loaded.root / "records"), loaded.root, loaded.root / "audit" / "records.csv")
 
 
@@ -190,7 +135,7 @@ def audit_exact(
     """Test one method's samples against an exact distribution."""
     from specrig.audit.run import audit_exact as run
 
-    loaded = _load(study)
+    loaded = load(study)
     run(loaded, engine, method, loaded.root / "audit" / f"exact-{engine}-{method}.csv")
 
 
@@ -199,7 +144,7 @@ def tables(study: StudyFile) -> None:
     """Compile cells.csv and the method × task tables from the records."""
     from specrig.reporting.tables import write_tables
 
-    loaded = _load(study)
+    loaded = load(study)
     write_tables(loaded.root, loaded.root / "tables")
 
 
@@ -208,7 +153,7 @@ def quality(study: StudyFile) -> None:
     """Score the outputs against the references: BLEU, ROUGE and the like, method against baseline."""
     from specrig.reporting.quality import write_quality
 
-    loaded = _load(study)
+    loaded = load(study)
     if loaded.run_generated_code:
         Console(stderr=True).print("[bold red]run_generated_code is on: what the models wrote is executed on this machine")
     write_quality(loaded, loaded.root / "tables")
@@ -219,7 +164,7 @@ def figures(study: StudyFile) -> None:
     """Draw the figures from the records and tables."""
     from specrig.reporting.figures import write_figures
 
-    loaded = _load(study)
+    loaded = load(study)
     write_figures(loaded.root, loaded.root / "figures")
 
 
@@ -228,7 +173,7 @@ def track(study: StudyFile) -> None:
     """Enter the study's runs into MLflow; runs that are there already are left alone."""
     from specrig.tracking import track
 
-    loaded = _load(study)
+    loaded = load(study)
     track(loaded.root, loaded.report)
 
 
@@ -237,30 +182,13 @@ def report(study: StudyFile) -> None:
     """Write the report."""
     from specrig.reporting.document import write_report
 
-    loaded = _load(study)
+    loaded = load(study)
     write_report(loaded.root, loaded.report)
     typer.echo(loaded.report)
 
 
 app.command()(publishing.publish)
 app.command()(publishing.verify)
-
-
-def _load(file: Path) -> Study:
-    """The study that a verb works on."""
-    from specrig.study import load_study
-
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # no bars in logs
-    return load_study(file)
-
-
-def _set_threads(study: Study, threads: int | None = None) -> None:
-    wanted = study.threads or threads
-    if wanted is not None:
-        import torch
-
-        torch.set_num_threads(wanted)
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from specrig.cli.arguments import load
+
 
 def publish(
     config: Annotated[Path, typer.Argument(help="A finished study's config, e.g. configs/quick.yaml")] = Path(
@@ -17,12 +19,11 @@ def publish(
 ) -> None:
     """Put a finished study where others can check it: compressed records, tables, figures, report; no weights, no prompts."""
     from specrig.publishing.publish import publish, render_again
-    from specrig.study import load_study
 
     if config.is_dir():
         typer.echo(render_again(config))
         return
-    folder, notes = publish(load_study(config), name, to)
+    folder, notes = publish(load(config), name, to)
     for note in notes:
         typer.echo(note, err=True)
     typer.echo(folder)

@@ -1,0 +1,70 @@
+"""Verbs of the command line that train; each imports its stage when it is called."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specrig.cli.arguments import PairName, StudyFile, load
+
+if TYPE_CHECKING:
+    from specrig.study import Study
+
+
+def corpus(study: StudyFile) -> None:
+    """Gather the training text and the held-out prompts."""
+    from specrig.training.corpus import build
+
+    loaded = load(study)
+    build(loaded.training, loaded.root)
+
+
+def train(
+    study: StudyFile,
+    pair: PairName,
+    model: Annotated[str, typer.Option(help="Which of its models: target, draft or a head")],
+    threads: Annotated[int | None, typer.Option(help="CPU threads, where the study does not say; else all")] = None,
+) -> None:
+    """Train the target of a pair, distil its draft from it, or train a head."""
+    loaded = load(study)
+    if (pair, model) not in loaded.trained():
+        known = ", ".join(" ".join(each) for each in loaded.trained()) or "none"
+        raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
+    from specrig.training import stages
+
+    _set_threads(loaded, threads)
+    folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
+    stages.train(model, loaded.training, loaded.root / "corpus", folder, progress, loaded.resolved_device())
+
+
+def write_text(study: StudyFile, pair: PairName) -> None:
+    """Let the trained target of a pair write the text that its draft and heads learn from."""
+    from specrig.training.target_text import write_text as write
+
+    loaded = load(study)
+    _set_threads(loaded)
+    write(loaded.training, loaded.root / "corpus", loaded.root / "models" / pair, loaded.resolved_device())
+
+
+def train_jointly(study: StudyFile, pair: PairName) -> None:
+    """Medusa-2: train a target on together with its heads, from those of the pair that the row names."""
+    from specrig.training.medusa import train_jointly as train
+
+    loaded = load(study)
+    base = loaded.rows.pairs[pair].base if pair in loaded.rows.pairs else None
+    if base is None:
+        raise typer.BadParameter(f"study {loaded.study} has no pair {pair!r} whose target is `medusa2:<pair>`")
+    _set_threads(loaded)
+    models = loaded.root / "models"
+    progress, device = sys.stderr.isatty(), loaded.resolved_device()
+    train(loaded.training, loaded.root / "corpus", models / base, models / pair, progress, device)
+
+
+def _set_threads(study: Study, threads: int | None = None) -> None:
+    wanted = study.threads or threads
+    if wanted is not None:
+        import torch
+
+        torch.set_num_threads(wanted)
