@@ -111,10 +111,7 @@ class ServerProcess:
 
 def ending(code: int | None) -> str:
     """What an exit code says: the signal that killed a process (negative codes), or its status."""
-    if code is None or code >= 0:
-        return f"ended with status {code}"
-    name = signal.Signals(-code).name
-    return f"was killed by {name}" + (" (by someone, or by the system when memory ran out)" if name == "SIGKILL" else "")
+    return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
 
 
 def free_port() -> int:

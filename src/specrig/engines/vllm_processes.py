@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 from multiprocessing import connection
 from queue import Queue
 from threading import Thread
@@ -48,7 +49,8 @@ class Processes:
         for core in self._cores:
             core.join(1)  # its connection may break a moment before
             if core.exitcode is not None:
-                return f"its process {core.name} {ending(core.exitcode)}"
+                hint = " (by someone, or by the system when memory ran out)" if core.exitcode == -signal.SIGKILL else ""
+                return f"its process {core.name} {ending(core.exitcode)}{hint}"
         return ""
 
     def resident_mb(self) -> float:
