@@ -40,7 +40,7 @@ class Pair(BaseModel):
     target_revision: MaybeText = None
     draft_revision: MaybeText = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    heads: Annotated[str, Field(pattern=r"^([a-z0-9_]+=\S+( +|$))*$")] = ""
+    heads: Annotated[str, Field(pattern=r"^([a-z0-9_]+=\S*[^\s@]( +|$))*$")] = ""
     """Trained heads of a target that is not `trained` here, with spaces between: `eagle=models/eagle` for a folder,
     `eagle=owner/name` or `eagle=owner/name@revision` for one on the hub."""
     tensor_parallel: int = Field(1, ge=1)

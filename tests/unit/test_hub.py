@@ -203,6 +203,9 @@ def test_older_tokenizers_pass_the_gate(tmp_path: Path) -> None:
     (folder / "merges.txt").write_text("#version: 0.2\na b\n")
     assert vocabulary(str(folder)) == words
     check_pair(PairFiles("p", str(folder), str(folder)))
+    (folder / "vocab.json").write_text("{")
+    with pytest.raises(EngineError, match=r"old: its tokenizer cannot be loaded: "):
+        vocabulary(str(folder))
 
 
 TABLE = (

@@ -50,19 +50,13 @@ def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
 
 
 def _older_vocabulary(model: str, revision: str | None, missing: hub.FileMissingError) -> dict[str, int]:
-    """The same from a file of `OLDER`, as transformers reads it. Raises `missing` where there is none, or none that can be read."""
+    """The same from a file of `OLDER`, as transformers reads it. Raises `missing` where there is none."""
     for name in OLDER:
         try:
             hub.fetch(model, name, revision)
         except hub.FileMissingError:
             continue
-        try:
-            from transformers import AutoTokenizer
-
-            found: dict[str, int] = AutoTokenizer.from_pretrained(model, revision=revision).get_vocab()
-        except Exception as error:  # a library that is missing, a format that is none
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise EngineError(f"{model}: its tokenizer ({name}) cannot be read: {reason}") from error
+        found: dict[str, int] = hub.tokenizer(model, revision).get_vocab()
         return found
     raise missing  # without any, transformers would make up an empty tokenizer
 

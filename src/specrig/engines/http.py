@@ -21,6 +21,7 @@ import requests
 
 from specrig.cell import Cell
 from specrig.decoding.types import Counts, Generation
+from specrig.engines import hub
 from specrig.engines.base import Endpoint, EngineError, PairFiles
 from specrig.engines.tokenized import TokenizerEngine
 
@@ -192,12 +193,7 @@ class HttpEngine(TokenizerEngine):
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
-        from transformers import AutoTokenizer
-
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(pair.target, revision=pair.target_revision)
-        except (OSError, ValueError) as error:
-            raise EngineError(f"{pair.target}: no tokenizer can be loaded ({str(error).splitlines()[0]})") from error
+        self.tokenizer = hub.tokenizer(pair.target, pair.target_revision)
         self._clients: dict[str, Client] = {}
 
     @abstractmethod

@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from specrig import facts
 from specrig.engines.base import EngineError, PairFiles
@@ -39,6 +40,20 @@ def fetch_folder(model: str, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(_asked(model, "it", lambda: snapshot_download(model, revision=revision), revision))
+
+
+def tokenizer(model: str, revision: str | None = None) -> Any:
+    """A model's tokenizer, as transformers loads it. Raises EngineError. Imports transformers."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model, revision=revision)
+    except Exception as error:  # a format that is none, a library that is missing: each has its own
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        # Of a SentencePiece file that it cannot read transformers says that it may be tiktoken's.
+        if find_spec("sentencepiece") is None and ("tiktoken" in reason or "sentencepiece" in reason.lower()):
+            reason = "it is SentencePiece's, which is not installed: `pip install sentencepiece`"
+        raise EngineError(f"{model}: its tokenizer cannot be loaded: {reason}") from error
 
 
 def at_commits(pair: PairFiles) -> PairFiles:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrig.engines.base import EngineError, PairFiles
 from specrig.engines.gate import check_pair, config, config_of
+from specrig.engines.hub import tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -50,9 +51,7 @@ class PretrainedWeights(Weights):
     def __init__(self, pair: PairFiles) -> None:
         super().__init__(pair)
         check_pair(pair)
-        from transformers import AutoTokenizer
-
-        self.tokenizer = AutoTokenizer.from_pretrained(pair.target, revision=pair.target_revision)
+        self.tokenizer = tokenizer(pair.target, pair.target_revision)
         self.eos = self._eos()
 
     def cached(self, part: str, device: str) -> CachedModel:

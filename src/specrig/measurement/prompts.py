@@ -47,9 +47,7 @@ def in_chat_template(prompts: Sequence[Prompt], task: str, pair: PairFiles) -> l
         raise PromptError(
             f"task {task!r} wants a chat template and pair {pair.name!r} has random weights, thus none; leave one out"
         )
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(pair.target, revision=pair.target_revision)
+    tokenizer = hub.tokenizer(pair.target, pair.target_revision)
     if not tokenizer.chat_template:
         raise PromptError(
             f"task {task!r} wants a chat template and the tokenizer of {pair.target} has none: take an instruction-tuned model, or a "
