@@ -3,7 +3,7 @@
 .ONESHELL:
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: study test lint ui vllm help lock clean
+.PHONY: study test lint ui vllm arctic help lock clean
 
 # A study: make CONFIG=configs/standard.yaml. More for Snakemake: make ARGS="--config prompts=8".
 CONFIG ?= configs/quick.yaml
@@ -43,7 +43,18 @@ ui: $(READY)  ## MLflow's pages of the study, on this machine only
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $${PORT:-5000} --backend-store-uri "$$uri"
 
 vllm:  ## set up vLLM's CPU build in .venv-vllm, beside everything else (README, "Engines")
-	@$(MAKE) --no-print-directory VENV=$(VLLM_VENV) $(VLLM_VENV)/ready
+	@$(MAKE) --no-print-directory VENV=$(VLLM_VENV) arctic
+
+# vLLM's suffix decoding comes from a library of which there is only source. Its build asks for an older torch of its own: no isolation.
+ARCTIC := arctic-inference==0.1.1
+ARCTIC_BUILD := nanobind==2.9.2 grpcio-tools cmake
+arctic: $(READY)
+	@$(BIN)/python -c 'import arctic_inference' 2>/dev/null && exit
+	echo "Building $(ARCTIC) (once; half a minute)"
+	export PATH="$(abspath $(BIN)):$$PATH"
+	install() { $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$$@"; }
+	install -c $(LOCK) $(ARCTIC_BUILD) && install --no-build-isolation --no-deps $(ARCTIC) \
+		|| echo "$(ARCTIC) could not be built (is there a C++ compiler?): vLLM works, but for its suffix decoding" >&2
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14

@@ -33,8 +33,14 @@ onstart:
 
 
 onsuccess:
-    print(f"\nReport: {REPORT}\nTables: {ROOT}/tables\n", file=sys.stderr)
+    print(
+        f"\nReport: {REPORT}\nTables: {ROOT}/tables\n{try_tracking_again()}",
+        file=sys.stderr,
+    )
 
 
 onerror:
-    print(f"\nNot finished. Logs: {ROOT}/logs\n{RESUME}\n", file=sys.stderr)
+    print(
+        f"\nNot finished. Logs: {ROOT}/logs\n{RESUME}\n{try_tracking_again()}",
+        file=sys.stderr,
+    )

@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from specrig.measurement.bandwidth import copy_gb_s
 from transformers import AutoConfig, AutoModelForCausalLM, logging
 
 from specrig import facts
@@ -30,7 +31,6 @@ from specrig.decoding.drafters import registry
 from specrig.decoding.types import Generation
 from specrig.engines.base import PairFiles
 from specrig.engines.native import Native
-from specrig.measurement.bandwidth import copy_gb_s
 
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch")
@@ -75,7 +75,12 @@ def transformers_seconds(given: argparse.Namespace) -> float:
         for tokens in (1, given.tokens):  # the difference leaves the prompt's pass out
             started = perf_counter()
             model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=tokens, max_new_tokens=tokens, pad_token_id=0
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                min_new_tokens=tokens,
+                max_new_tokens=tokens,
+                pad_token_id=0,
             )
             if given.device == "cuda":
                 torch.cuda.synchronize()
@@ -86,7 +91,9 @@ def transformers_seconds(given: argparse.Namespace) -> float:
 
 def profile(engine: Native, method: str, k: int, given: argparse.Namespace) -> dict[str, float]:
     """Waits and launches a round and the share of the time that kernels ran, of a short generation."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    ) as profiler:
         found = decode(engine, method, k, given, tokens=32)
     rounds = len(found[0].rounds)
     events = profiler.events()
@@ -129,7 +136,11 @@ def main() -> None:
     print(json.dumps({"device": given.device, "copy_gb_s": round(copy, 1), "floor_ms": round(floor * 1e3, 3)}), flush=True)
     with Native(pair, device=given.device) as engine:
         engine.model("draft")
-        runs = [(method, on) for on in ((True, False) if given.device == "cuda" else (False,)) for method in ("autoregressive", "draft_model")]
+        runs = [
+            (method, on)
+            for on in ((True, False) if given.device == "cuda" else (False,))
+            for method in ("autoregressive", "draft_model")
+        ]
         found: dict[tuple[str, bool], list[list[Generation]]] = {run: [] for run in runs}
         for repeat in range(given.repeats + 1):  # the first one warms up
             for method, on in runs:
@@ -143,7 +154,11 @@ def main() -> None:
             plain = found["autoregressive", on]
             bare = sum(run[0].target_passes[1][1] for run in plain) / sum(run[0].target_passes[1][0] for run in plain)
             if method == "autoregressive":
-                line |= {"pass_ms": round(bare * 1e3, 3), "step_ms": round(token_s * 1e3, 3), "share_of_floor": round(floor / token_s, 3)}
+                line |= {
+                    "pass_ms": round(bare * 1e3, 3),
+                    "step_ms": round(token_s * 1e3, 3),
+                    "share_of_floor": round(floor / token_s, 3),
+                }
             else:
                 rounds = sum(len(run[0].rounds) for run in mine)
                 target = sum(seconds for run in mine for _, seconds in run[0].target_passes.values()) / rounds / bare
@@ -165,7 +180,11 @@ def main() -> None:
         best = statistics.median(map(seconds_a_token, found[runs[0]]))
     if not given.without_transformers:
         theirs = transformers_seconds(given)
-        print(json.dumps({"transformers_tokens_s": round(given.batch / theirs, 1), "native_over_transformers": round(theirs / best, 2)}))
+        print(
+            json.dumps(
+                {"transformers_tokens_s": round(given.batch / theirs, 1), "native_over_transformers": round(theirs / best, 2)}
+            )
+        )
 
 
 if __name__ == "__main__":

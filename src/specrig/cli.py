@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from specrig.publishing import commands as publishing
+
 if TYPE_CHECKING:
     from specrig.study import Study
 
@@ -59,6 +61,18 @@ def advise(
     from specrig.advice import advise
 
     advise(pair, pairs, reported, device, study, Console())
+
+
+@app.command()
+def pin(
+    config: ConfigFile = Path("configs/hub.yaml"),
+    check: Annotated[bool, typer.Option("--check", help="Only tell; exit code 1 where something is not pinned")] = False,
+) -> None:
+    """Write the hub's present commits into the tables, for all that a study uses without a revision."""
+    from specrig.pins import pin
+
+    if not pin(_load(config), Console(), check=check):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -214,7 +228,8 @@ def track(study: StudyFile) -> None:
     """Enter the study's runs into MLflow; runs that are there already are left alone."""
     from specrig.tracking import track
 
-    track(_load(study).root)
+    loaded = _load(study)
+    track(loaded.root, loaded.report)
 
 
 @app.command()
@@ -225,6 +240,10 @@ def report(study: StudyFile) -> None:
     loaded = _load(study)
     write_report(loaded.root, loaded.report)
     typer.echo(loaded.report)
+
+
+app.command()(publishing.publish)
+app.command()(publishing.verify)
 
 
 def _load(file: Path) -> Study:

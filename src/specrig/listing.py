@@ -19,6 +19,7 @@ from specrig.decoding.types import Drafter
 from specrig.engines import registry as engines
 from specrig.estimate import GB, PROMPT_TOKENS, gated, hours, pair_sizes, training
 from specrig.facts import Shape
+from specrig.pins import unpinned
 from specrig.reported import Claim
 from specrig.rows import Pair, Task
 from specrig.study import Study
@@ -81,6 +82,11 @@ def show_sizes(study: Study, console: Console) -> None:
         alpha = study.rows.pairs[size.pair].simulated_acceptance
         if alpha is not None:
             console.print(f"[bold yellow]Simulated acceptance[/] {size.pair}: random weights, declared α = {alpha:g}")
+    if moving := unpinned(study):
+        names = ", ".join(dict.fromkeys(pin.source for pin in moving))
+        console.print(
+            f"[bold yellow]Not pinned[/] {names}: the hub may change them; `specrig pin` writes their commits into the tables"
+        )
     for asks, models in gated(study).items():
         console.print(f"[bold yellow]Gated[/] {', '.join(models)}: {asks}")
 

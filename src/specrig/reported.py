@@ -92,6 +92,11 @@ class Claim(BaseModel):
         return self.target == "any"
 
     @property
+    def aggregate(self) -> bool:
+        """Whether it is a mean over a benchmark's tasks."""
+        return self.task in AGGREGATES
+
+    @property
     def acceptances(self) -> tuple[float, float] | None:
         """The α range that an analytic claim assumes."""
         found = [float(text) for text in re.findall(r"[01]\.\d+", self.metric)]

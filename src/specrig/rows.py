@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -40,7 +41,8 @@ class Pair(BaseModel):
     draft_revision: MaybeText = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     heads: Annotated[str, Field(pattern=r"^([a-z0-9_]+=\S+( +|$))*$")] = ""
-    """Trained heads of a target that is not `trained` here, as `name=folder` with spaces between, e.g. `eagle=models/eagle`."""
+    """Trained heads of a target that is not `trained` here, with spaces between: `eagle=models/eagle` for a folder,
+    `eagle=owner/name` or `eagle=owner/name@revision` for one on the hub."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs that share each layer; this and the next three are for engines that serve (vllm, sglang)."""
     quantization: Literal["awq", "gptq", "fp8"] | None = None
@@ -79,8 +81,20 @@ class Pair(BaseModel):
 
     @property
     def head_folders(self) -> dict[str, str]:
-        """`heads` as name -> folder."""
-        return dict(entry.split("=", 1) for entry in self.heads.split())
+        """`heads` as name -> folder or hub id."""
+        return {name: source for name, source, _ in self._heads()}
+
+    @property
+    def head_revisions(self) -> dict[str, str]:
+        """Revisions of the heads on the hub, where the row names them."""
+        return {name: revision for name, _, revision in self._heads() if revision}
+
+    def _heads(self) -> Iterator[tuple[str, str, str]]:
+        """(name, folder or hub id, revision or nothing): a path may hold an @, a hub id cannot."""
+        for entry in self.heads.split():
+            name, _, source = entry.partition("=")
+            folder, _, revision = (source, "", "") if looks_like_path(source) else source.partition("@")
+            yield name, folder, revision
 
 
 class Task(BaseModel):
@@ -146,19 +160,23 @@ class Task(BaseModel):
 Row = TypeVar("Row", bound=BaseModel)
 
 
+def dialect(file: Path) -> dict[str, Any]:
+    """How a table is written, as arguments of `csv.reader` and `csv.writer`: tabs and nothing quoted, or a .csv file's commas."""
+    return {} if file.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+
+
 def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]:
     """Rows of a table by name (its first column): tabs between fields, or commas and quotes in a .csv file.
 
     Bad rows are added to `problems` and left out.
     """
-    comma = file.suffix == ".csv"
-    sign = "comma" if comma else "tab"
+    sign = "comma" if file.suffix == ".csv" else "tab"
     name_column = next(iter(kind.model_fields))
     if not file.is_file():
         problems.row(file, None, "", "no such table", "create it, or name another one under `tables:`")
         return {}
     with file.open(encoding="utf-8", newline="") as handle:
-        lines = list(csv.reader(handle) if comma else csv.reader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
+        lines = list(csv.reader(handle, **dialect(file)))
     header = lines[0] if lines else []
     required = [name for name, info in kind.model_fields.items() if info.is_required()]
     absent = [name for name in required if name not in header]

@@ -226,6 +226,7 @@ class Study(Part):
             dtype=row.dtype,
             simulated_acceptance=row.simulated_acceptance,
             heads={head: Path(folder) for head in self.heads(pair) if (folder := self.model(pair, head, root)) is not None},
+            head_revisions=row.head_revisions,
             servers=tuple(server for server in self.servers if server.pair == pair),
             tensor_parallel=row.tensor_parallel,
             quantization=row.quantization,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from models import STORIES, Lab
 
 from specrig.audit.distribution import exact_distribution, g_test
 from specrig.decoding.drafters import registry
+from specrig.decoding.heads import initialise
 from specrig.decoding.loop import generate
 from specrig.engines.base import PairFiles
 
@@ -135,7 +135,7 @@ def test_stories_checkpoint_tells_its_authors_story(method: str, tmp_path: Path)
     heads = {name: tmp_path / name for name in registry()[method].needs if name != "draft"}
     with Native(PairFiles("stories", str(STORIES), str(STORIES), heads=heads)) as engine:
         for name, folder in heads.items():
-            importlib.import_module(f"{name}_head").make(folder, engine)
+            initialise(name, folder, engine.target.config, engine.target.config, seed=5)
         options = registry()[method].Options().model_dump()
         cell = Cell(engine="native", pair="stories", method=method, k=4, task="-", temperature=0, options=options)
         prompt = engine.encode("Once upon a time")

@@ -6,14 +6,17 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from synthetic import write_study
 
 from specrig import cli
 from specrig.analysis import theory
-from specrig.analysis.claims import COLUMNS, VERDICTS, judge, judgements_table
+from specrig.analysis.aggregates import parts
+from specrig.analysis.claims import COLUMNS, VERDICTS, differing, judge, judgements_table
 from specrig.analysis.commands import Catalogue
+from specrig.analysis.rounds import HEADS
 from specrig.decoding.drafters import registry
 from specrig.problems import Positions, Problems, StudyError
 from specrig.reported import Claim, read_claims
@@ -142,6 +145,65 @@ def test_not_measured_comes_with_the_command() -> None:
     assert foreign.verdict == "not measured" and not foreign.command and "no method 'telepathy'" in foreign.reason
 
 
+SIX = (
+    "multi-turn (MT-Bench)",
+    "translation (WMT14 DeEn)",
+    "summarization (CNN/DM)",
+    "question answering (NQ)",
+    "math (GSM8K)",
+    "rag",
+)
+ROWS = ("mt_bench", "translation", "summarization", "qa", "math", "rag")
+
+
+def benchmark(**fields: object) -> tuple[Claim, tuple[Claim, ...]]:
+    """A mean over Spec-Bench and what it is taken over."""
+    source = {"source": "Spec-Bench, a page"}
+    tasks = tuple(claim(id=f"T{number}", task=task, low=9.0, **source) for number, task in enumerate(SIX))
+    return claim(**{"id": "M", "task": "overall", **source, **fields}), tasks
+
+
+def test_a_mean_over_tasks_joins_to_the_measured_mean() -> None:
+    speeds = (1.2, 1.4, 1.6, 1.8, 2.0, 2.2)
+    cells = [
+        cell(task=f"spec_bench_{name}", speedup=speed, speedup_low=speed / 1.1, speedup_high=speed * 1.1)
+        for name, speed in zip(ROWS, speeds, strict=True)
+    ]
+    mean = float(np.exp(np.log(speeds).mean()))
+    row, tasks = benchmark(low=1.66)
+    found = judge(
+        [row, *tasks],
+        pd.DataFrame([*cells, cell(task="spec_bench_writing", speedup=5.0), *(c | {"k": 2} for c in cells)]),
+        CATALOGUE,
+    )[0]
+    assert (
+        found.verdict == "reproduced" and found.measured == pytest.approx(mean) and "mean of spec_bench_mt_bench, " in found.cell
+    )
+    # Six independent tasks, each known to a factor 1.1: their mean to 1.1 ** (sqrt(6) / 6).
+    assert (found.low, found.high) == pytest.approx((mean / 1.1 ** (6**-0.5), mean * 1.1 ** (6**-0.5)))
+    assert "spec_bench_rag" in found.reason and "writing" not in found.reason
+    row, _ = benchmark(metric="acceptance_length", low=2.8)
+    found = judge([row, *tasks], pd.DataFrame(cells), CATALOGUE)[0]
+    assert found.verdict == "reproduced" and found.measured == pytest.approx(2.8)
+    name, reason = verdict(benchmark(low=1.66, hardware="H100")[0], *cells, others=tasks)
+    assert name == "not comparable" and "hardware (H100 reported" in reason and "task (" not in reason
+
+
+def test_a_mean_over_tasks_says_what_is_missing() -> None:
+    row, tasks = benchmark()
+    cells = [cell(task="spec_bench_qa"), cell(task="gsm8k"), cell(task="wmt14_de_en"), cell(task="cnn_dailymail")]
+    name, reason = verdict(row, *cells, others=tasks)
+    assert name == "not comparable"
+    assert "the overall of 6 tasks reported, not measured: multi-turn (MT-Bench), rag" in reason
+    # Acceptance by task does not say what a mean of speedups was taken over.
+    lengths = [task.model_copy(update={"metric": "acceptance_length"}) for task in tasks]
+    assert parts(row, tasks) == list(SIX) and parts(row, lengths) == []
+    assert "over which tasks its source's rows do not say" in differing(row, cells[0])[0]
+    found = judge([row, *tasks], pd.DataFrame(), CATALOGUE)[0]
+    assert '"spec_bench_mt_bench", ' in found.command and '"spec_bench_qa"' in found.command
+    assert "tasks.tsv has no row for 'translation (WMT14 DeEn)', " in found.reason
+
+
 def test_impossible_pairs() -> None:
     name, reason = verdict(claim(target="bert-large-uncased", draft="distilbert-base-uncased", low=2.0, high=4.0))
     assert name == "impossible" and "encoder" in reason
@@ -164,6 +226,15 @@ def test_theory_takes_the_acceptance_of_the_same_source() -> None:
 def test_theory_knows_the_ceiling() -> None:
     name, reason = verdict(claim(low=6.0))  # five tokens at most for a round that costs more than one pass
     assert name == "inconsistent with theory" and "with every token accepted" in reason
+
+
+def test_without_a_k_a_tree_is_as_deep_as_its_papers_default() -> None:
+    depth = HEADS["eagle2"].depth
+    assert depth == HEADS["eagle2"].passes and HEADS["medusa"].depth is None
+    row = claim(method="eagle2", draft="", k="", low=9.0)
+    found = theory.check(row, [row])
+    assert found.consistent is False and found.high < depth + 1
+    assert theory.check(row.model_copy(update={"low": 4.0, "high": 4.0}), [row]).consistent is None
 
 
 @pytest.mark.parametrize(
@@ -216,6 +287,14 @@ def test_the_worked_example(shipped: list[Claim]) -> None:
     """175 -> 290 tokens/s at α 0.72, k 5: 3.07 tokens a pass, 1.73x predicted by the ratio of parameters, 1.66x reported."""
     found = theory.check(next(claim for claim in shipped if claim.id == "R003"), shipped)
     assert found.consistent and "3.07 tokens a pass" in found.reason and found.high == pytest.approx(1.73, abs=0.01)
+
+
+def test_what_the_shipped_means_are_taken_over(shipped: list[Claim]) -> None:
+    means = {claim.id: parts(claim, shipped) for claim in shipped if claim.aggregate}
+    known = {name: found for name, found in means.items() if found}
+    assert len(means) == 36 and len(known) == 30 and all(sorted(found) == sorted(SIX) for found in known.values())
+    source = {next(claim for claim in shipped if claim.id == name).source for name in means if name not in known}
+    assert source == {"SPEED-Bench, arXiv 2604.09557, Table 1"}
 
 
 def test_shipped_claims_keep_what_was_collected(shipped: list[Claim], repository: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -174,21 +176,15 @@ def test_rerank_takes_the_best_nodes_as_a_tree() -> None:
     assert chosen(values, 60) == [[[0, 1, 2, 3, 4, 5]], [parents]]
 
 
-class Pair:
+def pair_of(target: Any, folder: Path) -> Any:
     """Resources with a target and one head."""
-
-    def __init__(self, target, folder: Path) -> None:
-        self.target, self.folder = target, folder
-
-    def head(self, name: str) -> Path:
-        assert name == "eagle"
-        return self.folder
+    return SimpleNamespace(target=target, head=lambda _: folder)
 
 
 def test_rows_have_their_own_trees_of_likely_paths(target, tmp_path: Path) -> None:
     config = head_config(target.config)
     save(tmp_path, config, random_tensors(config, 3, 0.3))
-    drafter = Eagle2(Eagle2.Options(nodes=12, top_k=4), Pair(target, tmp_path))
+    drafter = Eagle2(Eagle2.Options(nodes=12, top_k=4), pair_of(target, tmp_path))
     rows = context([5, 9, 2, 11], [8, 3])
     target.start(2, 64)
     _, hidden = target.forward(torch.tensor([[5, 9, 2], [8, 0, 0]]))
@@ -296,7 +292,7 @@ def test_a_head_learns_a_deterministic_target(tmp_path: Path) -> None:
     target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))
     (tmp_path / "head").mkdir()
     save(tmp_path / "head", head_config(target.config), layer.tensors())
-    pair = Pair(target, tmp_path / "head")
+    pair = pair_of(target, tmp_path / "head")
     prompts = [[3, 5, 7, 9], [2, 3, 4, 5, 6, 7]]
 
     def run(drafter: Drafter, k: int):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -199,15 +201,9 @@ def test_the_training_head_is_the_decoding_head(tmp_path: Path) -> None:
             assert logits[0].isfinite().nonzero().flatten().tolist() == [0, 3, 4, 11, 20, 22]
 
 
-class Pair:
+def pair_of(target: Any, folder: Path) -> Any:
     """Resources with a target and one head."""
-
-    def __init__(self, target, folder: Path) -> None:
-        self.target, self.folder = target, folder
-
-    def head(self, name: str) -> Path:
-        assert name == "eagle3"
-        return self.folder
+    return SimpleNamespace(target=target, head=lambda _: folder)
 
 
 def test_a_head_learns_a_deterministic_target(tmp_path: Path) -> None:
@@ -244,7 +240,7 @@ def test_a_head_learns_a_deterministic_target(tmp_path: Path) -> None:
     llama.save(model, tmp_path, eos=0)
     target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))
     layer.save(tmp_path / "head", target.config)
-    pair = Pair(target, tmp_path / "head")
+    pair = pair_of(target, tmp_path / "head")
     prompts = [[3, 5, 7, 9], [2, 3, 4, 5, 6, 7]]
     plain = generate(target, Autoregressive(Autoregressive.Options(), pair), prompts, k=0, max_new_tokens=30, temperature=0)
     for nodes in (0, 12):
@@ -258,7 +254,7 @@ def test_a_reduced_vocabulary_drafts_its_tokens_only_and_keeps_the_output(target
     config = head_config(target.config, 9)
     tensors = random_tensors(config, 3, 0.3) | {"d2t": torch.arange(9)}  # the even tokens up to 16
     save(tmp_path, config, tensors)
-    pair = Pair(target, tmp_path)
+    pair = pair_of(target, tmp_path)
     for nodes in (0, 10):
         drafter = Eagle3(Eagle3.Options(nodes=nodes, top_k=3), pair)
         offered = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -127,12 +129,37 @@ def test_latex_is_balanced_and_escaped() -> None:
     )
     text = grid.latex(shown)
     body = [line for line in text.splitlines() if not line.startswith("%")]
-    assert r"\textbf{x \& y\_1}" in text and r"50 \%" in text and r"100 \% of \#1" in text
+    assert r"\textbf{x \& y\_1}" in text and r"50\,\%" in text and r"100\,\% of \#1" in text
     assert not [line for line in body if re.search(r"(?<!\\)[%#]", line.removesuffix("%"))]
     assert text.count("{") == text.count("}")
     assert text.count(r"\begin{") == text.count(r"\end{")
-    rows = [line for line in body if line.endswith(r"\\")]
-    assert all(len(re.findall(r"(?<!\\)&", row)) == 1 for row in rows)
+    heading, row = [line for line in body if line.endswith(r"\\")]
+    # The number and its interval are columns of their own.
+    assert len(re.findall(r"(?<!\\)&", heading)) == 1 and len(re.findall(r"(?<!\\)&", row)) == 2
+    assert r"\begin{tabular}{lr@{\;}l}" in text and r"\multicolumn{2}{c}" in heading
+
+
+def test_latex_says_once_what_rows_share_and_breaks_over_pages() -> None:
+    rows = [[Entry(pair), Entry(f"m{number}"), Entry("-1.5")] for number in range(3) for pair in ("large", "small")]
+    text = grid.latex(Grid(["pair", "method", "gain"], rows, labels=2, groups=1))
+    assert text.count("large") == text.count("small") == 1
+    assert text.index("large") < text.index("m2") < text.index("small")
+    assert "$-$1.5" in text and "longtable" not in text
+    long = grid.latex(Grid(["method", "gain"], [[Entry("m"), Entry("1.5")]] * 60))
+    assert r"\begin{longtable}{lr}" in long and r"\endhead" in long and r"\begin{table}" not in long
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+def test_every_table_compiles_and_fits_its_page(study: Path, tmp_path: Path) -> None:
+    tables = write_tables(study, tmp_path)
+    inputs = "".join(f"\\input{{{path.name}}}\n\\clearpage\n" for path in tables if path.suffix == ".tex")
+    packages = r"\usepackage[T1]{fontenc}\usepackage{booktabs,graphicx,longtable,pdflscape}\usepackage[normalem]{ulem}"
+    document = rf"\documentclass{{article}}{packages}\begin{{document}}{inputs}\end{{document}}"
+    (tmp_path / "document.tex").write_text(document)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout
+    assert "Overfull" not in result.stdout and "too large" not in result.stdout, result.stdout
 
 
 def test_markdown_survives_pipes() -> None:

@@ -84,6 +84,31 @@ def test_a_study_and_again_and_changed(study: Path) -> None:
     assert binned.info.run_id == child.info.run_id and binned.data.tags["superseded"] == "true"
 
 
+def test_report_means_and_what_the_audit_said_stand_in_the_runs(study: Path) -> None:
+    report = study / "report.html"
+    report.write_text("<html></html>")
+    (study / "audit").mkdir()
+    verdict = "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,passed,finding\n"
+    (study / "audit" / "records.csv").write_text(
+        f"{verdict}native,embedded,draft_model,,code,0.0,token identity,2,3,,True,fine\n"
+    )
+    assert track(study, report) == Tracked(added=3)
+    [parent] = runs(study)["native/embedded"]
+    client = MlflowClient(tracking_uri(study))
+    assert "report.html" in {item.path for item in client.list_artifacts(parent.info.run_id)}
+    [speedup] = parent.data.metrics.values()
+    assert set(parent.data.metrics) == {"speedup/draft_model-t0-b1"} and speedup > 0
+
+    (study / "audit" / "records.csv").write_text(
+        f"{verdict}native,embedded,draft_model,,code,0.0,token identity,2,3,,False,bad\n"
+    )
+    assert track(study, report) == Tracked(replaced=2, kept=1)
+    for key, [run] in runs(study).items():
+        if key != "native/embedded":
+            assert run.data.tags["audit"] == "failed"
+            assert "audit failed this method" in run.data.tags["mlflow.note.content"]
+
+
 def test_a_run_that_was_cut_is_replaced(study: Path) -> None:
     track(study)
     client = MlflowClient(tracking_uri(study))

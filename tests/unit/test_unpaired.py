@@ -81,6 +81,29 @@ def test_a_failed_baseline_fails_its_own_block_alone(tmp_path: Path) -> None:
     assert len(both[0].written) == 2
 
 
+def test_a_baseline_that_fails_afterwards_costs_itself_alone(tmp_path: Path) -> None:
+    class Dying(Recorder):
+        """Its second start of the baseline fails in one block."""
+
+        def run_alone(self, cell: Cell) -> Runs | None:
+            again = cell.task == "translation" and cell == self.baseline and cell.slug in self.asked
+            self.broken = [cell.slug] if again else []
+            return super().run_alone(cell)
+
+    first = [Dying(block.cells, block.asked) for block in blocks([])]
+    failed = measure_unpaired(first, digests(), tmp_path)
+    assert set(failed) == {"translation-k2-t0-b1", "translation-k4-t0-b1"}
+    assert [len(block.written) for block in first] == [2, 0]
+    kept = {path.stem for path in (tmp_path / "parts").iterdir()}
+    assert kept == {"translation-k2-t0-b1-before", "translation-k2-t0-b1", "translation-k4-t0-b1"}
+    asked: list[str] = []
+    left = blocks(asked)[1:]  # the other block is measured, so the job comes without it
+    assert measure_unpaired(left, digests(), tmp_path) == {}
+    assert asked == ["translation-k0-t0-b1"]
+    assert len(left[0].written) == 2
+    assert not (tmp_path / "parts").exists()
+
+
 def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     class Killed(Recorder):
         def run_alone(self, cell: Cell) -> Runs | None:

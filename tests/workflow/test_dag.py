@@ -179,6 +179,25 @@ def test_spec_bench_runs_on_the_trained_pair_by_rows_alone(copied: Path) -> None
     assert ",False," not in verdicts
 
 
+def test_mlflow_out_of_reach_fails_nothing_and_the_next_run_tries_again(copied: Path) -> None:
+    results = copied / "results/test"
+    store = results / "mlflow.db"
+    store.unlink()
+    store.mkdir()  # no store can be opened here, whoever asks
+    (results / "tracked.txt").unlink()
+    for _ in range(2):
+        result = run(copied)
+        assert result.returncode == 0, result.stdout
+        assert "Entering the runs into MLflow" in result.stdout
+        assert "MLflow tracking failed" in result.stdout and "The next run tries again" in result.stdout
+        assert (copied / "reports/test/report.html").is_file()
+    store.rmdir()
+    result = run(copied)
+    assert result.returncode == 0 and "runs added" in result.stdout, result.stdout
+    assert store.is_file() and "tracking failed" not in result.stdout
+    assert "Nothing to be done" in run(copied).stdout
+
+
 def test_snakemake_writes_its_own_report(finished: Path) -> None:
     result = run(finished, "configs/test.yaml", "--report", "snakemake.html")
     assert result.returncode == 0, result.stdout

@@ -1,5 +1,6 @@
 # Every helper of the workflow: the study, the files each stage makes, and what decides whether a stage is stale.
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -29,6 +30,9 @@ ROOT = str(STUDY.root)
 STUDY_FILE = f"{ROOT}/study.json"
 REPORT = str(STUDY.report)
 TRACKED = f"{ROOT}/tracked.txt"
+UNTRACKED = f"{ROOT}/tracking-failed.txt"
+# Runs that stand in one store are not in another. As a digest: an address may hold a password.
+TRACKING_STORE = digest(os.environ.get("MLFLOW_TRACKING_URI", ""))
 RESUME = "Finished cells are kept; the same command goes on from there."
 
 # Jobs run with the interpreter that runs Snakemake, which has the package; a conda environment brings its own.
@@ -111,6 +115,15 @@ def write_study():
         raise WorkflowError(
             f"{error.filename}: {error.strerror}; choose another folder, e.g. --config results=PATH"
         ) from None
+
+
+def try_tracking_again():
+    """Where MLflow could not be reached, take away what says that the runs are entered; returns what to tell the user."""
+    if not Path(UNTRACKED).is_file():
+        return ""
+    Path(TRACKED).unlink(missing_ok=True)
+    reason = Path(UNTRACKED).read_text(encoding="utf-8").splitlines()[0]
+    return f"\n{reason} The next run tries again.\n"
 
 
 def recipe(*parts):

@@ -1,4 +1,5 @@
-# Every run into MLflow, by one writer, after measuring. Nothing waits on it.
+# Every run into MLflow, by one writer, after all else. Nothing waits on it or fails with it: where MLflow cannot be reached,
+# the end of the run takes the output away (`try_tracking_again`), so that the next run tries again.
 
 
 rule track:
@@ -6,6 +7,7 @@ rule track:
         indexes=INDEXES,
         cells=rules.tables.output.cells,
         figures=rules.figures.output,
+        report=REPORT,
     output:
         touch(TRACKED),
     log:
@@ -14,6 +16,7 @@ rule track:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
+        store=TRACKING_STORE,
         code=stage_digest("track"),
     message:
         "Entering the runs into MLflow"

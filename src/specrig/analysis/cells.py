@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
-from specrig.analysis import acceptance, cost_model, repetition, speedup, statistics
+from specrig.analysis import acceptance, cost_model, energy, repetition, speedup, statistics
 from specrig.measurement.records import Record
 
 IDENTITY = ["engine", "pair", "method", "k", "task", "temperature", "batch_size", "variant"]
@@ -29,7 +29,7 @@ EXTRAS = [
     *["depth_acceptance_rate", "rounds", "cut_rounds", "target_share", "draft_share", "loop_share"],
     *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "baseline_drift", "digest"],
 ]
-"""Columns behind them; more may come, so read by name."""
+"""Columns behind them; more may come, so read by name. `energy.COLUMNS` follow where a device's counters were read."""
 
 
 def by_cell(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -47,7 +47,8 @@ def cells_table(records: Iterable[Record]) -> pd.DataFrame:
     without a match), costs where the engine does not time bare passes, intervals of fewer than two prompts.
     """
     rows = [_row(members) for members in by_cell(records).values()]
-    return pd.DataFrame(rows, columns=[*COLUMNS, *EXTRAS])
+    frame = pd.DataFrame(rows, columns=[*COLUMNS, *EXTRAS, *energy.COLUMNS])
+    return frame.drop(columns=[name for name in energy.COLUMNS if frame[name].isna().all()])
 
 
 def _row(records: list[Record]) -> dict[str, Any]:
@@ -111,4 +112,10 @@ def _row(records: list[Record]) -> dict[str, Any]:
         "distinct_2grams": repetition.distinct_ngrams(record.run.tokens for record in records),
         "baseline_drift": speedup.baseline_drift(records),
         "digest": records[0].digest,
+        **energy.energy(times, records),
     }
+
+
+def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A table's rows as dictionaries, column -> value."""
+    return cast("list[dict[str, Any]]", frame.to_dict("records"))

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 
 from specrig import facts
 from specrig.analysis import theory
+from specrig.analysis.aggregates import means, parts
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.commands import DTYPES, Catalogue, command, matches_task
 from specrig.analysis.roofline import model_facts
 from specrig.analysis.theory import Theory
@@ -61,7 +63,7 @@ def judge(claims: Sequence[Claim], cells: pd.DataFrame, catalogue: Catalogue) ->
     cells: `analysis.cells.cells_table` with the columns `target`, `draft` (hub ids), `hardware` (as the driver names it, `CPU`
     without a GPU) and `dtype`.
     """
-    rows = cast("list[dict[str, Any]]", cells.to_dict("records"))
+    rows = row_dicts(cells)
     return [_judge(claim, claims, rows, catalogue) for claim in claims]
 
 
@@ -89,7 +91,11 @@ def _judge(claim: Claim, claims: Sequence[Claim], rows: list[dict[str, Any]], ca
         return Judgement(claim, "impossible", reason)
     model = theory.check(claim, claims)
     predicted = model.low, model.high
-    near = [] if claim.analytic else [(row, differing(claim, row)) for row in rows if related(claim, row)]
+    measured = [] if claim.analytic else [row for row in rows if related(claim, row)]
+    tasks = parts(claim, claims) if claim.aggregate else []
+    if tasks:
+        measured = means(claim, tasks, measured, _column(claim))
+    near = [(row, differing(claim, row)) for row in measured]
     matching = [row for row, conditions in near if not conditions]
     if matching:
         return _compare(claim, matching, model)
@@ -101,7 +107,7 @@ def _judge(claim: Claim, claims: Sequence[Claim], rows: list[dict[str, Any]], ca
         return Judgement(
             claim, "not comparable", f"nearest cell differs in {'; '.join(conditions)}", cell=_name(row), predicted=predicted
         )
-    run, obstacle = command(claim, catalogue)
+    run, obstacle = command(claim, catalogue, tasks)
     return Judgement(
         claim,
         "not measured",
@@ -124,11 +130,15 @@ def impossible(claim: Claim) -> str | None:
 
 
 def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
-    """The conditions in which a cell differs from the claim, in words; what the source does not say does not differ."""
+    """The conditions in which a cell (or a mean of cells) differs from the claim, in words; what the source does not say does not differ."""
     found = []
     if claim.ks is not None and row["k"] not in claim.ks and row["k"] != 0:
         found.append(f"k ({claim.k} reported, {row['k']} measured)")
-    if claim.task and not matches_task(claim, row["task"]):
+    if "lacks" in row:
+        found += [row["lacks"]] if row["lacks"] else []
+    elif claim.aggregate:
+        found.append(f"task ({claim.task} reported, over which tasks its source's rows do not say, {row['task']} measured)")
+    elif claim.task and not matches_task(claim, row["task"]):
         found.append(f"task ({claim.task} reported, {row['task']} measured)")
     if claim.nucleus:
         found.append(f"sampling ({claim.temperature} reported, the whole distribution measured)")
@@ -153,7 +163,7 @@ def related(claim: Claim, row: dict[str, Any]) -> bool:
 
 def _compare(claim: Claim, rows: list[dict[str, Any]], model: Theory) -> Judgement:
     """Of the cells that match (several where the source does not say k or task), the one with the best speed."""
-    column = COMPARABLE.get(claim.metric, claim.metric)
+    column = _column(claim)
     row = max(rows, key=lambda row: row["speedup"] if math.isfinite(row["speedup"]) else 0.0)
     value = row[column]
     low, high = (row[f"{column}_{end}"] for end in ("low", "high"))
@@ -170,10 +180,15 @@ def _compare(claim: Claim, rows: list[dict[str, Any]], model: Theory) -> Judgeme
         if ratio == 1
         else f"{abs(ratio - 1):.0%} {'above' if ratio > 1 else 'below'} the reported figure"
     )
-    reason = f"measured {value:.2f} [{low:.2f}, {high:.2f}] ({spread}), {apart}; tolerance {TOLERANCE:.0%}"
+    what = f"{row['task']}, " if "lacks" in row else ""
+    reason = f"{what}measured {value:.2f} [{low:.2f}, {high:.2f}] ({spread}), {apart}; tolerance {TOLERANCE:.0%}"
     return Judgement(
         claim, verdict, reason, value, row[f"{column}_low"], row[f"{column}_high"], ratio, (model.low, model.high), _name(row)
     )
+
+
+def _column(claim: Claim) -> str:
+    return COMPARABLE.get(claim.metric, claim.metric)
 
 
 def _hardware(text: str) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specrig.analysis.roofline import model_facts
-from specrig.reported import AGGREGATES, Claim
+from specrig.reported import Claim
 
 DATA_SETS = {
-    "cnndm": ("cnndm", "cnndailymail"),
+    "cnndm": ("cnndm", "cnndailymail", "specbenchsummarization"),
+    "wmt14deen": ("wmt14deen", "specbenchtranslation"),
     "wmtende": ("wmtende", "wmt14ende", "wmt16ende"),
     "nq": ("naturalquestions", "specbenchqa"),
     "gsm8k": ("gsm8k", "specbenchmath"),
@@ -41,8 +42,10 @@ def matches_task(claim: Claim, name: str) -> bool:
     return bool(claim.task_name) and plain(claim.task_name) in written
 
 
-def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
+def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tuple[str, str | None]:
     """(the shell command that would measure the claim, what stands in its way); an empty command where there is none.
+
+    parts: the tasks that an aggregate is taken over.
 
     Run at the root of the repository. A pair that pairs.tsv lacks is added first.
     """
@@ -60,7 +63,7 @@ def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
     same = [(name, own, has) for name, (target, own, has) in catalogue.pairs.items() if target == claim.target]
     fitting = [(name, has) for name, own, has in same if not draft or own == draft]
     named = [name for name, _ in sorted(fitting, key=lambda pair: len(set(heads) - set(pair[1])))]
-    chosen, missing = _tasks(claim, catalogue.tasks)
+    chosen, missing = _tasks(claim, catalogue.tasks, parts)
     pair = named[0] if named else re.sub(r"[^A-Za-z0-9._-]", "-", claim.target.split("/")[-1])
     row = {"pair": pair, "target": claim.target, "draft": draft, "dtype": DTYPES.get(claim.precision.lower(), "bfloat16")}
     line = r"\t".join(row.get(column, "") for column in catalogue.pair_columns)
@@ -87,20 +90,28 @@ def command(claim: Claim, catalogue: Catalogue) -> tuple[str, str | None]:
     return f"{add}snakemake --configfile configs/quick.yaml --config {words}", "; ".join(obstacles) or None
 
 
-def _tasks(claim: Claim, names: Collection[str]) -> tuple[list[str], str]:
-    """Tasks that measure a claim, and what is missing: all where it names none, those of its benchmark where it is a mean over them."""
+def preferred(claim: Claim, task: str, names: Iterable[str]) -> list[str]:
+    """Rows of tasks.tsv that hold a task as a claim's source names it, the benchmark's own rows first."""
+    benchmark = plain(claim.source.split()[0])
+    found = [name for name in names if matches_task(claim.model_copy(update={"task": task}), name)]
+    return sorted(found, key=lambda name: not plain(name).startswith(benchmark))
+
+
+def _tasks(claim: Claim, names: Collection[str], parts: Sequence[str]) -> tuple[list[str], str]:
+    """Tasks that measure a claim, and what is missing: all where it names none, `parts` where it is a mean over them."""
     if not claim.task:
         return list(names), ""
-    if claim.task in AGGREGATES:
+    if claim.aggregate and not parts:
         benchmark = plain(claim.source.split()[0])
-        return [name for name in names if plain(name).startswith(benchmark)] or list(
-            names
-        ), f"its task is a {claim.task} over a benchmark"
-    found = [name for name in names if matches_task(claim, name)]
-    if found:
-        return found[:1], ""
-    kinds = [name for name in names if plain(claim.task_name) in plain(name)]
-    return kinds[:1] or [re.sub(r"\W+", "_", claim.task).strip("_")], f"tasks.tsv has no row for {claim.task!r}"
+        own = [name for name in names if plain(name).startswith(benchmark)]
+        return own or list(names), f"over which tasks its {claim.task} is taken is not known from its source's rows"
+    chosen, missing = [], []
+    for task in parts or [claim.task]:
+        found = preferred(claim, task, names)
+        kinds = [name for name in names if plain(re.sub(r" *\(.*\)", "", task)) in plain(name)]
+        chosen += (found or kinds or [re.sub(r"\W+", "_", task).strip("_")])[:1]
+        missing += [] if found else [repr(task)]
+    return chosen, f"tasks.tsv has no row for {', '.join(missing)}" if missing else ""
 
 
 def plain(text: str) -> str:

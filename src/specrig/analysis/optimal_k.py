@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.cells import by_cell
+from specrig.analysis.cells import by_cell, row_dicts
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import mean_interval
 from specrig.measurement.records import Record
@@ -38,8 +38,8 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
         members = members.sort_values("k").reset_index(drop=True)
         if len(members) < 2:
             continue
-        best = max(cast("list[dict[str, Any]]", members.to_dict("records")), key=lambda found: found["speedup"])
-        known = cast("list[dict[str, Any]]", members.dropna(subset=["predicted_speedup"]).to_dict("records"))
+        best = max(row_dicts(members), key=lambda found: found["speedup"])
+        known = row_dicts(members.dropna(subset=["predicted_speedup"]))
         predicted = max(known, key=lambda found: found["predicted_speedup"], default={"k": np.nan, "predicted_speedup": np.nan})
         usual = members[members["k"] == DEFAULT_K]
         row = dict(zip(KEYS, key, strict=True)) | {name: best[name] for name in ("speedup", "speedup_low", "speedup_high")}

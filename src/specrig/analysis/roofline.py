@@ -87,6 +87,18 @@ def model_facts(model: str) -> facts.ModelFacts | None:
     return facts.known(model) or next(short, None)
 
 
+def pass_bytes(size: Size, precision: str = "float16", tokens: int = 1, context: float = 0, batch: float = 1) -> float:
+    """Bytes that a forward pass of `tokens` new tokens for each of `batch` sequences of `context` cached ones must read.
+
+    The weights once, and keys and values in the precision of the activations. Raises KeyError for a precision that `BYTES` does not list.
+    """
+    width = BYTES[precision.lower()]
+    activation = max(width, 2.0)
+    weights = size.read(round(tokens * batch))
+    head = min(size.embedding, weights)
+    return (weights - head) * width + head * activation + batch * context * size.cache_bytes * activation / 2
+
+
 def pass_seconds(
     size: Size, device: Device, precision: str = "float16", tokens: int = 1, context: int = 0, batch: int = 1
 ) -> float:
@@ -94,11 +106,8 @@ def pass_seconds(
 
     Raises KeyError for a precision that `BYTES` does not list.
     """
-    width = BYTES[precision.lower()]
-    weights = size.read(tokens * batch)
-    head = min(size.embedding, weights)
-    read = (weights - head) * width + head * max(width, 2.0) + batch * context * size.cache_bytes
-    computed = 2 * min(size.read(1), weights) * tokens * batch
+    read = pass_bytes(size, precision, tokens, context, batch)
+    computed = 2 * min(size.read(1), size.read(tokens * batch)) * tokens * batch
     return max(read / (device.bandwidth_gb_s * 1e9), computed / (device.half_tflops * 1e12))
 
 

@@ -23,6 +23,11 @@ class Head:
     squares: float = 0.0
     outputs: float = 0.0
 
+    @property
+    def depth(self) -> int | None:
+        """Tokens on the longest path that it drafts: one a pass, where it feeds on its own output; None where passes do not say."""
+        return self.passes if self.passes > 1 else None
+
     def size(self, target: Size) -> Size:
         """The head's weights for a target."""
         weights = self.layers * target.layer + self.squares * target.width**2 + self.outputs * target.embedding

@@ -23,7 +23,7 @@ def group_times(records: Iterable[Record]) -> pd.DataFrame:
 
     Columns: `rows` (prompts in the group), and for the method and, with `baseline_` before them, for the baseline:
     `tokens` (emitted), `decode_tokens` (emitted but those that were out with prefill: the first), `decode_s`, `ttft_s`,
-    `prefill_s` (ttft and the drafter's own prefill), all seconds of the whole batch.
+    `prefill_s` (ttft and the drafter's own prefill), all seconds of the whole batch; `energy_j` of all of it, NaN where not counted.
     """
     grouped: dict[tuple[int, int], list[Record]] = {}
     for record in records:
@@ -102,10 +102,12 @@ def ms_per_token_interval(times: pd.DataFrame, *, seed: int = 0) -> Interval:
 def _times(runs: list[Run], side: str, *, alone: bool = False) -> dict[str, float]:
     # Every row of a batch carries the batch's times (max() says so without trusting one row); prompts run alone add up.
     total = sum if alone else max
+    energies = [run.energy_j for run in runs if run.energy_j is not None]
     return {
         f"{side}tokens": sum(len(run.tokens) for run in runs),
         f"{side}decode_tokens": sum(len(run.tokens) - run.prefill_tokens for run in runs),
         f"{side}decode_s": total(run.decode_s for run in runs),
         f"{side}ttft_s": total(run.ttft_s for run in runs),
         f"{side}prefill_s": total(run.prefill_s for run in runs),
+        f"{side}energy_j": total(energies) if len(energies) == len(runs) else float("nan"),
     }

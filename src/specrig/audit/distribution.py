@@ -71,7 +71,11 @@ def g_test(samples: Iterable[Sequence[int]], expected: dict[tuple[int, ...], flo
     return GTest(statistic, degrees, float(chi2.sf(statistic, degrees)), distance, total)
 
 
-def detectable(samples: int, degrees: int, false_alarm: float, power: float = 0.99) -> float:
+POWER = 0.99
+"""Chance that a test fails a sampler as wrong as `detectable` says."""
+
+
+def detectable(samples: int, degrees: int, false_alarm: float, power: float = POWER) -> float:
     """Total variation from which on a G-test of this size fails a wrong sampler, but for a chance of 1 - power.
 
     With d the total variation, chi-squared divergence is at least 4 d² (Cauchy-Schwarz), so the statistic's noncentrality is at

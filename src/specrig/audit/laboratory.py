@@ -5,7 +5,6 @@ Random weights on purpose: what is tested is the sampler, not the model, and ran
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -77,13 +76,15 @@ def _save(model: Any, folder: Path) -> None:
 
 
 def _heads(folder: Path, needs: Iterable[str], target: Path, draft: Path, seed: int) -> dict[str, Path]:
-    """Each head is initialised by the module of its kind; `draft_<kind>` is a head of the draft."""
+    from transformers import AutoConfig
+
+    from specrig.decoding.heads import initialise
+
     made = {}
     for name in needs:
         if name == "draft":
             continue
         made[name] = folder / name
         if not (made[name] / "config.json").exists():
-            kind = importlib.import_module(f"specrig.decoding.heads.{name.removeprefix('draft_')}")
-            kind.initialise(made[name], draft if name.startswith("draft_") else target, seed)
+            initialise(name, made[name], AutoConfig.from_pretrained(target), AutoConfig.from_pretrained(draft), seed)
     return made

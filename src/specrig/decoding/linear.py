@@ -47,3 +47,14 @@ class Linear:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return result
         return F.linear(x, self.weight, self.bias)
+
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """`residual + self(x)`, `[..., out]`. On a GPU `residual` itself takes the sum, inside the product's kernel."""
+        if self.weight.device.type != "cuda" or self.bias is not None:
+            return residual + self(x)
+        return self.onto_itself(residual, x)
+
+    def onto_itself(self, residual: Tensor, x: Tensor) -> Tensor:
+        """The form for a GPU, of a layer without bias whose weight is as it was given."""
+        residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), self.weight.t())
+        return residual

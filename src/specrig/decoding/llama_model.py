@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel, Step
+from specrig.decoding.pointwise import Arithmetic, fused, rotate, swiglu
 
 LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
 """Architectures that `LlamaModel` computes: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k norms."""
@@ -64,6 +65,10 @@ class View:
     cos: Tensor
     sin: Tensor
     mask: Tensor | None
+
+    def made(self, function: Arithmetic) -> Arithmetic:
+        """`function` as passes that are recorded run it: to compile it for a prompt's every length would cost more than it gains."""
+        return fused(function, self.cos.device.type) if self.step.fixed else function
 
 
 class LlamaModel(CachedModel):
@@ -120,7 +125,7 @@ class LlamaModel(CachedModel):
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=view.mask).view(B, H, n, d)
 
     def block(self, index: int, block: Block, x: Tensor, view: View, reads: Tensor | None = None) -> Tensor:
-        """Layer `index` on the residual stream `[B, n, D]`; writes its keys and values to the cache.
+        """Layer `index` on the residual stream `[B, n, D]`, which it may use up; writes its keys and values to the cache.
 
         reads: what its attention projects, where that is not the normed stream (EAGLE).
         """
@@ -132,13 +137,13 @@ class LlamaModel(CachedModel):
             q = F.rms_norm(qk[:, :, :H], (d,), block.q_norm, self.eps)
             k = F.rms_norm(qk[:, :, H:], (d,), block.k_norm, self.eps)
             qk = torch.cat((q, k), 2)
-        qk = torch.addcmul(qk * view.cos, qk.roll(d // 2, -1), view.sin).transpose(1, 2)
+        qk = view.made(rotate)(qk, view.cos, view.sin).transpose(1, 2)
         v = qkv[..., (H + K) * d :].view(B, n, K, d).transpose(1, 2)
         keys, values = self.cache.write(index, qk[:, H:], v, view.step.slots, view.step.end)
         attended = self.attend(qk[:, :H], keys, values, view)
-        x = x + block.out(attended.transpose(1, 2).reshape(B, n, H * d))
-        gate, up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps)).chunk(2, -1)
-        return x + block.down(F.silu(gate) * up)
+        x = block.out.onto(x, attended.transpose(1, 2).reshape(B, n, H * d))
+        gate_up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps))
+        return block.down.onto(x, view.made(swiglu)(gate_up))
 
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
@@ -146,7 +151,7 @@ class LlamaModel(CachedModel):
         collected = []
         for index, block in enumerate(self.blocks):
             if index in self.feature_layers:
-                collected.append(x)
+                collected.append(x.clone())  # layers may add to it in place
             x = self.block(index, block, x, view)
         if collected:
             self.features = torch.cat(collected, -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -68,6 +69,7 @@ class PairFiles:
     simulated_acceptance: float | None = None
     """Not None: shapes with random weights, and this the declared chance that a drafted token is accepted."""
     heads: dict[str, Path] = field(default_factory=dict)
+    head_revisions: dict[str, str] = field(default_factory=dict)
     servers: tuple[Endpoint, ...] = ()
     """Servers that already run the pair, of any engine and method."""
     tensor_parallel: int = 1
@@ -88,6 +90,12 @@ class PairFiles:
         """Every part that is there: name -> folder or hub id."""
         parts = {"target": self.target, "draft": self.draft, **{name: str(folder) for name, folder in self.heads.items()}}
         return {name: source for name, source in parts.items() if source is not None}
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        """Revisions of the parts that have one: name -> branch, tag or commit on the hub."""
+        parts = {"target": self.target_revision, "draft": self.draft_revision, **self.head_revisions}
+        return {name: revision for name, revision in parts.items() if revision is not None and name in self.sources}
 
 
 class EngineOptions(BaseModel):
@@ -157,8 +165,13 @@ class Engine(ABC):
         known = {"name": self.name, "build": self.build(options), "options": options}
         return {"engine": known | {"untested": self.untested, "differences": dict(self.differences)}}
 
+    def reset_peak_memory(self) -> None:
+        """Begin `peak_memory_mb` anew, where the system can (Linux: proc(5), clear_refs)."""
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
     def peak_memory_mb(self) -> float:
-        """Peak memory since loading: of the device where it counts itself, else of this process."""
+        """Peak memory since `reset_peak_memory` where the device counts itself, else of this process."""
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

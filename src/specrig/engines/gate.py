@@ -38,12 +38,37 @@ def check_decoder(model: str, revision: str | None = None) -> None:
 
 
 def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
-    """Token -> id of a model's tokenizer.json, added tokens included."""
-    tokenizer = _json(model, "tokenizer.json", revision)
+    """Token -> id of a model's tokenizer.json, added tokens included; of older models, whose tokenizer lies in other files, too."""
+    try:
+        tokenizer = _json(model, "tokenizer.json", revision)
+    except hub.FileMissingError as missing:
+        return _older_vocabulary(model, revision, missing)
     tokens = tokenizer.get("model", {}).get("vocab", {})
     if isinstance(tokens, list):  # Unigram: a list of (token, score)
         tokens = {entry[0]: index for index, entry in enumerate(tokens)}
     return {**tokens, **{added["content"]: added["id"] for added in tokenizer.get("added_tokens", [])}}
+
+
+def _older_vocabulary(model: str, revision: str | None, missing: hub.FileMissingError) -> dict[str, int]:
+    """The same from a file of `OLDER`, as transformers reads it. Raises `missing` where there is none, or none that can be read."""
+    for name in OLDER:
+        try:
+            hub.fetch(model, name, revision)
+        except hub.FileMissingError:
+            continue
+        try:
+            from transformers import AutoTokenizer
+
+            found: dict[str, int] = AutoTokenizer.from_pretrained(model, revision=revision).get_vocab()
+        except Exception as error:  # a library that is missing, a format that is none
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise EngineError(f"{model}: its tokenizer ({name}) cannot be read: {reason}") from error
+        return found
+    raise missing  # without any, transformers would make up an empty tokenizer
+
+
+OLDER = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt")
+"""Where tokenizers have their tokens that are older than tokenizer.json: byte-level BPE, SentencePiece (two names), WordPiece."""
 
 
 def check_vocabulary(target: str, draft: str, target_revision: str | None = None, draft_revision: str | None = None) -> None:

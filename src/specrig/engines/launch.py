@@ -84,9 +84,7 @@ class ServerProcess:
 
     def ended(self, when: str) -> str:
         """What to say of a server that is gone: its exit status and its last words."""
-        code = self.process.poll()
-        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
-        return f"{self.name} {how} {when}; {self._quoted()}"
+        return f"{self.name} {ending(self.process.poll())} {when}; {self._quoted()}"
 
     def _quoted(self) -> str:
         lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()][-TAIL:]
@@ -109,6 +107,14 @@ class ServerProcess:
         self.process.wait()
         if not keep_log:
             self.log.unlink(missing_ok=True)
+
+
+def ending(code: int | None) -> str:
+    """What an exit code says: the signal that killed a process (negative codes), or its status."""
+    if code is None or code >= 0:
+        return f"ended with status {code}"
+    name = signal.Signals(-code).name
+    return f"was killed by {name}" + (" (by someone, or by the system when memory ran out)" if name == "SIGKILL" else "")
 
 
 def free_port() -> int:

@@ -56,6 +56,15 @@ class Native(TokenizedEngine):
             simulated_acceptance=self.pair.simulated_acceptance,
         )
 
+    def reset_peak_memory(self) -> None:
+        """Of the GPU's allocator where there is one, else of this process."""
+        if self.target.device.type == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self.target.device)
+        else:
+            super().reset_peak_memory()
+
     def peak_memory_mb(self) -> float:
         """Of the GPU's allocator where there is one, else of this process."""
         if self.target.device.type == "cuda":
@@ -79,7 +88,7 @@ class Native(TokenizedEngine):
         """Folder of a trained head (`Resources`)."""
         if name not in self.pair.heads:
             raise EngineError(f"pair {self.pair.name}: no trained {name} head")
-        return fetch_folder(str(self.pair.heads[name]))
+        return fetch_folder(str(self.pair.heads[name]), self.pair.revisions.get(name))
 
     def _drafter(self, cell: Cell) -> Drafter:
         key = digest([cell.method, cell.options])

@@ -100,7 +100,7 @@ class Sglang(HttpEngine):
             )
         width, nodes = cell.options.get("top_k", 1), cell.options.get("nodes", cell.k)
         found += ["--speculative-draft-model-path", pair.sources[part]]
-        found += ["--speculative-draft-model-revision", pair.draft_revision] if part == "draft" and pair.draft_revision else []
+        found += ["--speculative-draft-model-revision", pair.revisions[part]] if part in pair.revisions else []
         found += ["--speculative-num-steps", str(cell.k), "--speculative-eagle-topk", str(width)]
         return [*found, "--speculative-num-draft-tokens", str(nodes + 1)]
 

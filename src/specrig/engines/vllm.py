@@ -22,7 +22,8 @@ from specrig.decoding.types import Generation
 from specrig.engines import vllm_cpu_sampling
 from specrig.engines.base import EngineError, EngineOptions, PairFiles
 from specrig.engines.tokenized import TokenizedEngine
-from specrig.engines.vllm_speculation import CHAINS, METHODS, Request, speculation_of
+from specrig.engines.vllm_processes import Processes
+from specrig.engines.vllm_speculation import ARCTIC, CHAINS, METHODS, Request, speculation_of
 
 KV_CACHE_BYTES = 1 << 30
 """Of the CPU build, unless the pair's row gives a share: by default it would take half the machine's memory."""
@@ -38,7 +39,8 @@ class Vllm(TokenizedEngine):
         "eagle": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
         "eagle3": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
         "ngram": "vLLM takes the earliest match of the longest suffix, the native method the latest",
-        "suffix": "vLLM's suffix trees come from arctic-inference; only those of the prompt's own request are used",
+        "suffix": "vLLM's trees (arctic-inference) take the continuation seen first among equally frequent ones, the native method the "
+        "latest; they count the suffix's own, unfinished occurrence too",
     }
 
     class Options(EngineOptions):
@@ -59,7 +61,7 @@ class Vllm(TokenizedEngine):
         super().__init__(pair, device=device, threads=threads)
         self._llm: Any = None
         self._running = ""
-        self._children: list[Any] = []
+        self._processes = Processes()
         self._peak_mb = 0.0
         self._requests = 0
 
@@ -79,7 +81,7 @@ class Vllm(TokenizedEngine):
             if cell.options.get(name, needed) != needed:
                 return f"vLLM verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
         if cell.method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
-            return "vLLM's suffix decoding needs arctic-inference: pip install arctic-inference==0.1.1"
+            return f"vLLM's suffix decoding needs arctic-inference, which is built from source: {ARCTIC}"
         return None
 
     def generate(
@@ -90,8 +92,9 @@ class Vllm(TokenizedEngine):
         try:
             requests = self._stream(cell, prompts, max_new_tokens, seeds)
         except Exception as error:
+            reason = self._processes.ended() or _said(error)
             self.close()
-            raise EngineError(f"vLLM failed while it decoded: {_said(error)}") from error
+            raise EngineError(f"vLLM failed while it decoded: {reason}") from error
         # Engine clocks: the core's timestamps of the first and last token; the first token's latency from the request's arrival.
         first = max(request.times.first_token_ts for request in requests)
         ended = max(request.times.last_token_ts for request in requests)
@@ -152,14 +155,16 @@ class Vllm(TokenizedEngine):
         self._prepare()
         from vllm import LLM
 
-        before = _children()
+        self._processes = Processes()
         try:
             self._llm = LLM(**self.arguments(), **speculation)
         except Exception as error:
-            self._children = list(_children() - before)
+            self._processes.meet()
             self.close()
             raise EngineError(f"vLLM cannot start for {cell.method}: {_said(error)}") from error
-        self._children = list(_children() - before)
+        self._processes.meet()
+        if self.options.multiprocessing:
+            self._processes.wake(self._llm.llm_engine.engine_core.outputs_queue)
         self._running = wanted
 
     def arguments(self) -> dict[str, Any]:
@@ -213,19 +218,11 @@ class Vllm(TokenizedEngine):
 
     def peak_memory_mb(self) -> float:
         """The largest resident memory seen after a generation, of this process and the engine's own."""
-        import psutil
-
-        resident = 0
-        for process in (psutil.Process(), *self._children):
-            with contextlib.suppress(psutil.Error):  # it may just have died
-                resident += process.memory_info().rss
-        self._peak_mb = max(self._peak_mb, resident / 2**20)
+        self._peak_mb = max(self._peak_mb, self._processes.resident_mb())
         return self._peak_mb
 
     def close(self) -> None:
         """End the engine and every process it started, and free its memory."""
-        import psutil
-
         llm, self._llm, self._running = self._llm, None, ""
         if llm is not None:
             with contextlib.suppress(Exception):  # of one that is dead already
@@ -236,26 +233,7 @@ class Vllm(TokenizedEngine):
                 from vllm.distributed import cleanup_dist_env_and_memory
 
                 cleanup_dist_env_and_memory()
-        for child in self._children:
-            with contextlib.suppress(psutil.Error):
-                child.terminate()
-        _, alive = psutil.wait_procs(self._children, timeout=10)
-        for child in alive:
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-        self._children = []
-
-
-def _children() -> set[Any]:
-    """Processes below this one, but for Python's own tracker of shared memory, which outlives every engine."""
-    import psutil
-
-    found = set()
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
-                found.add(child)
-    return found
+        self._processes.end()
 
 
 def _said(error: Exception) -> str:

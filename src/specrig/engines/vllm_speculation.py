@@ -19,14 +19,18 @@ Configure = Callable[[Cell, PairFiles], dict[str, Any]]
 def _head(cell: Cell, pair: PairFiles) -> dict[str, Any]:
     if cell.method not in pair.heads:
         raise EngineError(f"pair {pair.name}: no trained {cell.method} head")
-    return {"method": cell.method, "model": str(pair.heads[cell.method])}
+    return {"method": cell.method, "model": str(pair.heads[cell.method]), **_revision(cell.method, pair)}
 
 
 def _draft_model(_: Cell, pair: PairFiles) -> dict[str, Any]:
     if pair.draft is None:
         raise EngineError(f"pair {pair.name}: draft_model needs a draft and the pair names none; fill the column in pairs.tsv")
-    revision = {"revision": pair.draft_revision} if pair.draft_revision else {}
-    return {"method": "draft_model", "model": pair.draft, "draft_tensor_parallel_size": pair.tensor_parallel, **revision}
+    known = {"model": pair.draft, "draft_tensor_parallel_size": pair.tensor_parallel}
+    return {"method": "draft_model", **known, **_revision("draft", pair)}
+
+
+def _revision(part: str, pair: PairFiles) -> dict[str, Any]:
+    return {"revision": pair.revisions[part]} if part in pair.revisions else {}
 
 
 def _ngram(cell: Cell, _: PairFiles) -> dict[str, Any]:
@@ -52,6 +56,11 @@ METHODS: dict[str, Configure | None] = {
     "suffix": _suffix,
 }
 """Method -> its part of `speculative_config`; None: none."""
+ARCTIC = (
+    "`make vllm` does that where there is a C++ compiler; elsewhere pip install nanobind==2.9.2 grpcio-tools cmake && "
+    "pip install --no-build-isolation --no-deps arctic-inference==0.1.1"
+)
+"""Its build asks for an older torch of its own, hence without isolation."""
 SAMPLED = ("draft_model", "eagle", "eagle3")
 """Methods whose drafts have a distribution to be drawn from."""
 CHAINS: dict[str, dict[str, Any]] = {

@@ -14,6 +14,10 @@ from typing import Any
 
 import psutil
 
+from specrig.engines.base import EngineError, PairFiles
+from specrig.engines.gate import config_of
+from specrig.measurement.energy import gpu_handles, torch_uuids
+
 PACKAGES = (
     "torch",
     "transformers",
@@ -32,11 +36,28 @@ FULL_HASH_LIMIT = 4 << 30
 """Weight files up to this many bytes are hashed whole; larger ones by their first and last MiB and their size."""
 
 
-def capture(models: dict[str, str], *, device: str, threads: int | None) -> dict[str, Any]:
-    """Everything that may move a figure: packages, torch build, processor, GPU, threads, clocks, commit, model digests.
+SHAPE = (
+    *(
+        "model_type",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    ),
+    *("vocab_size", "max_position_embeddings", "tie_word_embeddings", "num_local_experts", "num_experts_per_tok"),
+)
+"""Keys of a config.json that say how many bytes a pass reads."""
 
-    models: name (`target`, `draft`, …) -> local folder or hub id.
-    """
+
+def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, Any]:
+    """Everything that may move a figure: packages, torch build, processor, GPU, threads, clocks, commit, the pair's models."""
+    models: dict[str, dict[str, Any]] = {
+        name: {"source": source, **(model_digest(source) or {"revision": pair.revisions.get(name)})}
+        for name, source in pair.sources.items()
+    }
+    models["target"] |= target_shape(pair)
     return {
         "captured": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": sys.version.split()[0],
@@ -47,9 +68,18 @@ def capture(models: dict[str, str], *, device: str, threads: int | None) -> dict
         "gpus": _gpus() if device == "cuda" else [],
         "device": device,
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-        "git": _git(),
-        "models": {name: {"source": source, **model_digest(source)} for name, source in models.items()},
+        "git": code_version(),
+        "models": models,
     }
+
+
+def target_shape(pair: PairFiles) -> dict[str, Any]:
+    """The keys of the target's config that size it, and the precision its weights are read in; empty where no config is at hand."""
+    try:
+        config = config_of(pair.only(()))["target"]
+    except EngineError:  # a server's model, known by its name alone
+        return {}
+    return {"shape": {key: config[key] for key in SHAPE if key in config}, "precision": pair.quantization or pair.dtype}
 
 
 def model_digest(source: str) -> dict[str, str]:
@@ -113,6 +143,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
+    """The GPUs that torch sees, in its order: the first is the one that a job runs on."""
     import pynvml
 
     try:
@@ -120,26 +151,23 @@ def _gpus() -> list[dict[str, Any]]:
     except pynvml.NVMLError:
         return []
     try:
-        found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            found.append(
-                {
-                    "name": pynvml.nvmlDeviceGetName(handle),
-                    "driver": pynvml.nvmlSystemGetDriverVersion(),
-                    "memory_gb": round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
-                    "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-                    "memory_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-                }
-            )
-        return found
+        return [
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "driver": pynvml.nvmlSystemGetDriverVersion(),
+                "memory_gb": round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
+                "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+                "memory_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+            }
+            for handle in gpu_handles(pynvml, torch_uuids())
+        ]
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
 
 
-def _git() -> dict[str, Any]:
+def code_version() -> dict[str, Any]:
     """Commit and whether the tree differs from it, of the checkout this package runs from (nothing in an installed wheel)."""
 
     def git(*arguments: str) -> str:

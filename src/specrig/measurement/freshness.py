@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: dict[str, list[Prompt]]) -> dict[Cell, str]:
     """What decides each cell's result: the cell, the study's settings, the prompts, the models and the code that runs it."""
-    models: dict[str, Any] = {name: model_digest(source) or source for name, source in pair.sources.items()}
+    models: dict[str, Any] = {
+        name: model_digest(source) or "@".join(filter(None, (source, pair.revisions.get(name))))
+        for name, source in pair.sources.items()
+    }
     if pair.simulated_acceptance is not None:
         models["simulated acceptance"] = pair.simulated_acceptance
     counts = {(cell.task, study.prompt_count(cell.batch_size)) for cell in cells}

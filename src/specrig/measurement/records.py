@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrig.cell import Cell
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSIONS = (1, 2)
+"""What this code reads. 2 added `energy_j` and `device`, which older records do not have."""
 
 
 class RecordError(ValueError):
@@ -56,6 +58,17 @@ class Counts(BaseModel):
     per_position: list[int] | None = None
 
 
+class DeviceState(BaseModel):
+    """What a device said of itself right after a generation; None: it does not tell."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    throttled: list[str] = Field(default_factory=list)
+    """What held the clocks down."""
+
+
 class Run(BaseModel):
     """One generation for one prompt. Times in seconds; in a batch they are the whole batch's."""
 
@@ -83,6 +96,9 @@ class Run(BaseModel):
     """The same for the drafter's own model or head; empty where it has none."""
     peak_memory_mb: float = 0.0
     """0 where the engine cannot know it."""
+    energy_j: float | None = None
+    """Joules of the device over the whole generation, prefill included; in a batch the whole batch's. None where nothing counts them."""
+    device: DeviceState | None = None
     prefill_tokens: int = 1
     """Tokens that were out at `ttft_s`: 1, but for an engine that verifies drafts in the prompt's own pass, whose first round it is."""
 
@@ -92,7 +108,7 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1, 2] = SCHEMA_VERSION
     cell: Cell
     digest: str
     """Digest of everything that decides the result (cell, study settings, prompts, models, code): a record with another is stale."""
@@ -145,9 +161,9 @@ def read_records(path: Path) -> Iterator[Record]:
         for number, line in enumerate(file, 1):
             try:
                 version = json.loads(line).get("schema_version")
-                if version != SCHEMA_VERSION:
+                if version not in SCHEMA_VERSIONS:
                     raise RecordError(
-                        f"{path}:{number}: record schema {version}, this SpecRig reads {SCHEMA_VERSION}; "
+                        f"{path}:{number}: record schema {version}, this SpecRig reads {SCHEMA_VERSIONS}; "
                         "delete the file to measure its cell again"
                     )
                 yield Record.model_validate_json(line)

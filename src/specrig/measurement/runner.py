@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +23,9 @@ from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.engines.base import Engine, EngineError
+from specrig.engines.hub import at_commits
+from specrig.measurement.bandwidth import memory
+from specrig.measurement.energy import Meter, metered
 from specrig.measurement.environment import capture
 from specrig.measurement.freshness import baseline_of, cell_digests, measured
 from specrig.measurement.progress import Advance, progress
@@ -68,20 +72,31 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
     digests = cell_digests(study, usable, pair, prompts)
     pending = [cell for cell in usable if not measured(folder / f"{cell.slug}.jsonl", digests[cell])]
     if pending:
-        device = study.resolved_device()
-        with engines()[engine_name](pair, device=device, threads=study.threads) as engine:
-            environment = capture(pair.sources, device=device, threads=study.threads) | engine.environment()
+        device, pair = study.resolved_device(), at_commits(pair)
+        with ExitStack() as open_things:
+            engine = open_things.enter_context(engines()[engine_name](pair, device=device, threads=study.threads))
+            meter = open_things.enter_context(_metered(engine))
+            environment = capture(pair, device=device, threads=study.threads) | engine.environment() | {"energy": meter.source}
             write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
             grouped = [(block, prompts[block[0].task][: study.prompt_count(block[0].batch_size)]) for block in _blocks(pending)]
             total = sum(_units(study, engine, block, len(own)) for block, own in grouped)
             with progress("/".join(job), total) as advance:
-                blocks = [_Block(study, engine, block, own, digests, folder, advance) for block, own in grouped]
+                blocks = [_Block(study, engine, meter, block, own, digests, folder, advance) for block, own in grouped]
                 if engine.paired:
                     for block in blocks:
                         failed |= _measure_paired(block)
                 else:
                     failed |= measure_unpaired(blocks, digests, folder)
+            if engine.loads_pairs:  # last, so that its buffers are in no cell's peak memory
+                write_atomically(folder / "environment.json", json.dumps(environment | {"memory": memory(device)}, indent=1))
     _write_index(folder, cells, digests, failed)
+
+
+def _metered(engine: Engine) -> AbstractContextManager[Meter]:
+    """The meter of what an engine runs on: nobody's for servers elsewhere; engines that serve divide a model over GPUs."""
+    if not engine.loads_pairs:
+        return nullcontext(Meter())
+    return metered(engine.device, 1 if engine.paired else engine.pair.tensor_parallel)
 
 
 def _blocks(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -106,10 +121,11 @@ class _Block:
     """Cells that share task, temperature, batch size and baseline, with their prompts; runs them and writes their records."""
 
     def __init__(
-        self, study: Study, engine: Engine, cells: list[Cell], prompts: list[Prompt], digests: dict[Cell, str], folder: Path,
-        advance: Advance,
+        self, study: Study, engine: Engine, meter: Meter, cells: list[Cell], prompts: list[Prompt], digests: dict[Cell, str],
+        folder: Path, advance: Advance,
     ) -> None:  # fmt: skip
-        self.study, self.engine, self.cells, self.digests, self.folder = study, engine, cells, digests, folder
+        self.study, self.engine, self.meter = study, engine, meter
+        self.cells, self.digests, self.folder = cells, digests, folder
         self.baseline = baseline_of(cells[0])
         self.groups = _groups(prompts, cells[0].batch_size)
         self.tokens = {prompt.id: engine.encode(prompt.text) for prompt in prompts}
@@ -158,8 +174,12 @@ class _Block:
             batch = group[start : start + cell.batch_size]
             seeds = [seed_of(self.study.seed, cell.task, prompt.id, repeat) for prompt in batch]
             prompts = [self.tokens[prompt.id] for prompt in batch]
+            self.engine.reset_peak_memory()
+            before = self.meter.joules()
             generations = self.engine.generate(cell, prompts, max_new_tokens=limit, seeds=seeds)
-            found += [as_run(generation, self.engine.peak_memory_mb()) for generation in generations]
+            measured = {"energy_j": self.meter.since(before), "device": self.meter.state()}
+            measured["peak_memory_mb"] = self.engine.peak_memory_mb()
+            found += [as_run(generation).model_copy(update=measured) for generation in generations]
         return found
 
     def write(self, cell: Cell, runs: list[list[Run]], baseline: list[list[Run]], drifts: Sequence[float | None]) -> None:
@@ -223,7 +243,7 @@ def seed_of(study_seed: int, task: str, prompt_id: str, repeat: int) -> int:
     return int.from_bytes(sha256(f"{study_seed}/{task}/{prompt_id}/{repeat}".encode()).digest()[:4]) & 0x7FFFFFFF
 
 
-def as_run(generation: Generation, peak_memory_mb: float) -> Run:
+def as_run(generation: Generation) -> Run:
     """A Generation as it is recorded."""
     rounds = generation.rounds
     return Run(
@@ -244,7 +264,6 @@ def as_run(generation: Generation, peak_memory_mb: float) -> Run:
         decode_s=generation.decode_s,
         target_passes=generation.target_passes,
         draft_passes=generation.draft_passes,
-        peak_memory_mb=peak_memory_mb,
         prefill_tokens=generation.prefill_tokens,
     )
 

@@ -1,7 +1,8 @@
 """The experiment for engines that cannot alternate: the baseline runs before the methods and again after them.
 
 Starting such an engine is dear, so all cells of one k and set of options run while one is up, and a job starts the baseline twice in
-all. What has run is kept in parts until the baseline's second run completes the records, so a killed job goes on from there.
+all. What has run is kept in parts until the baseline's second run completes the records, so a killed job goes on from there, and so
+does one whose engine died in a baseline. A cell that failed is measured again between two baselines of its own.
 """
 
 from __future__ import annotations
@@ -39,24 +40,25 @@ class Block(Protocol):
 def measure_unpaired(blocks: Sequence[Block], digests: dict[Cell, str], folder: Path) -> dict[str, str]:
     """Run the blocks' cells between two runs of their baselines and write the records; slug -> reason of those that failed."""
     parts = folder / "parts"
-    marks = [digest([digests[cell] for cell in block.cells]) for block in blocks]
 
-    def both(block: Block, number: int, when: str) -> Runs | None:
-        path = parts / f"{block.baseline.slug}-{number}-{when}.json"
-        return _kept(path, marks[number], lambda: block.run_alone(block.baseline))
+    def both(block: Block, when: str) -> Runs | None:
+        mark = digest([digests[cell] for cell in block.cells])
+        return _kept(parts / _baseline_part(block, when), mark, lambda: block.run_alone(block.baseline))
 
-    before = [both(block, number, "before") for number, block in enumerate(blocks)]
+    before = [both(block, "before") for block in blocks]
     runs: dict[Cell, Runs | None] = {}
     standing = [(block, cell) for block, base in zip(blocks, before, strict=True) if base is not None for cell in block.cells]
     order = list(dict.fromkeys(_engine_of(cell) for _, cell in standing))
     for block, cell in sorted(standing, key=lambda entry: order.index(_engine_of(entry[1]))):
-        runs[cell] = _kept(parts / f"{cell.slug}.json", digests[cell], lambda block=block, cell=cell: block.run_alone(cell))  # type: ignore[misc]
-    after = [base and both(block, number, "after") for number, (block, base) in enumerate(zip(blocks, before, strict=True))]
+        runs[cell] = _kept(parts / _part(cell), digests[cell], lambda block=block, cell=cell: block.run_alone(cell))  # type: ignore[misc]
+    after = [base and both(block, "after") for block, base in zip(blocks, before, strict=True)]
     failed: dict[str, str] = {}
+    unfinished: set[str] = set()
     for block, first, second in zip(blocks, before, after, strict=True):
         if first is None or second is None:
             reason = block.failed[block.baseline.slug]
             failed |= {cell.slug: f"the baseline failed: {reason}" for cell in block.cells}
+            unfinished |= {_baseline_part(block, "before"), *map(_part, block.cells)}
             continue
         means, drifts = _mean(first, second)
         for cell in block.cells:
@@ -65,8 +67,22 @@ def measure_unpaired(blocks: Sequence[Block], digests: dict[Cell, str], folder: 
                 failed[cell.slug] = block.failed[cell.slug]
             else:
                 block.write(cell, found, means, drifts)
-    shutil.rmtree(parts, ignore_errors=True)
+    if unfinished:
+        for path in parts.glob("*"):
+            if path.name not in unfinished:
+                path.unlink()
+    else:
+        shutil.rmtree(parts, ignore_errors=True)
     return failed
+
+
+def _part(cell: Cell) -> str:
+    return f"{cell.slug}.json"
+
+
+def _baseline_part(block: Block, when: str) -> str:
+    # Named by a cell, not by the block's place: where other blocks are done, the job's next run has fewer.
+    return f"{block.cells[0].slug}-{when}.json"
 
 
 def _engine_of(cell: Cell) -> str:
@@ -97,6 +113,8 @@ def _mean(before: Runs, after: Runs) -> tuple[Runs, list[float | None]]:
         group = []
         for one, other in zip(first, second, strict=True):
             times = {name: (getattr(one, name) + getattr(other, name)) / 2 for name in ("ttft_s", "prefill_s")}
+            if one.energy_j is not None and other.energy_j is not None:
+                times["energy_j"] = (one.energy_j + scale * other.energy_j) / 2
             group.append(one.model_copy(update={**times, "decode_s": (one.decode_s + scale * other.decode_s) / 2}))
         means.append(group)
         spent = [sum(run.decode_s for run in runs) for runs in (first, second)]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import re
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -21,13 +18,15 @@ from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
 from specrig.reporting import engines, grid, quality, reproduction, simulated, verdicts
 from specrig.reporting import environment as surroundings
+from specrig.reporting.attachments import Attachments, Embedded
+from specrig.reporting.device import floor_notes
 from specrig.reporting.figures import FIGURES, base_setting, training_curves, write_figures
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.narrative import conclusion, repetition_warnings
 from specrig.reporting.optimum import optimal_k_grid, optimal_k_sentence, power_sentence
 from specrig.reporting.samples import Sample, sample
 from specrig.reporting.study_data import StudyData, read_study
-from specrig.reporting.style import GRID, INK, PAPER, method_name, method_order, task_name
+from specrig.reporting.style import method_name, method_order, task_name
 from specrig.reporting.summary import MEAN, acceptance_summary, audit_failures, best_rows, speedup_summary
 from specrig.reporting.tables import acceptance_grid, cells_grid, speedup_grid
 
@@ -35,8 +34,10 @@ SMALL_MODEL = 100_000_000
 """Parameters below which the report says what a target this small cannot show."""
 
 
-def write_report(study_dir: Path, out: Path) -> Path:
+def write_report(study_dir: Path, out: Path, attachments: Attachments | None = None) -> Path:
     """Write the report of `results/<study>` to the file `out`, whole or not at all; returns `out`.
+
+    attachments: how pictures and tables go with it; None: inside the page.
 
     Takes figures from `figures/` (drawn anew where missing); tables are computed from the records, so the report agrees with
     them even if `tables/` is older. Raises RecordError for an unreadable record.
@@ -49,11 +50,11 @@ def write_report(study_dir: Path, out: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     ).get_template("report.html.j2")
-    write_atomically(out, template.render(_context(study)))
+    write_atomically(out, template.render(_context(study, attachments or Embedded())))
     return out
 
 
-def _context(study: StudyData) -> dict[str, Any]:
+def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
     audit = study.audit()
     cells = study.table.assign(failed=audit_failures(study.table, audit))
     best = best_rows(cells)
@@ -71,9 +72,13 @@ def _context(study: StudyData) -> dict[str, Any]:
         "captured": sorted({str(job.environment["captured"]) for job in study.jobs if job.environment.get("captured")}),
         "environment": surroundings.environment_rows(study.jobs),
         "differing": surroundings.differing(study.jobs),
-        "engine_notes": surroundings.engine_notes(study.jobs, cells),
-        "models": _models(study),
-        "figures": _figures(study),
+        "notes": [
+            *surroundings.engine_notes(study.jobs, cells),
+            *floor_notes([*study.cells.values(), *study.simulated.values()], study.environments),
+            *filter(None, [surroundings.energy_note(study.jobs)]),
+        ],
+        "models": surroundings.model_rows(study.folder),
+        "figures": _figures(study, attachments),
         "captions": FIGURES,
         "speedup": speedup_grid(speedups, study.tasks, study.name),
         "acceptance": acceptance_grid(acceptance, study.tasks, study.name),
@@ -84,7 +89,7 @@ def _context(study: StudyData) -> dict[str, Any]:
         "low_efficiency": bool(cells["efficiency"].median() < 0.85),
         "cells": cells_grid(cells, study),
         "downloads": {
-            name: _downloads(name, frame, shown)
+            name: attachments.table(name, frame, shown)
             for name, frame, shown in (
                 ("speedup", speedups, speedup_grid(speedups, study.tasks, study.name)),
                 ("acceptance", acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
@@ -95,8 +100,10 @@ def _context(study: StudyData) -> dict[str, Any]:
         },
         "optimal": (optimal_k_sentence(optimal), optimal_k_grid(optimal, study.name)),
         "power": power_sentence(cells),
-        "reproduction": reproduction.context(study, _downloads),
-        "config_link": _data_link("application/json", json.dumps(study.config, indent=1)),
+        "reproduction": reproduction.context(study, attachments.table),
+        "config_link": attachments.config(study.config),
+        "records": attachments.records(study.name),
+        "picture_sources": attachments.picture_sources,
         "samples": _samples(study, speedups),
         "quality": quality.read_quality(study.folder, study.name),
         "simulated": simulated.simulated_grid(simulated.simulated_table(study), study.name) if study.simulated else None,
@@ -115,7 +122,7 @@ def _context(study: StudyData) -> dict[str, Any]:
     }
 
 
-def _figures(study: StudyData) -> dict[str, list[tuple[str, Markup]]]:
+def _figures(study: StudyData, attachments: Attachments) -> dict[str, list[tuple[str, Markup]]]:
     """Name -> (setting, drawing) ready to inline, first setting first; the setting is named where there are several."""
     folder = study.folder / "figures"
     with tempfile.TemporaryDirectory() as scratch:
@@ -127,22 +134,8 @@ def _figures(study: StudyData) -> dict[str, list[tuple[str, Markup]]]:
             others = sorted(folder.glob(f"{name}-*.svg"))
             first = f"{study.jobs[0].engine}-{study.jobs[0].pair}" if others else ""
             settings = [(first, folder / f"{name}.svg"), *((path.stem.removeprefix(f"{name}-"), path) for path in others)]
-            found[name] = [(setting, inline_svg(path)) for setting, path in settings]
+            found[name] = [(setting, attachments.picture(path)) for setting, path in settings]
         return found
-
-
-def inline_svg(path: Path) -> Markup:
-    """An SVG file as an element of the page: ids made unique by its name, ink and paper taken from the page's own colours."""
-    text = path.read_text(encoding="utf-8")
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', r'\1 style="max-width:\2pt" role="img"', text, count=1)
-    stem = re.sub(r"\W", "_", path.stem)
-    text = re.sub(r'\bid="', f'id="{stem}-', text)
-    text = re.sub(r'(href="#|url\(#)', rf"\1{stem}-", text)
-    for colour, name in ((INK, "currentColor"), (PAPER, "var(--paper)"), (GRID, "var(--line)")):
-        text = text.replace(colour, name)
-    return Markup(text)  # drawn by this program from numbers and configured names, which matplotlib escapes
 
 
 def _positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
@@ -170,6 +163,7 @@ def _positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
         header=[*head, *(f"position {number}" for number in range(1, deepest + 1))],
         rows=rows,
         labels=len(head),
+        groups=len(head) - 2,
         caption=(
             "Acceptance by draft position, tasks pooled: given that all positions before were accepted and, in brackets, of all rounds."
         ),
@@ -201,6 +195,7 @@ def _efficiency_grid(cells: pd.DataFrame) -> Grid:
         header=[*header, "in target passes", "in draft passes", "elsewhere"],
         rows=rows,
         labels=len(keys),
+        groups=len(keys) - 1,
         caption="Efficiency (median and range over cells), median costs in units of a one-token target pass, and where decode time goes.",
     )
 
@@ -238,14 +233,6 @@ def _samples(study: StudyData, summary: pd.DataFrame) -> list[tuple[str, str, Sa
     return [found[task] for task in study.tasks if task in found]
 
 
-def _models(study: StudyData) -> list[dict[str, Any]]:
-    """Model folders of the study: pair, name, parameters where they can be read."""
-    rows = []
-    for folder in sorted((study.folder / "models").glob("*/*/")):
-        rows.append({"pair": folder.parent.name, "name": folder.name, "parameters": surroundings.parameters(folder)})
-    return sorted(rows, key=lambda row: (row["pair"], row["name"] != "target", row["name"]))
-
-
 def _skipped(study: StudyData) -> list[tuple[str, str, str]]:
     """Cells nobody ran and why: from the jobs' indexes, and those that no engine can run."""
     rows = [(f"{job.engine}/{job.pair}/{job.method}", slug, why) for job in study.jobs for slug, why in job.skipped.items()]
@@ -256,16 +243,3 @@ def _skipped(study: StudyData) -> list[tuple[str, str, str]]:
     except StudyError:
         return rows  # a study of another version: its records still make a report
     return rows + [("/".join(refusal.cell.job), refusal.cell.slug, refusal.reason) for refusal in refusals]
-
-
-def _downloads(name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
-    """(file name, data link) of a table as CSV, LaTeX and Markdown: carried in the page itself."""
-    return [
-        (f"{name}.csv", _data_link("text/csv", frame.to_csv(index=False))),
-        (f"{name}.tex", _data_link("application/x-tex", grid.latex(shown))),
-        (f"{name}.md", _data_link("text/markdown", grid.markdown(shown))),
-    ]
-
-
-def _data_link(kind: str, text: str) -> str:
-    return f"data:{kind};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.engines import SETTING, compare
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
@@ -65,7 +66,7 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
     """`comparison` for people: a row an engine, the reasons of disagreements and gaps as lettered notes."""
     varying = [name for name in SETTING if name == "task" or (name not in ("method", "k", "variant") and _varies(compared, name))]
     order = {method: number for number, method in enumerate(method_order(compared["method"]))}
-    found = sorted(_dicts(compared), key=lambda row: order[row["method"]])  # stable: engines stay together
+    found = sorted(row_dicts(compared), key=lambda row: order[row["method"]])  # stable: engines stay together
     letters: dict[str, str] = {}
     rows = []
     for row in found:
@@ -120,13 +121,13 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str]) -> Figure:
     engines = list(dict.fromkeys(shown["engine"]))
     tasks = [task for task in tasks if task in set(shown["task"])]
     order = method_order(shown["method"])
-    keys = sorted({(order.index(row["method"]), row["variant"], row["k"]) for row in _dicts(shown)})
+    keys = sorted({(order.index(row["method"]), row["variant"], row["k"]) for row in row_dicts(shown)})
     labels = [method_name(order[number], variant=variant) + (f"\nk={k}" if k else "") for number, variant, k in keys]
     figure, axes = make_panels(3, len(tasks), width=max(3.1, 0.9 * len(keys) + 1), height=2.4, sharex=True, sharey="row")
     for line, (measure, title) in zip(axes, MEASURES.items(), strict=True):
         line[0].set_ylabel(title)
         for ax, task in zip(line, tasks, strict=True):
-            for row in _dicts(shown[shown["task"] == task]):
+            for row in row_dicts(shown[shown["task"] == task]):
                 at = keys.index((order.index(row["method"]), row["variant"], row["k"]))
                 number = engines.index(row["engine"])
                 x = at + 0.6 * ((number + 0.5) / len(engines) - 0.5)
@@ -154,7 +155,7 @@ def _best_k(compared: pd.DataFrame) -> pd.DataFrame:
     first = compared[compared["engine"] == compared["reference"]]
     logs = first.assign(log=np.log(first["speedup"].astype(float))).groupby(["method", "variant", "k"])["log"].mean()
     best = {(method, variant): k for (method, variant, k), _ in cast("Any", logs.sort_values(na_position="first").items())}
-    kept = [best.get((row["method"], row["variant"])) == row["k"] for row in _dicts(compared)]
+    kept = [best.get((row["method"], row["variant"])) == row["k"] for row in row_dicts(compared)]
     return compared[kept]
 
 
@@ -169,7 +170,3 @@ def _shown(value: Any) -> str:
 def _letter(number: int) -> str:
     """a, b, …, z, aa, ab, …"""
     return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)
-
-
-def _dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return cast("list[dict[str, Any]]", frame.to_dict("records"))

@@ -12,7 +12,7 @@ import pandas as pd
 
 from specrig.reporting.study_data import Job
 
-MOVING = ("captured", "load_1min", "mhz")
+MOVING = ("captured", "load_1min", "mhz", "sm_mhz", "memory_mhz", "copy_gb_s")
 """Keys that differ between any two jobs and say so only in the full list."""
 
 
@@ -90,12 +90,34 @@ def engine_notes(jobs: list[Job], cells: pd.DataFrame) -> list[str]:
     return notes
 
 
+def energy_note(jobs: list[Job]) -> str | None:
+    """Where the joules in the tables come from; None where nobody counted any."""
+    sources = dict.fromkeys(str(job.environment["energy"]) for job in jobs if job.environment.get("energy"))
+    if not sources:
+        return None
+    return (
+        f"Energy: {', '.join(sources)}; joules of the whole device over each generation, prefill included, read before and after it. "
+        "The counters step some ten times a second, so a cell's sum counts, not a single prompt's."
+    )
+
+
 def commit(environment: dict[str, Any]) -> str:
     """The code's git commit, marked where the tree differed from it; empty when unknown."""
     git = environment.get("git") or {}
     if not isinstance(git, dict) or not git.get("commit"):
         return ""
     return f"{str(git['commit'])[:12]}{' with uncommitted changes' if git.get('dirty') else ''}"
+
+
+def model_rows(study: Path) -> list[dict[str, Any]]:
+    """Models made or stored by a study: pair, name, parameters where they can be read. A published study lists them in `models.json`."""
+    listed = study / "models.json"
+    if listed.is_file():
+        rows: list[dict[str, Any]] = json.loads(listed.read_text(encoding="utf-8"))
+        return rows
+    folders = sorted((study / "models").glob("*/*/"))
+    rows = [{"pair": folder.parent.name, "name": folder.name, "parameters": parameters(folder)} for folder in folders]
+    return sorted(rows, key=lambda row: (row["pair"], row["name"] != "target", row["name"]))
 
 
 def parameters(model: Path) -> int | None:

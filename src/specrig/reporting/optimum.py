@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pandas as pd
 
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.optimal_k import DEFAULT_K
 from specrig.analysis.statistics import DIFFERENCE, POWER
 from specrig.reporting import grid
@@ -17,7 +18,7 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
     """`optimal_k.optimal_k` for people."""
     levels = [name for name in ("engine", "pair", "temperature", "batch_size") if len(optimal[name].unique()) > 1]
     rows = []
-    for row in cast("list[dict[str, Any]]", optimal.to_dict("records")):
+    for row in row_dicts(optimal):
         rows.append(
             [
                 *(Entry(f"{row[name]:g}" if name == "temperature" else str(row[name])) for name in levels),
@@ -29,14 +30,15 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
                 Entry(grid.number(row["predicted_k"], 0)),
                 Entry(grid.number(row["predicted_speedup"])),
                 Entry(grid.number(row["default_speedup"])),
-                Entry(grid.percent(row["loss"], 1), _percents(row["loss_low"], row["loss_high"])),
+                Entry(grid.number(100 * row["loss"], 1), grid.interval(100 * row["loss_low"], 100 * row["loss_high"], 1)),
             ]
         )
     header = [*(name.replace("_", " ") for name in levels), "method", "task", "measured k", "best k", "speedup"]
     return Grid(
-        header=[*header, "predicted best k", "predicted speedup", f"speedup at k = {DEFAULT_K}", f"loss at k = {DEFAULT_K}"],
+        header=[*header, "predicted best k", "predicted speedup", f"speedup at k = {DEFAULT_K}", f"loss at k = {DEFAULT_K} (%)"],
         rows=rows,
         labels=len(levels) + 3,
+        groups=len(levels),
         caption=(
             f"The k that maximises measured and predicted speedup, and what the default k = {DEFAULT_K} loses (95 % bootstrap intervals over "
             "prompts, paired). The best k is picked on these same prompts, which flatters it a little."
@@ -73,8 +75,3 @@ def power_sentence(cells: pd.DataFrame) -> str:
         f"To tell a difference of {DIFFERENCE:.0%} in speedup from none ({POWER:.0%} power, 5 % false alarms), the spread over prompts measured here "
         f"asks for {needed.median():.0f} prompts in the median cell and {needed.max():.0f} in the worst; {enough} of {len(speculative)} cells have them."
     )
-
-
-def _percents(low: float, high: float) -> str:
-    shown = grid.interval(100 * low, 100 * high, 1)
-    return f"{shown} %" if shown else ""

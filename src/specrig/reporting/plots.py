@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
+from specrig.analysis.cells import row_dicts
 from specrig.reporting.panels import (
     draw_band,
     empty,
@@ -77,7 +78,7 @@ def heat_map(summary: pd.DataFrame, tasks: list[str]) -> Figure:
     labels = [
         f"{method_name(row['method'], variant=row['variant'], lossless=row['lossless'])}"
         + (f"  k={row['k']}" if row["k"] else "")
-        for row in cast("list[dict[str, Any]]", summary.to_dict("records"))
+        for row in row_dicts(summary)
     ]
     sns.heatmap(
         np.log2(values),
@@ -119,7 +120,7 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str]) -> Figure:
     if summary.empty:
         return empty("no speedups in this study")
     columns = [*tasks, MEAN]
-    rows = cast("list[dict[str, Any]]", summary.to_dict("records"))
+    rows = row_dicts(summary)
     width = 0.82 / len(rows)
     figure, ax = plt.subplots(figsize=(min(max(7.5, 1.1 * len(columns) + 0.32 * len(columns) * len(rows)), 12), 3.9))
     for number, row in enumerate(rows):
@@ -159,7 +160,7 @@ def predicted(cells: pd.DataFrame, tasks: list[str]) -> Figure:
         return empty("no predicted speedups: the engines of this study do not time bare passes")
     figure, ax = plt.subplots(figsize=(5.4, 5.0))
     markers = {task: task_style(task, tasks)["marker"] for task in tasks}
-    for row in cast("list[dict[str, Any]]", cells.to_dict("records")):
+    for row in row_dicts(cells):
         low, high = row["speedup_low"], row["speedup_high"]
         known = np.isfinite(low) and np.isfinite(high)
         spread = [[row["speedup"] - low], [high - row["speedup"]]] if known else None

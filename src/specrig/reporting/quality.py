@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 import pandas as pd
 
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.quality import quality_table
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
@@ -50,7 +50,7 @@ def quality_grid(table: pd.DataFrame, study: str) -> Grid:
     """`analysis.quality.quality_table` for people; a lossless method that scores otherwise is struck through."""
     several = [name for name in ("engine", "pair", "batch_size") if len(table[name].unique()) > 1]
     rows = []
-    for row in cast("list[dict[str, Any]]", table.to_dict("records")):
+    for row in row_dicts(table):
         labels = [
             *(str(row[name]) for name in several),
             task_name(row["task"]),
@@ -76,6 +76,7 @@ def quality_grid(table: pd.DataFrame, study: str) -> Grid:
         header=[*header, "prompts", "score", "baseline", "difference", "identical texts", "finding"],
         rows=rows,
         labels=len(header),
+        groups=len(several),
         caption=CAPTION,
         label=f"tab:{study}-quality",
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.claims import TOLERANCE, VERDICTS, judge, judgements_table
 from specrig.analysis.commands import Catalogue
 from specrig.analysis.theory import ABOVE, BELOW
@@ -62,7 +63,7 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
     }
     rank = judged["verdict"].map(lambda verdict: order.get(verdict, len(order)))
     rows = []
-    for row in cast("list[dict[str, Any]]", judged.assign(rank=rank).sort_values("rank", kind="stable").to_dict("records")):
+    for row in row_dicts(judged.assign(rank=rank).sort_values("rank", kind="stable")):
         what = " ".join(str(row[name]) for name in ("method", "task") if row[name])
         rows.append(
             [

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.cells import cells_table
+from specrig.analysis.cells import cells_table, row_dicts
 from specrig.analysis.claims import differing, related
 from specrig.analysis.cost_model import expected_tokens
 from specrig.measurement.records import Record
 from specrig.reported import Claim
 from specrig.reporting import grid
+from specrig.reporting.device import device_entries, device_titles, with_floor
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.reproduction import reported_claims, with_conditions
 from specrig.reporting.study_data import StudyData
@@ -32,12 +33,12 @@ def simulated_table(study: StudyData) -> pd.DataFrame:
     `reported_speedup`, what sources state of the same pair, method, k and batch, and `reported_conditions`, in what theirs differ.
     """
     members = list(study.simulated.values())
-    table = cells_table(record for records in members for record in records)
+    table = with_floor(cells_table(record for records in members for record in records), members, study.environments)
     table.insert(0, "acceptance", LABEL)
     table.insert(1, "declared_alpha", [records[0].simulated_acceptance for records in members])
     table.insert(2, "expected_length", [_expected(records) for records in members])
     claims = [claim for claim in reported_claims(study) if claim.metric == "speedup"] if members else []
-    rows = cast("list[dict[str, Any]]", with_conditions(study, table).to_dict("records"))
+    rows = row_dicts(with_conditions(study, table))
     found = [[claim for claim in claims if _beside(claim, row)] for row in rows]
     table["reported_speedup"] = ["; ".join(f"{_figure(claim)} ({claim.id})" for claim in own) for own in found]
     table["reported_conditions"] = [
@@ -87,21 +88,10 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
             Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
             Entry(grid.number(row["predicted_speedup"])),
             Entry(str(row["reported_speedup"]) or "–"),
+            *device_entries(row),
         ]
-        for row in cast("list[dict[str, Any]]", table.to_dict("records"))
+        for row in row_dicts(table)
     ]
-    header = [
-        "pair",
-        "method",
-        "task",
-        "T",
-        "k",
-        "batch",
-        "declared α",
-        "τ",
-        "expected τ",
-        "tokens/s",
-        "baseline tokens/s",
-        "speedup",
-    ]
-    return Grid(header=[*header, "predicted", "reported"], rows=rows, labels=6, caption=CAPTION, label=f"tab:{study}-simulated")
+    header = ["pair", "method", "task", "T", "k", "batch", "declared α", "τ", "expected τ", "tokens/s", "baseline tokens/s"]
+    header = [*header, "speedup", "predicted", "reported", *device_titles(table)]
+    return Grid(header=header, rows=rows, labels=6, caption=CAPTION, label=f"tab:{study}-simulated")

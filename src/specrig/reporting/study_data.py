@@ -14,6 +14,7 @@ import pandas as pd
 
 from specrig.analysis.cells import cells_table
 from specrig.measurement.records import Record, RecordError, read_records
+from specrig.reporting.device import with_floor
 
 
 @dataclass(slots=True)
@@ -58,8 +59,13 @@ class StudyData:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """`analysis.cells.cells_table` of all records."""
-        return cells_table(self.records)
+        """`analysis.cells.cells_table` of all records, with the floor of each baseline where it is known."""
+        return with_floor(cells_table(self.records), self.cells.values(), self.environments)
+
+    @cached_property
+    def environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
+        """(engine, pair, method) -> what its job ran on."""
+        return {(job.engine, job.pair, job.method): job.environment for job in self.jobs}
 
     @cached_property
     def tasks(self) -> list[str]:

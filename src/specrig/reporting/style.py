@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
+
+from specrig.decoding.drafters import registry as methods
 
 INK = "#22303c"
 """Text and axes of figures; the report swaps it for the page's own colour, so figures follow light and dark."""
@@ -70,7 +73,20 @@ def method_marker(method: str) -> str:
 
 def method_name(method: str, *, variant: str = "", lossless: bool = True) -> str:
     """As it stands in tables: the configuration's own name, its variant, a dagger if it is lossy."""
-    return f"{method}{f' ({variant})' if variant else ''}{'' if lossless else ' ' + DAGGER}"
+    return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{'' if lossless else ' ' + DAGGER}"
+
+
+def variant_name(method: str, variant: str) -> str:
+    """A variant's label, which is part of file names, for people: `nodes12-top_k4` reads `nodes=12, top_k=4`."""
+    options = methods()[method].Options.model_fields if method in methods() else {}
+    parts = []
+    for part in variant.split("-"):
+        name = max((name for name in options if part.startswith(name) and part != name), key=len, default="")
+        value = part.removeprefix(name)
+        # A list's values stand between underscores.
+        value = value.replace("_", "-") if re.fullmatch(r"\d+(_\d+)+", value) else value
+        parts.append(f"{name}={value}" if name else part)
+    return ", ".join(parts)
 
 
 def task_name(task: str) -> str:

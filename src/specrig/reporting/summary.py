@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from specrig.analysis.acceptance import emitted_by_prompt
-from specrig.analysis.cells import IDENTITY, by_cell
+from specrig.analysis.cells import IDENTITY, by_cell, row_dicts
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import stratified_mean_interval, stratified_ratio_interval
 from specrig.measurement.records import Record
@@ -54,8 +54,7 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
     chosen = own.merge(coldest, on=others)
     ran = set(map(tuple, ranked[[*LEVELS, "k"]].itertuples(index=False)))
     chosen["k"] = [
-        row["_cold"] if (*[row[level] for level in LEVELS], row["_cold"]) in ran else row["k"]
-        for row in cast("list[dict[str, Any]]", chosen.to_dict("records"))
+        row["_cold"] if (*[row[level] for level in LEVELS], row["_cold"]) in ran else row["k"] for row in row_dicts(chosen)
     ]
     return frame.drop(columns="_log").merge(chosen[[*LEVELS, "k"]], on=[*LEVELS, "k"]).reset_index(drop=True)
 
@@ -72,7 +71,7 @@ def speedup_summary(
     best = best_rows(cells)
     rows = []
     for key, members in best.groupby([*LEVELS, "k"], sort=False):
-        cell_rows = {str(row["task"]): row for row in cast("list[dict[str, Any]]", members.to_dict("records"))}
+        cell_rows = {str(row["task"]): row for row in row_dicts(members)}
         row = _head(key, members, audit)
         for task in tasks:
             found = cell_rows.get(task)
@@ -104,7 +103,7 @@ def acceptance_summary(
     }
     rows = []
     for key, members in best_rows(cells).groupby([*LEVELS, "k"], sort=False):
-        cell_rows = {str(row["task"]): row for row in cast("list[dict[str, Any]]", members.to_dict("records"))}
+        cell_rows = {str(row["task"]): row for row in row_dicts(members)}
         row = _head(key, members, audit)
         for task in tasks:
             for measure in MEASURES:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
+from specrig.reporting.device import device_entries, device_titles
 from specrig.reporting.engines import comparison, engines_grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.optimum import optimal_k_grid
@@ -65,7 +67,7 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
     columns = [*tasks, MEAN]
     best = {column: _best(summary, column, settings) for column in columns}
     rows = []
-    for index, row in enumerate(_dicts(summary)):
+    for index, row in enumerate(row_dicts(summary)):
         entries = _row_labels(row, levels)
         for column in columns:
             note = grid.interval(row[f"{column}_low"], row[f"{column}_high"])
@@ -77,6 +79,7 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
         header=header,
         rows=rows,
         labels=len(levels) + 1,
+        groups=levels.index("method"),
         caption=(
             "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over prompts, "
             f"95 % bootstrap interval over prompts){_setting(summary)}. {BEST_K}"
@@ -90,7 +93,7 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
     """`summary.acceptance_summary` for people: acceptance length, with the acceptance rate behind it."""
     levels = varying_levels(summary)
     rows = []
-    for row in _dicts(summary):
+    for row in row_dicts(summary):
         entries = _row_labels(row, levels)
         for name in (*tasks, "mean"):
             rate = grid.percent(row[f"{name}_acceptance_rate"])
@@ -102,6 +105,7 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
         header=header,
         rows=rows,
         labels=len(levels) + 1,
+        groups=levels.index("method"),
         caption=(
             "Acceptance length τ (tokens per target pass, the target's own token included) and, in brackets, acceptance rate "
             f"(accepted / drafted tokens){_setting(summary)}. Mean over tasks, each counting alike. {BEST_K}"
@@ -116,7 +120,7 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
     levels = [*varying_levels(cells), "task"]
     header = ["k", "prompts", "tokens/s", "baseline tokens/s", "speedup", "τ", "acceptance rate", "predicted", "efficiency"]
     rows = []
-    for row in _dicts(cells):
+    for row in row_dicts(cells):
         note = grid.interval(row["speedup_low"], row["speedup_high"])
         rows.append(
             [
@@ -129,12 +133,14 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
                 Entry(grid.percent(row["acceptance_rate"])),
                 Entry(grid.number(row["predicted_speedup"])),
                 Entry(grid.number(row["efficiency"])),
+                *device_entries(row),
             ]
         )
     return Grid(
-        header=[*(level.replace("_", " ") for level in levels), *header],
+        header=[*(level.replace("_", " ") for level in levels), *header, *device_titles(cells)],
         rows=rows,
         labels=len(levels) + 1,
+        groups=levels.index("method"),
         caption=f"Every measured cell of the study {study.name}{_setting(cells)}.",
         label=f"tab:{study.name}-cells",
         notes=_notes(cells),
@@ -183,7 +189,3 @@ def _setting(frame: pd.DataFrame) -> str:
 def _notes(frame: pd.DataFrame, *, struck: bool = True) -> list[str]:
     notes = [] if frame["lossless"].astype(bool).all() else [LOSSY_NOTE]
     return [*notes, FAILED_NOTE] if struck and frame["failed"].astype(bool).any() else notes
-
-
-def _dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return cast("list[dict[str, Any]]", frame.to_dict("records"))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pandas as pd
 
+from specrig.analysis.cells import row_dicts
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.style import method_name, task_name
 
+SMALLEST = 1e-12
+"""p-values below are all the same to a reader, and to double precision."""
 TESTS = {"exact distribution": 0, "token identity": 1, "per-position uniformity": 2}
+
+CAPTION = (
+    "Verdicts of the audit. p-value: how often a correct method deviates as far as this one or farther; below 1 in 10,000 fails. Small ones "
+    "are to be expected among many tests. Where the p-value is not small, what is left is sampling noise."
+)
 
 
 def sentence(audit: pd.DataFrame) -> str:
@@ -34,24 +40,24 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
     frame = audit.astype(dict.fromkeys(texts, object)).fillna(dict.fromkeys(texts, ""))
     frame = frame.assign(order=frame["test"].map(TESTS).fillna(9))
     frame = frame.sort_values(["passed", "order", "engine", "method", "variant", "temperature", "task"], kind="stable")
-    engines = len(set(frame["engine"])) > 1
+    several = [name for name in ("engine", "pair") if len(set(frame[name]) - {""}) > 1]
     rows = []
-    for row in cast("list[dict[str, Any]]", frame.to_dict("records")):
+    for row in row_dicts(frame):
         lossy = str(row["finding"]).startswith("lossy by design")
-        p_value = "" if pd.isna(row["p_value"]) else f"{row['p_value']:.2g}"
+        p_value = "" if pd.isna(row["p_value"]) else f"{row['p_value']:.2g}" if row["p_value"] > SMALLEST else f"< {SMALLEST:g}"
         verdict = "lossy" if lossy else "passed" if row["passed"] else "FAILED"
         rows.append(
             [
-                *([Entry(str(row["engine"]))] if engines else []),
+                *(Entry(str(row[name]) or "–") for name in several),
                 Entry(method_name(row["method"], variant=row["variant"], lossless=not lossy)),
                 Entry(task_name(row["task"]) if row["task"] else "small vocabulary"),
                 Entry(f"{row['temperature']:g}"),
-                Entry(str(row["ks"])),
+                Entry("–" if str(row["ks"]) == "0" else str(row["ks"])),
                 Entry(str(row["test"])),
                 Entry(p_value),
                 Entry(verdict, "", not row["passed"]),
                 Entry(str(row["finding"]).removeprefix("lossy by design; ")),
             ]
         )
-    header = [*(["engine"] if engines else []), "method", "task", "T", "k", "test", "p-value", "verdict", "finding"]
-    return Grid(header=header, rows=rows, labels=len(header), caption="Verdicts of the audit.")
+    header = [*several, "method", "task", "T", "k", "test", "p-value", "verdict", "finding"]
+    return Grid(header=header, rows=rows, labels=len(header), caption=CAPTION)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from hashlib import sha256 as sha256_of
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 
 Row = tuple[int, str, dict[str, Any]]
 """(number from 1, place for messages, fields)"""
+
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class PromptError(ValueError):
@@ -55,15 +59,23 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
             f"{name}: data sets of the hub need the datasets library; install it with `pip install 'specrig[data]'`"
         ) from None
     try:
-        loaded = datasets.load_dataset(name, config, split=split, revision=revision)
+        builder = datasets.load_dataset_builder(name, config, revision=revision)
+        builder.download_and_prepare()
+        loaded = builder.as_dataset(split=split)
     except Exception as error:  # whatever its loader and the network raise, the user sees one of two fixes
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         fix = (
             "offline mode is on (HF_HUB_OFFLINE) and the data are not in the cache: unset it and run once with the network"
             if offline()
-            else "if the hub cannot be reached check network and HF_ENDPOINT; else check source, config, split and revision of the row"
+            else "if the hub cannot be reached check network and HF_ENDPOINT; else check source, config, split and revision of the row (gated data: `hf auth login`)"
         )
         raise PromptError(f"{name}: the data set cannot be loaded ({reason}); {fix}, or give the path of a local file") from error
+    # Where the hub does not answer, datasets takes what the cache has, of whatever commit.
+    if revision and COMMIT.fullmatch(revision) and builder.hash != revision:
+        raise PromptError(
+            f"{name}: the cache holds commit {builder.hash}, the row pins {revision}, and the hub cannot be reached: run once with the "
+            "network, or correct the row"
+        )
     return ((number, f"{name}: row {number}", dict(row)) for number, row in enumerate(loaded, 1))
 
 

@@ -213,9 +213,9 @@ def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str,
     return untrained(shapes(config), seed, deviation)
 
 
-def initialise(folder: Path, model: Path, seed: int) -> None:
-    """Write an untrained head of a model folder: for tests and the audit's laboratory, where any draft will do."""
-    config = head_config(LlamaConfig.from_pretrained(model))
+def initialise(folder: Path, target: Any, seed: int) -> None:
+    """Write an untrained head for a target with this configuration."""
+    config = head_config(target)
     folder.mkdir(parents=True, exist_ok=True)
     save(folder, config, random_tensors(config, seed, deviation=0.15))
 

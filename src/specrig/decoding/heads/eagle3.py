@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
-from transformers import LlamaConfig
 
 from specrig.decoding.heads import eagle
 from specrig.decoding.heads.checkpoint import Shapes, untrained, write
@@ -82,7 +81,7 @@ class Eagle3Head(EagleHead):
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
         assert features is not None
-        x, D = features, self.hidden_size
+        x, D = features.clone(), self.hidden_size  # the layer may use it up
         embedded = F.rms_norm(F.embedding(tokens, self.embedding), (D,), self.embedding_norm, self.eps)
         reads = torch.cat((embedded, F.rms_norm(x, (D,), self.feature_norm, self.eps)), -1)
         return self.block(0, self.blocks[0], x, self.view(step), reads)
@@ -148,9 +147,9 @@ def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str,
     return tensors
 
 
-def initialise(folder: Path, model: Path, seed: int) -> None:
-    """Write an untrained head of a model folder: for tests and the audit's laboratory, where any draft will do."""
-    config = head_config(LlamaConfig.from_pretrained(model))
+def initialise(folder: Path, target: Any, seed: int) -> None:
+    """Write an untrained head for a target with this configuration."""
+    config = head_config(target)
     folder.mkdir(parents=True, exist_ok=True)
     save(folder, config, random_tensors(config, seed, deviation=0.15))
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from specrig.decoding.device import Stopwatch
 from specrig.decoding.heads.checkpoint import faults, write
@@ -119,10 +119,9 @@ def random_tensors(config: Any, seed: int, deviation: float = 0.1) -> dict[str, 
     return {name: deviation * torch.randn(shape, generator=generator) for name, shape in shapes(config).items()}
 
 
-def initialise(folder: Path, model: Path, seed: int) -> None:
-    """Write untrained heads of a model folder: for tests and the audit's laboratory, where any draft will do."""
-    described = AutoConfig.from_pretrained(model)
-    config = heads_config(hidden=described.hidden_size, vocabulary=described.vocab_size, heads=4)
+def initialise(folder: Path, model: Any, seed: int) -> None:
+    """Write untrained heads for a model with this configuration."""
+    config = heads_config(hidden=model.hidden_size, vocabulary=model.vocab_size, heads=4)
     save(folder, config, random_tensors(config, seed))
 
 

@@ -9,21 +9,18 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sqlite3
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from specrig.analysis.acceptance import acceptance_length, acceptance_rate
-from specrig.analysis.cells import IDENTITY, cells_table
-from specrig.analysis.speedup import group_times, log_speedups
-from specrig.cell import digest
-from specrig.measurement.records import Record, write_atomically
-from specrig.reporting.environment import flatten
-from specrig.reporting.figures import training_curves
-from specrig.reporting.study_data import Job, StudyData, file_sha256, read_study
+from specrig.measurement.records import write_atomically
+from specrig.reporting.study_data import StudyData, read_study
+from specrig.tracking.entries import EXPERIMENT, NOTE, Entry, families
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,20 +28,6 @@ if TYPE_CHECKING:
 
 MARKER = "tracking-failed.txt"
 """Left in the study's folder when tracking failed: why, and how to do it again."""
-
-
-@dataclass(slots=True)
-class Entry:
-    """One run as it should stand in MLflow. `series`: metric -> its values, one a step (prompt, or training step)."""
-
-    key: str
-    name: str
-    sha: str
-    tags: dict[str, str] = field(default_factory=dict)
-    params: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    series: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    artifacts: list[Path] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +40,8 @@ class Tracked:
     error: str = ""
 
 
-def track(study_dir: Path) -> Tracked:
-    """Bring MLflow up to date with `results/<study>`. Never raises for MLflow's sake: a measurement is worth more than its log.
+def track(study_dir: Path, report: Path | None = None) -> Tracked:
+    """Bring MLflow up to date with `results/<study>` and its report. Never raises for MLflow's sake: a measurement is worth more.
 
     Writes to `MLFLOW_TRACKING_URI` if set, else to `mlflow.db` and `mlartifacts/` in the study's folder. On failure prints
     a warning, leaves `MARKER` and returns with `error` set; the next call that succeeds takes the marker away.
@@ -66,7 +49,7 @@ def track(study_dir: Path) -> Tracked:
     study_dir = study_dir.resolve()
     marker = study_dir / MARKER
     try:
-        done = _track(read_study(study_dir))
+        done = _track(read_study(study_dir), report)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
         message = (
@@ -87,16 +70,12 @@ def tracking_uri(study_dir: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{study_dir.resolve() / 'mlflow.db'}"
 
 
-def _track(study: StudyData) -> Tracked:
+def _track(study: StudyData, report: Path | None) -> Tracked:
     client = _client(study.folder)
     experiment = _experiment(client, study)
     runs = _runs(client, experiment)
     counts = {"added": 0, "replaced": 0, "kept": 0}
-    for (engine, pair), jobs in _by_pair(study.jobs).items():
-        children = [entry for job in jobs for entry in _cell_entries(study, job)]
-        if engine == next(job.engine for job in study.jobs if job.pair == pair):
-            children += _training_entries(study, pair)  # a model is trained once, whatever engines run it
-        parent = _parent_entry(study, engine, pair, jobs, children)
+    for parent, children in families(study, report):
         parent_id, changed = _ensure_parent(client, experiment, runs.get(parent.key, []), parent)
         for child in children:
             counts[_ensure_child(client, experiment, runs.get(child.key, []), child, parent_id)] += 1
@@ -113,9 +92,22 @@ def _client(study_dir: Path) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    uri = tracking_uri(study_dir)
+    if uri.startswith("sqlite:///"):
+        _try_store(Path(uri.removeprefix("sqlite:///")))
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=tracking_uri(study_dir))
+    return MlflowClient(tracking_uri=uri)
+
+
+def _try_store(path: Path) -> None:
+    """Raises OSError where an SQLite store cannot be written: MLflow itself would try again for a hundred seconds."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(path)) as store:
+            store.execute("begin immediate").connection.rollback()
+    except sqlite3.Error as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def _experiment(client: MlflowClient, study: StudyData) -> str:
@@ -124,8 +116,8 @@ def _experiment(client: MlflowClient, study: StudyData) -> str:
         own_store = not os.environ.get("MLFLOW_TRACKING_URI")
         location = (study.folder / "mlartifacts").as_uri() if own_store else None
         # The kind makes MLflow's pages open on runs and metrics, not on traces.
-        kind = {"mlflow.experimentKind": "custom_model_development"}
-        return str(client.create_experiment(study.name, artifact_location=location, tags=kind))
+        tags = {"mlflow.experimentKind": "custom_model_development", NOTE: EXPERIMENT}
+        return str(client.create_experiment(study.name, artifact_location=location, tags=tags))
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
     return str(found.experiment_id)
@@ -181,7 +173,7 @@ def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
     metrics = [Metric(name, value, now, 0) for name, value in entry.metrics.items() if math.isfinite(value)]
     metrics += [Metric(name, y, now, x) for name, line in entry.series.items() for x, y in line if math.isfinite(y)]
     params = [Param(name, str(value)[:6000]) for name, value in entry.params.items()]
-    tags = [RunTag(name, value[:5000]) for name, value in entry.tags.items()]
+    tags = [RunTag(name, value[:5000]) for name, value in entry.tags.items() if value]
     for part in _chunks(metrics, 1000):
         client.log_batch(run, metrics=part)
     for part in _chunks(params, 100):
@@ -193,100 +185,6 @@ def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
         client.log_artifact(run, str(path), artifact_path=folder)
     client.set_tag(run, "record_sha", entry.sha)
     client.set_terminated(run, status="FINISHED")
-
-
-def _by_pair(jobs: Iterable[Job]) -> dict[tuple[str, str], list[Job]]:
-    found: dict[tuple[str, str], list[Job]] = {}
-    for job in jobs:
-        found.setdefault((job.engine, job.pair), []).append(job)
-    return found
-
-
-def _surroundings(environment: dict[str, Any]) -> dict[str, str]:
-    tags = {f"env.{key}": text for key, text in flatten(environment)}
-    commit = (environment.get("git") or {}).get("commit")
-    tags |= {"mlflow.source.name": "specrig", "mlflow.source.type": "LOCAL"}
-    return tags | ({"mlflow.source.git.commit": str(commit)} if commit else {})
-
-
-def _cell_entries(study: StudyData, job: Job) -> Iterator[Entry]:
-    for path in job.files.values():
-        # `study.cells` has parsed every file already: found by its name, not read again.
-        records = study.cells.get(f"{job.engine}/{job.pair}/{job.method}/{path.stem}")
-        if records:
-            yield _cell_entry(study, job, path, records)
-
-
-def _cell_entry(study: StudyData, job: Job, path: Path, records: list[Record]) -> Entry:
-    cell = records[0].cell
-    row = cast("dict[str, Any]", cells_table(records).iloc[0].to_dict())
-    settings: dict[str, Any] = {key: study.config[key] for key in ("seed", "max_new_tokens") if key in study.config}
-    logs = log_speedups(group_times(records))
-    return Entry(
-        key=cell.name,
-        name=f"{cell.method} {cell.slug}",
-        sha=file_sha256(path),
-        tags={
-            "kind": "cell",
-            "lossless": str(row["lossless"]).lower(),
-            **{name: str(getattr(cell, name)) for name in IDENTITY},
-            **_surroundings(job.environment),
-        },
-        params={
-            **{name: getattr(cell, name) for name in IDENTITY},
-            **{f"option.{name}": value for name, value in cell.options.items()},
-            **settings,
-            "digest": records[0].digest,
-        },
-        metrics={
-            name: float(value)
-            for name, value in row.items()
-            if name not in IDENTITY and isinstance(value, int | float) and not isinstance(value, bool)
-        },
-        series={
-            "prompt/speedup": [(step, math.exp(value)) for step, value in zip(logs.index.tolist(), logs, strict=True)],
-            "prompt/acceptance_rate": [(step, acceptance_rate([record])) for step, record in enumerate(records)],
-            "prompt/acceptance_length": [(step, acceptance_length([record])) for step, record in enumerate(records)],
-            "prompt/tokens": [(step, float(len(record.run.tokens))) for step, record in enumerate(records)],
-            "prompt/ttft_ms": [(step, 1000 * record.run.ttft_s) for step, record in enumerate(records)],
-        },
-        artifacts=[path],
-    )
-
-
-def _training_entries(study: StudyData, pair: str) -> Iterator[Entry]:
-    for path in sorted((study.folder / "models" / pair).glob("*/training.jsonl")):
-        model = path.parent.name
-        curves = training_curves(study.folder / "models")
-        curves = curves[(curves["pair"] == pair) & (curves["model"] == model)]
-        series = {
-            ("loss" if kind == "training" else f"heldout/{kind}"): [
-                (round(x), float(y)) for x, y in zip(line["seconds"], line["loss"], strict=True)
-            ]
-            for kind, line in curves.groupby("kind", sort=False)
-        }
-        yield Entry(
-            key=f"training/{pair}/{model}",
-            name=f"training {model}",
-            sha=file_sha256(path),
-            tags={"kind": "training", "pair": pair, "model": model, "step": "wall time in seconds"},
-            params={"pair": pair, "model": model},
-            series=series,
-            artifacts=[path],
-        )
-
-
-def _parent_entry(study: StudyData, engine: str, pair: str, jobs: list[Job], children: list[Entry]) -> Entry:
-    environment = next((job.environment for job in jobs if job.environment), {})
-    artifacts = [path for name in ("tables", "figures") for path in sorted((study.folder / name).glob("*.*"))]
-    config = study.folder / "study.json"
-    return Entry(
-        key=f"{engine}/{pair}",
-        name=f"{engine} {pair}",
-        sha=digest([*(child.sha for child in children), *(file_sha256(path) for path in (config, *artifacts))]),
-        tags={"kind": "parent", "engine": engine, "pair": pair, "study": study.name, **_surroundings(environment)},
-        artifacts=[config, *artifacts],
-    )
 
 
 def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:

@@ -1,0 +1,64 @@
+"""Claims that are a mean over a benchmark's tasks, and the same mean of what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specrig.analysis.commands import preferred
+from specrig.reported import TIMED, Claim
+
+SETTING = ("engine", "pair", "method", "k", "variant", "temperature", "batch_size")
+"""Columns of cells that a mean over tasks holds fixed."""
+
+
+def parts(claim: Claim, claims: Sequence[Claim]) -> list[str]:
+    """The tasks that an aggregate is taken over: those for which its source states this metric, or a speed, of the same method and target.
+
+    Acceptance by task alone does not say what a mean speedup was taken over: SPEED-Bench's table has more categories than were
+    collected here. Empty: not known.
+    """
+    same = [row for row in claims if (row.source, row.target, row.method) == (claim.source, claim.target, claim.method)]
+    return list(
+        dict.fromkeys(row.task for row in same if row.task and not row.aggregate and row.metric in (*TIMED, claim.metric))
+    )
+
+
+def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
+    """One row a setting that measured any of an aggregate's tasks: `column` and the speedup averaged over them, each task counting alike
+    (as in Spec-Bench, which asks 80 questions of each), speeds geometrically.
+
+    Their intervals (`…_low`, `…_high`): tasks are independent, so half-widths add in quadrature, those of speeds as logarithms. `task`
+    says what entered, `lacks` what did not: empty where all did.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(repr([row.get(name) for name in SETTING]), []).append(row)
+    found = []
+    for members in groups.values():
+        by_name = {str(row["task"]): row for row in members}
+        entering = {task: names[0] for task in tasks if (names := preferred(claim, task, by_name))}
+        used = [by_name[name] for name in entering.values()]
+        if not used:
+            continue
+        mean = {**used[0], "task": f"mean of {', '.join(entering.values())}"}
+        for name in {column, "speedup"}:
+            ends = name, f"{name}_low", f"{name}_high"
+            mean |= dict(zip(ends, _mean([tuple(row[end] for end in ends) for row in used], name in TIMED), strict=True))
+        missing = [task for task in tasks if task not in entering]
+        lacks = f"task (the {claim.task} of {len(tasks)} tasks reported, not measured: {', '.join(missing)})" if missing else ""
+        found.append({**mean, "lacks": lacks})
+    return found
+
+
+def _mean(values: Sequence[tuple[float, ...]], geometric: bool) -> tuple[float, float, float]:
+    """Mean of (value, low, high) with its interval; NaN where a value or an end is missing."""
+    table = np.array(values, dtype=float)
+    table = np.log(table) if geometric else table
+    centre = float(table[:, 0].mean())
+    half = math.sqrt(float((((table[:, 2] - table[:, 1]) / 2) ** 2).sum())) / len(table)
+    ends = centre, centre - half, centre + half
+    return (math.exp(ends[0]), math.exp(ends[1]), math.exp(ends[2])) if geometric else ends

@@ -1,0 +1,51 @@
+"""Energy for a token, and the clocks it was made at: of those records whose device was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import pandas as pd
+
+from specrig.measurement.records import Record
+
+COLUMNS = [
+    "energy_per_token_j",
+    "baseline_energy_per_token_j",
+    "energy_ratio",
+    "sm_mhz_low",
+    "sm_mhz_high",
+    "memory_mhz",
+    "throttled",
+]
+"""What `energy` gives; tables leave out those that no cell knows."""
+
+
+def energy(times: pd.DataFrame, records: Iterable[Record]) -> dict[str, Any]:
+    """`COLUMNS` of one cell, NaN where its device was not read.
+
+    times: `speedup.group_times`. Joules per emitted token, the prompt's share included; `energy_ratio` is the method's over the
+    baseline's, below 1 where speculation saves. Clocks are those right after a generation, lowest and highest; `throttled` is the
+    share of generations after which something held them down.
+    """
+    ours, theirs = joules_per_token(times), joules_per_token(times, "baseline_")
+    states = [run.device for record in records for run in (record.run, record.baseline) if run.device is not None]
+    clocks = [state.sm_mhz for state in states if state.sm_mhz is not None]
+    memory = [state.memory_mhz for state in states if state.memory_mhz is not None]
+    nan = float("nan")
+    return {
+        "energy_per_token_j": ours,
+        "baseline_energy_per_token_j": theirs,
+        "energy_ratio": ours / theirs if theirs else nan,
+        "sm_mhz_low": min(clocks, default=nan),
+        "sm_mhz_high": max(clocks, default=nan),
+        "memory_mhz": min(memory, default=nan),
+        "throttled": sum(bool(state.throttled) for state in states) / len(states) if states else nan,
+    }
+
+
+def joules_per_token(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
+    """All joules / all emitted tokens of the groups whose energy was counted on both sides: one counter's step blurs a single group."""
+    counted = times[times["energy_j"].notna() & times["baseline_energy_j"].notna()]
+    tokens = counted[f"{side}tokens"].sum()
+    return float(counted[f"{side}energy_j"].sum() / tokens) if tokens else float("nan")

@@ -1,0 +1,214 @@
+"""A study's results as a publication holds them, and back: everything that tables, figures and the report are computed from.
+
+    study.json                                   the resolved study, its rows included
+    pairs.tsv tasks.tsv reported.csv             the tables it was read from and is held against
+    records/<engine>/<pair>/<method>/            index.json, environment.json, records[-n].jsonl.gz: one line a prompt and cell
+    audit/*.csv                                  the verdicts
+    models.json models/<pair>/<model>/*.gz       parameters and training curves; never weights
+    tables/quality.*                             scores, which need the references to be computed again
+
+Prompts are not in it: the embedded ones come from other people's packages, the others from data that may not be given away.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from specrig.measurement.records import SCHEMA_VERSIONS, Record, write_atomically
+from specrig.publishing.manifest import PublicationError
+from specrig.publishing.scrub import scrub_text, scrubbed, without_addresses
+from specrig.reporting.environment import model_rows
+from specrig.reporting.study_data import Job, StudyData
+
+LIMIT = 1 << 20
+"""Bytes a file; larger ones are divided, or compressed."""
+ROWS = ("pairs", "tasks", "reported")
+MODELS = "models.json"
+
+
+def pack(study: StudyData, folder: Path, names: Sequence[str]) -> list[str]:
+    """Write the study's results into `folder`, scrubbed of `names` and of this machine's paths; returns what was left out."""
+    left_out = ["prompts and references of every task"]
+    _json(folder / "study.json", {**_public_study(study.config, names), "tables": _pack_rows(study, folder, names)})
+    own = _embedded_tasks(study.config)
+    blanked = sorted({records[0].cell.task for _, _, records in study.files() if records and records[0].cell.task not in own})
+    if blanked:
+        left_out.append(f"the outputs' texts of {', '.join(blanked)}, which may quote data of others (token ids stay)")
+    for job in study.jobs:
+        _pack_job(job, study, folder, names, own)
+    for path in sorted((study.folder / "audit").glob("*.csv")):
+        write_atomically(folder / "audit" / path.name, scrub_text(path.read_text(encoding="utf-8"), names))
+    for ending in ("csv", "md"):
+        path = study.folder / "tables" / f"quality.{ending}"
+        if path.is_file():
+            write_atomically(folder / "tables" / path.name, scrub_text(path.read_text(encoding="utf-8"), names))
+    _json(folder / MODELS, model_rows(study.folder))
+    for path in sorted((study.folder / "models").glob("*/*/training.jsonl")):
+        target = folder / path.relative_to(study.folder).with_suffix(".jsonl.gz")
+        _write(target, compressed(scrub_text(path.read_text(encoding="utf-8"), names)))
+    return left_out
+
+
+def unpack(folder: Path, out: Path) -> Path:
+    """A publication as the results folder that it was made from, in `out`; returns `out`.
+
+    Raises PublicationError for a file that is not what it should be, with its line.
+    """
+    config = _read_json(folder / "study.json")
+    # Paths in the study are relative to where it ran; the tables lie in the publication.
+    config["tables"] = {name: str((folder / value).resolve()) for name, value in config.get("tables", {}).items() if value}
+    _json(out / "study.json", config)
+    if (folder / MODELS).is_file():
+        _json(out / MODELS, _read_json(folder / MODELS))
+    for index in sorted((folder / "records").glob("*/*/*/index.json")):
+        _unpack_job(index, folder, out)
+    for path in [*sorted((folder / "audit").glob("*.csv")), *sorted((folder / "tables").glob("quality.*"))]:
+        write_atomically(out / path.relative_to(folder), path.read_text(encoding="utf-8"))
+    for path in sorted((folder / "models").glob("*/*/*.jsonl.gz")):
+        write_atomically(out / path.relative_to(folder).with_suffix(""), _decompressed(path))
+    return out
+
+
+def compressed(text: str) -> bytes:
+    """Gzip without a date: the same text gives the same bytes."""
+    return gzip.compress(text.encode(), compresslevel=9, mtime=0)
+
+
+def read_lines(job: Path) -> list[tuple[str, str]]:
+    """(file and line, record) of every record line of a published job, in order. Raises PublicationError for a broken file."""
+    parts = sorted(job.glob("records*.jsonl.gz"), key=lambda path: (len(path.name), path.name))
+    return [
+        (f"{'/'.join(path.parts[-5:])}:{number}", line)
+        for path in parts
+        for number, line in enumerate(_lines(_decompressed(path)), 1)
+    ]
+
+
+def _pack_job(job: Job, study: StudyData, folder: Path, names: Sequence[str], own: set[str]) -> None:
+    """One job's records, its index with the digests of what is published, and its environment."""
+    there = folder / "records" / job.engine / job.pair / job.method
+    index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names), "skipped": scrubbed(job.skipped, names)}
+    lines: list[str] = []
+    for slug, path in job.files.items():
+        found = _lines(path.read_text(encoding="utf-8"))
+        records = [json.loads(line) for line in found]
+        if records and records[0]["cell"]["task"] not in own:
+            found = [json.dumps({**record, "text": "", "baseline_text": ""}, separators=(",", ":")) for record in records]
+        lines += found
+        index["cells"][slug] = {
+            "records": f"{slug}.jsonl",
+            "sha256": _digest(found),
+            "digest": records[0]["digest"] if records else "",
+        }
+    parts = _parts(lines)
+    for number, part in enumerate(parts, 1):
+        name = "records.jsonl.gz" if len(parts) == 1 else f"records-{number}.jsonl.gz"
+        _write(there / name, part)
+    _json(there / "index.json", index)
+    if job.environment:
+        _json(there / "environment.json", without_addresses(scrubbed(job.environment, names)))
+
+
+def _unpack_job(index_path: Path, folder: Path, out: Path) -> None:
+    where = index_path.parent.relative_to(folder)
+    cells: dict[str, list[str]] = {}
+    for place, line in read_lines(index_path.parent):
+        try:
+            version = json.loads(line).get("schema_version")
+            if version not in SCHEMA_VERSIONS:
+                raise PublicationError(
+                    f"{place}: record schema {version}, this SpecRig reads {', '.join(map(str, SCHEMA_VERSIONS))}"
+                )
+            slug = Record.model_validate_json(line).cell.slug
+        except (ValueError, AttributeError) as error:
+            if isinstance(error, PublicationError):
+                raise
+            raise PublicationError(f"{place}: not a record ({str(error).splitlines()[0]})") from error
+        cells.setdefault(slug, []).append(line)
+    index = _read_json(index_path)
+    for slug in index["cells"]:
+        if slug not in cells:
+            raise PublicationError(f"{where}: index.json names the cell {slug}, of which there are no records")
+        write_atomically(out / where / f"{slug}.jsonl", _joined(cells[slug]))
+    _json(out / where / "index.json", index)
+    environment = index_path.with_name("environment.json")
+    if environment.is_file():
+        _json(out / where / "environment.json", _read_json(environment))
+
+
+def _parts(lines: Sequence[str]) -> list[bytes]:
+    """The lines compressed, in as many files as stay under `LIMIT` (a single line may exceed it)."""
+    part = compressed(_joined(lines))
+    if len(part) <= LIMIT or len(lines) < 2:
+        return [part]
+    half = len(lines) // 2
+    return _parts(lines[:half]) + _parts(lines[half:])
+
+
+def _pack_rows(study: StudyData, folder: Path, names: Sequence[str]) -> dict[str, str | None]:
+    """Copy the tables that a study was read from, but one that names something of this machine; returns their places."""
+    found: dict[str, str | None] = {}
+    for name in ROWS:
+        source = Path((study.config.get("tables") or {}).get(name) or "")
+        text = source.read_text(encoding="utf-8") if source.is_file() else None
+        public = text is not None and scrub_text(text, names) == text
+        # A study needs places for its pairs and tasks even where the tables stay at home: its own rows then stand for them.
+        place = f"{name}{source.suffix if public else '.tsv'}"
+        found[name] = place if public or name != "reported" else None
+        if public and text is not None:
+            write_atomically(folder / place, text)
+    return found
+
+
+def _public_study(config: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    public: dict[str, Any] = scrubbed(config, names)
+    public["servers"] = [{**without_addresses(server), "api_key_env": None} for server in public.get("servers") or []]
+    public |= {"results": "results", "reports": "reports"}
+    return public
+
+
+def _embedded_tasks(config: dict[str, Any]) -> set[str]:
+    """Tasks whose prompts come from the embedded corpus."""
+    tasks = (config.get("rows") or {}).get("tasks") or {}
+    return {name for name, row in tasks.items() if row.get("source") == "corpus"}
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return sha256(_joined(lines).encode()).hexdigest()
+
+
+def _lines(text: str) -> list[str]:
+    # Not splitlines(): it also cuts at signs that may stand inside a JSON string.
+    return [line for line in text.split("\n") if line]
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def _json(path: Path, value: Any) -> None:
+    write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PublicationError(f"{path}: cannot be read ({error}); restore the file") from error
+
+
+def _decompressed(path: Path) -> str:
+    try:
+        return gzip.decompress(path.read_bytes()).decode()
+    except (OSError, EOFError, ValueError) as error:
+        raise PublicationError(f"{path}: cannot be unpacked ({error}); restore the file") from error

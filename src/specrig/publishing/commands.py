@@ -1,0 +1,36 @@
+"""The verbs of publishing, as `specrig` offers them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def publish(
+    config: Annotated[Path, typer.Argument(help="A finished study's config, e.g. configs/quick.yaml")] = Path(
+        "configs/quick.yaml"
+    ),
+    name: Annotated[str | None, typer.Option("--as", help="Name of the publication; else <hardware>-<study>")] = None,
+    to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
+) -> None:
+    """Put a finished study where others can check it: compressed records, tables, figures, report; no weights, no prompts."""
+    from specrig.publishing.publish import publish, render_again
+    from specrig.study import load_study
+
+    if config.is_dir():
+        typer.echo(render_again(config))
+        return
+    folder, notes = publish(load_study(config), name, to)
+    for note in notes:
+        typer.echo(note, err=True)
+    typer.echo(folder)
+
+
+def verify(folder: Annotated[Path, typer.Argument(help="A published study, e.g. reports/published/<hardware>-<study>")]) -> None:
+    """Compute the tables of a published study from its records once more, and say what differs (exit code 1)."""
+    from specrig.publishing.verify import verify
+
+    if not verify(folder, typer.echo):
+        raise typer.Exit(1)

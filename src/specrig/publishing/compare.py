@@ -1,0 +1,113 @@
+"""Two versions of one table held against each other, cell by cell."""
+
+from __future__ import annotations
+
+import math
+from itertools import zip_longest
+from pathlib import Path
+from typing import cast
+
+import pandas as pd
+
+from specrig.analysis.cells import IDENTITY
+
+KEYS = ["id", *IDENTITY, "source", "scorer"]
+"""Columns that name a row, where a table has them."""
+TOLERANCE = 1e-9
+"""Relative difference of two numbers that counts as none: another processor sums in another order."""
+Found = tuple[list[str], list[str]]
+"""(differences, remarks): each a line for people."""
+
+
+def table_path(folder: Path, name: str) -> Path:
+    """A published table, compressed or not."""
+    path = folder / "tables" / name
+    return path if path.is_file() else path.with_name(f"{name}.gz")
+
+
+def header(folder: Path, stem: str) -> list[str]:
+    """Columns of a published table."""
+    return list(_read(table_path(folder, f"{stem}.csv")).columns)
+
+
+def compare_csv(recomputed: Path, folder: Path, stem: str) -> Found:
+    """What differs between the published table `stem` of `folder` and a recomputed one.
+
+    A column that only the recomputed table has is a remark: everything that was published is still held against something. One that
+    only the published table has is a difference.
+    """
+    published, ours = _read(table_path(folder, f"{stem}.csv")), _read(recomputed)
+    differences = [f"column {name}: published, and this code does not compute it" for name in published if name not in ours]
+    remarks = [
+        f"column {name}: this code computes it, the publication does not have it" for name in ours if name not in published
+    ]
+    columns = [str(name) for name in published if name in ours]
+    keys = [name for name in KEYS if name in columns]
+    theirs, mine = _by_key(published, keys), _by_key(ours, keys)
+    if theirs is None or mine is None:  # rows without names of their own: their places name them
+        theirs, mine = _by_place(published), _by_place(ours)
+        keys = ["row"]
+    for key in theirs.keys() - mine.keys():
+        differences.append(f"row {_named(keys, key)}: published, and the records do not give it")
+    for key in mine.keys() - theirs.keys():
+        differences.append(f"row {_named(keys, key)}: not published, though the records give it")
+    for key in [key for key in theirs if key in mine]:
+        for column in columns:
+            one, other = theirs[key][column], mine[key][column]
+            if not _same(one, other):
+                differences.append(
+                    f"row {_named(keys, key)}, column {column}: published {one or 'nothing'}, the records give {other or 'nothing'}"
+                )
+    return differences, remarks
+
+
+def compare_text(recomputed: Path, published: Path) -> list[str]:
+    """What differs between two Markdown tables, line by line and cell by cell."""
+    pairs = zip_longest(_lines(published), _lines(recomputed), fillvalue="")
+    differences = []
+    for number, (one, other) in enumerate(pairs, 1):
+        cells = list(zip_longest(one.split(" | "), other.split(" | "), fillvalue=""))
+        for theirs, ours in cells:
+            if theirs != ours:
+                differences.append(
+                    f"line {number}: published {theirs.strip() or 'nothing'}, the records give {ours.strip() or 'nothing'}"
+                )
+    return differences
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """A table as the text that stands in it."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+def _by_key(frame: pd.DataFrame, keys: list[str]) -> dict[tuple[str, ...], dict[str, str]] | None:
+    """Rows by the values of `keys`; None where these do not tell them apart."""
+    rows = cast("list[dict[str, str]]", frame.to_dict("records"))
+    found = {tuple(row[key] for key in keys): row for row in rows}
+    return found if keys and len(found) == len(rows) else None
+
+
+def _by_place(frame: pd.DataFrame) -> dict[tuple[str, ...], dict[str, str]]:
+    rows = cast("list[dict[str, str]]", frame.to_dict("records"))
+    return {(str(number),): row for number, row in enumerate(rows, 1)}
+
+
+def _named(keys: list[str], key: tuple[str, ...]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True) if value)
+
+
+def _same(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    try:
+        return math.isclose(float(one), float(other), rel_tol=TOLERANCE, abs_tol=1e-12)
+    except ValueError:
+        return False
+
+
+def _lines(path: Path) -> list[str]:
+    if path.suffix == ".gz":
+        import gzip
+
+        return gzip.decompress(path.read_bytes()).decode().split("\n")
+    return path.read_text(encoding="utf-8").split("\n")

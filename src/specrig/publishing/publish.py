@@ -1,0 +1,184 @@
+"""`specrig publish`: a finished study into `reports/published/<hardware>-<study>`, rendered from what is published alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specrig.measurement.records import write_atomically
+from specrig.publishing.archive import LIMIT, compressed, pack, unpack
+from specrig.publishing.compare import compare_csv, header
+from specrig.publishing.manifest import FILE, PublicationError, entries, present, read_manifest
+from specrig.publishing.scrub import check_no_traces, machine_names, machine_paths
+from specrig.reporting.attachments import Beside
+from specrig.reporting.document import write_report
+from specrig.reporting.figures import write_figures
+from specrig.reporting.study_data import StudyData, read_study
+from specrig.reporting.tables import STEMS, write_tables
+from specrig.study import Study
+
+NEEDS_REFERENCES = "scores need the references of the prompts, which are data of others: its digest alone is checked"
+
+
+def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
+    """Publish a finished study below `to`, as `name` or as hardware and study; returns the folder and what is worth knowing.
+
+    The folder is written whole or not at all; an older publication of the same study is replaced. Raises PublicationError for a
+    study that is not finished, for one that ran on several machines and has no `name`, and for anything that would tell of this machine.
+    """
+    _check_finished(study)
+    data = read_study(study.root)
+    machines = hardware(data)
+    if name is None and len(machines) > 1:
+        raise PublicationError(f"{study.root} was measured on {' and '.join(machines)}: name the publication with --as")
+    target = to / (name or f"{_slug(machines[0])}-{study.study}")
+    _check_replaceable(target, study.study)
+    names = machine_names()
+    with _replacing(target) as folder:
+        left_out = pack(data, folder, names)
+        _finish(folder, left_out, machine_paths(study.root), names)
+    notes = [f"left out: {what}" for what in left_out]
+    for stem in STEMS:
+        own = study.root / "tables" / f"{stem}.csv"
+        differences, _ = compare_csv(own, target, stem) if own.is_file() else ([], [])
+        if differences:
+            notes.append(f"{own} is not what the records give now ({len(differences)} differences, e.g. {differences[0]})")
+    return target, notes
+
+
+def render_again(target: Path) -> Path:
+    """Compute a publication's tables, figures and report anew from its own records, for code that has changed since; returns it.
+
+    Raises PublicationError for records that are not those that were published.
+    """
+    manifest = read_manifest(target)
+    found = entries(target)
+    sources = {name for name in manifest.files if not _is_computed(name)}
+    changed = sorted(name for name in sources if found.get(name) != manifest.files[name])
+    if changed:
+        raise PublicationError(f"{target / changed[0]} is not what was published: restore it, `specrig verify` says more")
+    with _replacing(target) as folder:
+        for name in sorted(sources):
+            _copy(target / name, (folder / name).parent)
+        _finish(folder, manifest.left_out, [], [])
+    return target
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `target` once it is whole; whatever goes wrong before leaves the old one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".publishing-") as scratch:
+        folder = Path(scratch) / target.name
+        folder.mkdir()
+        yield folder
+        if target.exists():
+            target.rename(Path(scratch) / "replaced")
+        folder.rename(target)
+
+
+def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str]) -> None:
+    """Render what was packed, look for traces of this machine, and write the manifest."""
+    render(folder)
+    quality = [f"tables/{path.name}" for path in sorted((folder / "tables").glob("quality.*"))]
+    _divide(folder)
+    check_no_traces(folder, paths, names)
+    with unpacked(folder) as results:
+        data = read_study(results)
+        manifest = present(
+            study=data.name,
+            hardware=", ".join(hardware(data)),
+            measured_with=sorted({str(job.environment["git"]["commit"]) for job in data.jobs if job.environment.get("git")}),
+            columns={stem: header(folder, stem) for stem in STEMS},
+            not_recomputed=dict.fromkeys(quality, NEEDS_REFERENCES),
+            left_out=left_out,
+            files=entries(folder),
+        )
+    write_atomically(folder / FILE, manifest.model_dump_json(indent=1) + "\n")
+
+
+def _is_computed(name: str) -> bool:
+    """Whether a published file is made of others of the publication."""
+    return name.startswith("figures/") or name.startswith("report.html") or name.removeprefix("tables/").split(".")[0] in STEMS
+
+
+def render(folder: Path) -> None:
+    """Compute tables, figures and the report of a packed study into its folder, from what is in it."""
+    with unpacked(folder) as results:
+        for path in write_tables(results, results / "tables"):
+            if path.suffix != ".tex":
+                _copy(path, folder / "tables")
+        for path in write_figures(results, results / "figures"):
+            if path.suffix == ".svg":
+                _copy(path, folder / "figures")
+        write_report(results, folder / "report.html", Beside())
+
+
+@contextmanager
+def unpacked(folder: Path) -> Iterator[Path]:
+    """A publication as a results folder of the study's name, gone afterwards. Raises PublicationError."""
+    with tempfile.TemporaryDirectory() as scratch:
+        yield unpack(folder, Path(scratch))
+
+
+def hardware(study: StudyData) -> list[str]:
+    """What the study's jobs ran on: the GPU, else the processor; each once."""
+    found = []
+    for job in study.jobs:
+        gpus = job.environment.get("gpus") or []
+        found.append(str(gpus[0]["name"] if gpus else (job.environment.get("cpu") or {}).get("model") or "unknown hardware"))
+    return list(dict.fromkeys(found))
+
+
+def _check_finished(study: Study) -> None:
+    """Raise PublicationError unless every cell of the study was measured, or has failed with a reason, and all of it was audited."""
+    again = "finish it first: the same `make` or `snakemake` command goes on from where it was"
+    if not (study.root / "study.json").is_file():
+        raise PublicationError(f"{study.root}: no results there; {again}")
+    jobs = {(job.engine, job.pair, job.method): job for job in read_study(study.root).jobs}
+    missing = []
+    for key, cells in study.jobs().items():
+        job = jobs.get(key)
+        done = {*job.files, *job.failed} if job and (study.root / "records" / Path(*key) / "index.json").is_file() else set()
+        missing += [cell.name for cell in cells if cell.slug not in done]
+    if missing:
+        raise PublicationError(f"{study.root}: {len(missing)} cells are not measured, e.g. {missing[0]}; {again}")
+    if not (study.root / "audit" / "records.csv").is_file():
+        raise PublicationError(f"{study.root}/audit/records.csv is not there, and a study is published with its audit; {again}")
+
+
+def _check_replaceable(target: Path, study: str) -> None:
+    """Raise PublicationError where something else than an older publication of the study is in the way."""
+    if not target.exists():
+        return
+    other = read_manifest(target).study if (target / FILE).is_file() else None
+    if other != study:
+        what = f"the study {other}" if other else "something else"
+        raise PublicationError(f"{target} holds {what}: take another name with --as, or move it away")
+
+
+def _divide(folder: Path) -> None:
+    """Compress the tables and figures above `LIMIT`. Raises PublicationError for what is too large even so."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > LIMIT):
+        packed = path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
+        if packed != path:
+            packed.write_bytes(compressed(path.read_text(encoding="utf-8")))
+            path.unlink()
+        if packed.stat().st_size > LIMIT:
+            raise PublicationError(
+                f"{packed.relative_to(folder)}: {packed.stat().st_size / LIMIT:.1f} MiB, more than the 1 MiB a file may have; "
+                "publish a study of fewer cells"
+            )
+
+
+def _copy(path: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, folder / path.name)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -1,0 +1,100 @@
+"""What must not leave the machine: paths of its file system, its name, its user's name, addresses of its servers."""
+
+from __future__ import annotations
+
+import getpass
+import gzip
+import re
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from specrig.publishing.manifest import PublicationError
+
+GENERIC = {
+    "root",
+    "user",
+    "users",
+    "ubuntu",
+    "debian",
+    "admin",
+    "runner",
+    "jovyan",
+    "docker",
+    "localhost",
+    "specrig",
+    "snakemake",
+}
+"""Names of users and machines that tell nothing of anybody."""
+HIDDEN = "hidden"
+SERVER = "http://not-published"
+_POSIX = re.compile(r"(?<![\w:/.~>-])(?:~|file://)?(?:/[^\s/\"'<>|:,;()\[\]{}]+){2,}/?")
+_WINDOWS = re.compile(r"(?<!\w)[A-Za-z]:\\[^\s\"'<>|]+")
+_ADDRESS = re.compile(r"https?://[^\s\"'<>]+")
+
+
+def machine_names() -> list[str]:
+    """Names of this machine and of its user that would tell one from another."""
+    found = {socket.gethostname(), socket.gethostname().split(".")[0]}
+    with suppress(KeyError, OSError):  # a container whose user has no entry
+        found.add(getpass.getuser())
+    return sorted(name for name in found if len(name) > 2 and name.lower() not in GENERIC)
+
+
+def machine_paths(*more: Path) -> list[str]:
+    """Folders of this machine that no published file may name: home, the working directory and `more`."""
+    found = {str(path.expanduser().resolve()) for path in (Path.home(), Path.cwd(), *more)}
+    return sorted(path for path in found if path.count("/") + path.count("\\") > 1 or path == str(Path.home()))
+
+
+def scrubbed(value: Any, names: Iterable[str]) -> Any:
+    """A JSON value with every absolute path cut down to its last part and each of `names` replaced, keys included."""
+    if isinstance(value, dict):
+        return {scrub_text(str(key), names): scrubbed(inner, names) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [scrubbed(inner, names) for inner in value]
+    return scrub_text(value, names) if isinstance(value, str) else value
+
+
+def scrub_text(text: str, names: Iterable[str]) -> str:
+    """`text` without absolute paths (their last part stays) and without `names`."""
+    text = _POSIX.sub(lambda found: PurePosixPath(found.group().removeprefix("file://")).name, text)
+    text = _WINDOWS.sub(lambda found: PureWindowsPath(found.group()).name, text)
+    for name in names:
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", HIDDEN, text)
+    return text
+
+
+def without_addresses(value: Any) -> Any:
+    """A JSON value whose http addresses are all `SERVER`: for what names servers that a study was measured on."""
+    if isinstance(value, dict):
+        return {key: without_addresses(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_addresses(inner) for inner in value]
+    return _ADDRESS.sub(SERVER, value) if isinstance(value, str) else value
+
+
+def check_no_traces(folder: Path, paths: Iterable[str], names: Iterable[str]) -> None:
+    """Raise PublicationError if a file below `folder` (compressed ones are opened) names one of `paths` or of `names`.
+
+    Names are not looked for in records: what a model wrote may hold any word, and everything else in them is numbers.
+    """
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = content.decode("utf-8", errors="replace")
+        where = path.relative_to(folder)
+        patterns = [rf"{re.escape(each)}(?![\w-])" for each in paths]
+        if where.parts[0] != "records" or path.suffix != ".gz":
+            patterns += [rf"(?<!\w){re.escape(name)}(?!\w)" for name in names]
+        for pattern in patterns:
+            found = re.search(pattern, text)
+            if found is not None:
+                line = text.count("\n", 0, found.start()) + 1
+                raise PublicationError(
+                    f"{where}:{line} would tell {found.group()!r}, which belongs to this machine; rename what the study calls so "
+                    "(a pair, a task, a row's notes), or report it where it comes from SpecRig itself"
+                )

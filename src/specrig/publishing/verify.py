@@ -1,0 +1,137 @@
+"""`specrig verify`: do a publication's tables follow from its records? Recomputed with the present code, no model, no GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from specrig.measurement.records import SCHEMA_VERSIONS, Record
+from specrig.publishing.archive import read_lines
+from specrig.publishing.compare import compare_csv, compare_text, table_path
+from specrig.publishing.manifest import FILE, Manifest, PublicationError, entries, present, read_manifest
+from specrig.publishing.publish import unpacked
+from specrig.reporting.tables import STEMS, write_tables
+
+
+@dataclass(slots=True)
+class Finding:
+    """What became of one file: `differences` condemn it, `remarks` do not."""
+
+    file: str
+    checked: str
+    differences: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def verify(folder: Path, show: Callable[[str], None]) -> bool:
+    """Check a publication and say file by file what was found; returns whether everything holds.
+
+    Raises PublicationError for a folder that is no publication, or one whose records this code does not read.
+    """
+    manifest, now = read_manifest(folder), present(study="", hardware="")
+    if manifest.record_schema not in SCHEMA_VERSIONS:
+        raise PublicationError(
+            f"{folder / FILE}: record schema {manifest.record_schema}, this {now.code} reads {', '.join(map(str, SCHEMA_VERSIONS))}; "
+            f"verify with the code that made it, {manifest.code}"
+        )
+    show(f"{folder}: {manifest.study} on {manifest.hardware}, made by {manifest.code}; verified with {now.code}")
+    findings = [*_files(folder, manifest), *_records(folder)]
+    try:
+        findings += _tables(folder)
+    except PublicationError as error:
+        findings.append(Finding("tables", "not recomputed", [str(error)]))
+    for finding in findings:
+        show(f"{'✗' if finding.differences else '✓'} {finding.file}: {finding.checked}")
+        for line in [*finding.differences, *finding.remarks]:
+            show(f"    {line}")
+    for name, why in manifest.not_recomputed.items():
+        show(f"· {name}: {why}")
+    show("· figures, report.html, audit: their digests alone are checked")
+    wrong = sum(len(finding.differences) for finding in findings)
+    if wrong and (manifest.specrig, manifest.commit) != (now.specrig, now.commit):
+        show(
+            f"The code is not the one that made it. To tell a changed publication from changed code: git checkout {manifest.commit or manifest.specrig}"
+        )
+    elif any(finding.remarks for finding in findings):
+        show(f"The present code computes more than {manifest.code} did; all that was published follows from the records.")
+    show(f"{wrong} differences" if wrong else "All published tables follow from the published records.")
+    return not wrong
+
+
+def _files(folder: Path, manifest: Manifest) -> list[Finding]:
+    """Every file against its digest; the good ones counted, the others named."""
+    found = entries(folder)
+    bad = {
+        name: "not the bytes that were published"
+        for name in found
+        if name in manifest.files and found[name] != manifest.files[name]
+    }
+    bad |= dict.fromkeys(manifest.files.keys() - found.keys(), "missing")
+    bad |= dict.fromkeys(found.keys() - manifest.files.keys(), "not in the manifest")
+    good = len(manifest.files.keys() & found.keys()) - sum(name in found and name in manifest.files for name in bad)
+    whole = Finding(FILE, f"{good} of {len(manifest.files)} files have their digest")
+    return [whole, *(Finding(name, "digest", [why]) for name, why in sorted(bad.items()))]
+
+
+def _records(folder: Path) -> list[Finding]:
+    """Every job's records against the digests in its index, and each record's tokens against its rounds."""
+    findings = []
+    for index_path in sorted((folder / "records").glob("*/*/*/index.json")):
+        job = index_path.parent
+        finding = Finding(job.relative_to(folder).as_posix(), "")
+        findings.append(finding)
+        try:
+            lines = read_lines(job)
+            index = json.loads(index_path.read_text(encoding="utf-8"))["cells"]
+        except (PublicationError, ValueError, KeyError) as error:
+            finding.checked, finding.differences = "not readable", [str(error)]
+            continue
+        cells: dict[str, list[str]] = {}
+        for place, line in lines:
+            try:
+                record = Record.model_validate_json(line)
+            except ValueError as error:
+                finding.differences.append(f"{place}: not a record ({str(error).splitlines()[0]})")
+                continue
+            cells.setdefault(record.cell.slug, []).append(line)
+            finding.differences += [f"{place}: {what}" for what in _miscounted(record)]
+        for slug, entry in index.items():
+            if sha256("".join(f"{line}\n" for line in cells.get(slug, [])).encode()).hexdigest() != entry["sha256"]:
+                finding.differences.append(f"cell {slug}: not the records that index.json has the digest of")
+        finding.differences += [f"cell {slug}: records that index.json does not name" for slug in cells.keys() - index.keys()]
+        finding.checked = f"{len(lines)} records of {len(index)} cells"
+    return findings
+
+
+def _miscounted(record: Record) -> list[str]:
+    """Where the rounds of a record do not add up to its tokens; engines that report no rounds have none to add."""
+    found = []
+    for side, run in (("run", record.run), ("baseline", record.baseline)):
+        emitted = run.prefill_tokens + sum(run.rounds.emitted)
+        if run.rounds.emitted and emitted != len(run.tokens):
+            found.append(
+                f"cell {record.cell.slug}, prompt {record.prompt_id}, {side}: {len(run.tokens)} tokens, its rounds emitted {emitted}"
+            )
+    return found
+
+
+def _tables(folder: Path) -> list[Finding]:
+    """Every table that the records give, recomputed from them."""
+    findings = []
+    with unpacked(folder) as results:
+        write_tables(results, results / "tables")
+        for stem in STEMS:
+            for name in (f"{stem}.csv", f"{stem}.md"):
+                published = table_path(folder, name)
+                finding = Finding(published.relative_to(folder).as_posix(), "recomputed")
+                findings.append(finding)
+                if not published.is_file():
+                    finding.differences.append("missing")
+                elif name.endswith(".csv"):
+                    finding.differences, finding.remarks = compare_csv(results / "tables" / name, folder, stem)
+                else:
+                    finding.differences = compare_text(results / "tables" / name, published)
+    return findings

@@ -1,0 +1,188 @@
+"""What stands in MLflow: an `Entry` a run, made from a study's records, curves, tables, figures and report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from specrig.analysis.acceptance import acceptance_length, acceptance_rate
+from specrig.analysis.cells import IDENTITY, cells_table
+from specrig.analysis.speedup import group_times, log_speedups
+from specrig.cell import digest
+from specrig.measurement.records import Record
+from specrig.reporting import grid
+from specrig.reporting.environment import flatten
+from specrig.reporting.figures import training_curves
+from specrig.reporting.study_data import Job, StudyData, file_sha256
+from specrig.reporting.summary import MEAN, audit_failures, speedup_summary
+
+NOTE = "mlflow.note.content"
+"""The tag that MLflow shows as a description, in Markdown."""
+EXPERIMENT = """\
+A run an engine and pair, with tables, figures and report among its artifacts; below it a run a cell (method, task, k, temperature, batch \
+size) and a run a training. To see cells side by side: search `tags.kind = 'cell' and params.task = 'code'`, expand the parent, select, Compare.
+
+`speedup`: decode time per token of plain decoding over the method's, paired by prompt (95 % bootstrap interval: `_low`, `_high`). \
+`acceptance_length`: tokens a target pass. `prompt/…`: one step a prompt. MLflow's times are those of entering the runs; tag \
+`env.captured` is when measuring began."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One run as it should stand in MLflow. `series`: metric -> its values, one a step (prompt, or second of training)."""
+
+    key: str
+    name: str
+    sha: str
+    tags: dict[str, str] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    series: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    artifacts: list[Path] = field(default_factory=list)
+
+
+def families(study: StudyData, report: Path | None) -> Iterator[tuple[Entry, list[Entry]]]:
+    """(parent, its children) for each engine × pair. Raises RecordError for an unreadable record."""
+    condemned = _condemned(study)
+    for (engine, pair), jobs in _by_pair(study.jobs).items():
+        children = [entry for job in jobs for entry in _cell_entries(study, job, condemned)]
+        if engine == next(job.engine for job in study.jobs if job.pair == pair):
+            children += _training_entries(study, pair)  # a model is trained once, whatever engines run it
+        yield _parent_entry(study, engine, pair, jobs, children, report), children
+
+
+def _condemned(study: StudyData) -> set[tuple[Any, ...]]:
+    """Identities of the cells that the audit failed."""
+    failed = study.table[audit_failures(study.table, study.audit())] if len(study.table) else study.table
+    return set(failed[IDENTITY].fillna("").itertuples(index=False, name=None)) if len(failed) else set()
+
+
+def _by_pair(jobs: Iterable[Job]) -> dict[tuple[str, str], list[Job]]:
+    found: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        found.setdefault((job.engine, job.pair), []).append(job)
+    return found
+
+
+def _surroundings(environment: dict[str, Any]) -> dict[str, str]:
+    tags = {f"env.{key}": text for key, text in flatten(environment)}
+    commit = (environment.get("git") or {}).get("commit")
+    tags |= {"mlflow.source.name": "specrig", "mlflow.source.type": "LOCAL"}
+    return tags | ({"mlflow.source.git.commit": str(commit)} if commit else {})
+
+
+def _cell_entries(study: StudyData, job: Job, condemned: set[tuple[Any, ...]]) -> Iterator[Entry]:
+    for path in job.files.values():
+        # `study.cells` has parsed every file already: found by its name, not read again.
+        records = study.cells.get(f"{job.engine}/{job.pair}/{job.method}/{path.stem}")
+        if records:
+            failed = tuple(getattr(records[0].cell, name) for name in IDENTITY) in condemned
+            yield _cell_entry(study, job, path, records, failed=failed)
+
+
+def _cell_entry(study: StudyData, job: Job, path: Path, records: list[Record], *, failed: bool) -> Entry:
+    cell = records[0].cell
+    row = cast("dict[str, Any]", cells_table(records).iloc[0].to_dict())
+    settings: dict[str, Any] = {key: study.config[key] for key in ("seed", "max_new_tokens") if key in study.config}
+    logs = log_speedups(group_times(records))
+    sha = file_sha256(path)
+    return Entry(
+        key=cell.name,
+        name=f"{cell.method} {cell.slug}",
+        sha=f"{sha} failed the audit" if failed else sha,
+        tags={
+            "kind": "cell",
+            "lossless": str(row["lossless"]).lower(),
+            "audit": "failed" if failed else "",
+            "digest": records[0].digest,
+            NOTE: _cell_note(row, job.environment, failed=failed),
+            **{name: str(getattr(cell, name)) for name in IDENTITY},
+            **_surroundings(job.environment),
+        },
+        params={
+            **{name: getattr(cell, name) for name in IDENTITY},
+            **{f"option.{name}": value for name, value in cell.options.items()},
+            **settings,
+        },
+        metrics={
+            name: float(value)
+            for name, value in row.items()
+            if name not in IDENTITY and isinstance(value, int | float) and not isinstance(value, bool)
+        },
+        series={
+            "prompt/speedup": [(step, math.exp(value)) for step, value in zip(logs.index.tolist(), logs, strict=True)],
+            "prompt/acceptance_rate": [(step, acceptance_rate([record])) for step, record in enumerate(records)],
+            "prompt/acceptance_length": [(step, acceptance_length([record])) for step, record in enumerate(records)],
+            "prompt/tokens": [(step, float(len(record.run.tokens))) for step, record in enumerate(records)],
+            "prompt/ttft_ms": [(step, 1000 * record.run.ttft_s) for step, record in enumerate(records)],
+        },
+        artifacts=[path],
+    )
+
+
+def _cell_note(row: dict[str, Any], environment: dict[str, Any], *, failed: bool) -> str:
+    speedup = f"{grid.number(row['speedup'])} {grid.interval(row['speedup_low'], row['speedup_high'])}".strip()
+    text = (
+        f"Speedup **{speedup}** over plain decoding; {grid.number(row['acceptance_length'])} tokens a target pass; {row['prompts']} prompts. "
+        f"Measuring began {environment.get('captured', 'at a time not recorded')}; the times above are those of entering the run."
+    )
+    return f"**The audit failed this method: its output is not the target's own.** {text}" if failed else text
+
+
+def _training_entries(study: StudyData, pair: str) -> Iterator[Entry]:
+    for path in sorted((study.folder / "models" / pair).glob("*/training.jsonl")):
+        model = path.parent.name
+        curves = training_curves(study.folder / "models")
+        curves = curves[(curves["pair"] == pair) & (curves["model"] == model)]
+        series = {
+            ("loss" if kind == "training" else f"heldout/{kind}"): [
+                (round(x), float(y)) for x, y in zip(line["seconds"], line["loss"], strict=True)
+            ]
+            for kind, line in curves.groupby("kind", sort=False)
+        }
+        yield Entry(
+            key=f"training/{pair}/{model}",
+            name=f"training {model}",
+            sha=file_sha256(path),
+            tags={"kind": "training", "pair": pair, "model": model, NOTE: "A step is a second of training."},
+            params={"pair": pair, "model": model},
+            series=series,
+            artifacts=[path],
+        )
+
+
+def _parent_entry(study: StudyData, engine: str, pair: str, jobs: list[Job], children: list[Entry], report: Path | None) -> Entry:
+    environment = next((job.environment for job in jobs if job.environment), {})
+    artifacts = [path for name in ("tables", "figures") for path in sorted((study.folder / name).glob("*.*"))]
+    artifacts += [study.folder / "study.json", *([report] if report is not None and report.is_file() else [])]
+    return Entry(
+        key=f"{engine}/{pair}",
+        name=f"{pair} ({engine})",
+        sha=digest([*(child.sha for child in children), *(file_sha256(path) for path in artifacts)]),
+        tags={
+            "kind": "parent",
+            "engine": engine,
+            "pair": pair,
+            "study": study.name,
+            NOTE: "`speedup/…`: geometric mean over the tasks at each method's best k, temperature (t) and batch size (b). Cells are the runs below.",
+            **_surroundings(environment),
+        },
+        metrics=_mean_speedups(study, engine, pair),
+        artifacts=artifacts,
+    )
+
+
+def _mean_speedups(study: StudyData, engine: str, pair: str) -> dict[str, float]:
+    """Metric of a parent -> geometric mean speedup of a method that the audit has not failed, so that pairs and engines compare."""
+    if study.table.empty:
+        return {}
+    summary = speedup_summary(study.table, study.records, study.tasks, study.audit())
+    summary = summary[(summary["engine"] == engine) & (summary["pair"] == pair) & ~summary["failed"]]
+    found = {}
+    for row in cast("list[dict[str, Any]]", summary.to_dict("records")):
+        method = "-".join(filter(None, (row["method"], row["variant"])))
+        found[f"speedup/{method}-t{row['temperature']:g}-b{row['batch_size']}"] = float(row[MEAN])
+    return found

@@ -1,0 +1,109 @@
+"""An engine that is killed in mid-cell: the cell fails with the reason, the others are measured, a rerun measures it alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from specrig.audit.laboratory import build
+from specrig.cell import Cell
+from specrig.engines.vllm import Vllm
+from specrig.measurement.records import read_records
+from specrig.measurement.runner import WARMUP_TOKENS, measure
+from specrig.study import Study, load_study
+
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(Vllm.missing() is not None, reason="vLLM is not installed")]
+TOKENS = 64
+OPTIONS = {"eager": True, "multiprocessing": True}
+
+
+@pytest.fixture
+def study(workplace: Path) -> Study:
+    """Two cells that share their baseline."""
+    pair = build(workplace / "laboratory")
+    Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\np\t{pair.target}\t{pair.draft}\n")
+    Path("t.jsonl").write_text('{"id": "0", "prompt": "abcabcd"}\n{"id": "1", "prompt": "dedefa"}\n')
+    Path("configs/tasks.tsv").write_text("task\tsource\nt\tt.jsonl\n")
+    config = {
+        "study": "killed",
+        "engines": ["vllm"],
+        "engine_options": {"vllm": OPTIONS},
+        "pairs": ["p"],
+        "tasks": ["t"],
+        "methods": [{"method": "draft_model", "k": [2, 4]}],
+        "prompts": 2,
+        "max_new_tokens": TOKENS,
+        "device": "cpu",
+        "threads": 1,
+    }
+    Path("configs/killed.yaml").write_text(yaml.safe_dump(config))
+    return load_study(Path("configs/killed.yaml"))
+
+
+class Watched:
+    """Counts the recorded generations of each cell; kills the engine's processes in the third step of the last one of `victim`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, victim: str | None = None) -> None:
+        self.ran: Counter[str] = Counter()
+        self.victim = victim
+        stream = Vllm._stream
+
+        def watched(engine: Vllm, cell: Cell, prompts: Any, limit: int, seeds: Any) -> Any:
+            if limit > WARMUP_TOKENS:
+                self.ran[cell.slug] += 1
+                if cell.slug == self.victim and self.ran[cell.slug] == 2:
+                    self.kill_later(engine)
+            return stream(engine, cell, prompts, limit, seeds)
+
+        monkeypatch.setattr(Vllm, "_stream", watched)
+
+    def kill_later(self, engine: Vllm) -> None:
+        running = engine._llm.llm_engine
+        step, steps = running.step, iter(range(1, 1000))
+
+        def stepped() -> Any:
+            if next(steps) == 3:
+                for child in engine._processes.all:
+                    child.kill()
+            return step()
+
+        running.step = stepped
+
+
+def test_the_cell_fails_with_the_reason_and_a_rerun_measures_it_alone(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    others_alive = set(psutil.Process().children(recursive=True))
+    folder = study.root / "records/vllm/p/draft_model"
+    with monkeypatch.context() as patched:
+        first = Watched(patched, victim="t-k2-t0-b1")
+        measure(study, "vllm", "p", "draft_model", study.root)
+
+    index = json.loads((folder / "index.json").read_text())
+    assert set(index["cells"]) == {"t-k4-t0-b1"}
+    assert set(index["failed"]) == {"t-k2-t0-b1"}
+    assert "vLLM failed while it decoded: its process" in index["failed"]["t-k2-t0-b1"]
+    assert "was killed by SIGKILL" in index["failed"]["t-k2-t0-b1"]
+    assert first.ran == {"t-k0-t0-b1": 4, "t-k2-t0-b1": 2, "t-k4-t0-b1": 2}
+    written = (folder / "t-k4-t0-b1.jsonl").stat().st_mtime_ns
+    assert not (folder / "t-k2-t0-b1.jsonl").exists()
+    assert not (folder / "parts").exists()
+
+    with monkeypatch.context() as patched:
+        again = Watched(patched)
+        measure(study, "vllm", "p", "draft_model", study.root)
+
+    # Two prompts of the cell, and of its baseline before it and after it.
+    assert again.ran == {"t-k2-t0-b1": 2, "t-k0-t0-b1": 4}
+    assert (folder / "t-k4-t0-b1.jsonl").stat().st_mtime_ns == written
+    index = json.loads((folder / "index.json").read_text())
+    assert index["failed"] == {} and len(index["cells"]) == 2
+    for slug in index["cells"]:
+        for record in read_records(folder / f"{slug}.jsonl"):
+            assert record.run.tokens == record.baseline.tokens and len(record.run.tokens) == TOKENS
+    left = [child for child in set(psutil.Process().children(recursive=True)) - others_alive if child.is_running()]
+    assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]

@@ -1,0 +1,346 @@
+"""A publication tells nothing of the machine, holds what its tables follow from, and a change anywhere in it is named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import write_study
+
+from specrig.cli import run
+from specrig.publishing import archive, publish, scrub
+from specrig.publishing.compare import compare_csv
+from specrig.publishing.manifest import PublicationError, entries, read_manifest
+from specrig.publishing.publish import publish as publish_study
+from specrig.publishing.verify import verify
+from specrig.study import Study, load_study
+
+PUBLISHED = sorted(path.parent for path in (Path(__file__).parents[2] / "reports" / "published").glob("*/manifest.json"))
+USER, HOST, HOME = "jdoe42", "buildbox7.example.org", "/home/jdoe42"
+CONFIG = {
+    "study": "demo",
+    "pairs": ["embedded"],
+    "tasks": ["code", "private"],
+    "methods": [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": [2, 4]}],
+    "prompts": 3,
+    "max_new_tokens": 24,
+    "servers": [],
+}
+SECRET = "the patient\u2028was seen"
+
+
+def finished(workplace: Path) -> Study:
+    """A finished study of the working directory with traces of its machine wherever a run leaves them."""
+    data = workplace / "private.jsonl"
+    data.write_text("".join(json.dumps({"id": f"p{n}", "prompt": SECRET, "reference": SECRET}) + "\n" for n in range(3)))
+    with (workplace / "configs" / "tasks.tsv").open("a") as file:
+        file.write(f"private\t{data}\n")
+    study = load_study(CONFIG)
+    write_study(study.root, methods=("draft_model", "ngram"), ks=(2, 4), tasks=CONFIG["tasks"], prompts=3, length=24)
+    (study.root / "study.json").write_text(study.model_dump_json())
+    for path in study.root.rglob("environment.json"):
+        environment = json.loads(path.read_text())
+        environment["models"]["target"]["source"] = f"{HOME}/models/llama"
+        environment["engine"] = {"name": "native", "options": {"url": f"http://{HOST}:8000"}}
+        environment["platform"] = f"Linux on {HOST.split('.')[0]}"
+        path.write_text(json.dumps(environment))
+    for path in study.root.rglob("*.jsonl"):
+        lines = [json.loads(line) | {"text": SECRET} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    index = study.root / "records/native/embedded/ngram/index.json"
+    content = json.loads(index.read_text())
+    content["cells"].pop("code-k2-t0-b1")
+    content["failed"] = {"code-k2-t0-b1": f"OSError: {HOME}/cache/x.bin: No space left, {USER}"}
+    index.write_text(json.dumps(content))
+    (study.root / "audit").mkdir()
+    (study.root / "audit" / "records.csv").write_text(
+        "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,passed,finding\n"
+        f"native,embedded,ngram,,code,0.0,token identity,2,3,,False,{HOME}/x diverges\n"
+    )
+    return study
+
+
+@pytest.fixture(scope="module")
+def publication(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[Path]:
+    """Published once; tests that change it work on a copy."""
+    workplace = tmp_path_factory.mktemp(USER)
+    shutil.copytree(repository / "configs", workplace / "configs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workplace)
+        patch.setattr(scrub.socket, "gethostname", lambda: HOST)
+        patch.setattr(scrub.getpass, "getuser", lambda: USER)
+        folder, notes = publish_study(finished(workplace), None, workplace / "published")
+        assert any("private" in note for note in notes)
+    yield folder
+
+
+@pytest.fixture
+def copy(publication: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(publication, tmp_path / "copy"))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): (
+            gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        ).decode()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def seal(folder: Path) -> None:
+    """Make the digests agree again, as somebody would who wants a change to pass."""
+    for index in folder.glob("records/*/*/*/index.json"):
+        cells: dict[str, list[str]] = {}
+        for _, line in archive.read_lines(index.parent):
+            cells.setdefault(archive.Record.model_validate_json(line).cell.slug, []).append(line)
+        content = json.loads(index.read_text())
+        for slug, entry in content["cells"].items():
+            entry["sha256"] = sha256("".join(f"{line}\n" for line in cells[slug]).encode()).hexdigest()
+        index.write_text(json.dumps(content))
+    manifest = read_manifest(folder)
+    manifest.files = entries(folder)
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+
+
+def checked(folder: Path) -> tuple[bool, list[str]]:
+    lines: list[str] = []
+    return verify(folder, lines.append), lines
+
+
+def change_record(folder: Path, change: Callable[[dict], None]) -> dict:
+    """Rewrite the first record of a job; returns it as it was."""
+    path = folder / "records/native/embedded/draft_model/records.jsonl.gz"
+    lines = gzip.decompress(path.read_bytes()).decode().split("\n")
+    before = json.loads(lines[0])
+    record = json.loads(lines[0])
+    change(record)
+    path.write_bytes(archive.compressed("\n".join([json.dumps(record), *lines[1:]])))
+    return before
+
+
+def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: Path) -> None:
+    found = contents(publication)
+    for name, text in found.items():
+        for trace in (USER, HOST, "buildbox7", "/home/", ":8000", str(publication.parent.parent)):
+            assert trace not in text, f"{name} tells {trace}"
+    records = [
+        json.loads(line) for name, text in found.items() if name.endswith("records.jsonl.gz") for line in text.split("\n") if line
+    ]
+    texts = {record["cell"]["task"]: record["text"] for record in records}
+    assert texts == {"code": SECRET, "private": ""}  # what a model wrote on embedded prompts stays
+    assert all("patient" not in text for name, text in found.items() if "records" not in name and name != "report.html")
+    assert not [name for name in found if re.search(r"prompts|safetensors|\.png$|\.tex$", name)]
+    assert "tasks.tsv" not in found and "pairs.tsv" in found  # the one with a path of this machine stayed at home
+    environment = json.loads(found["records/native/embedded/ngram/environment.json"])
+    assert environment["models"]["target"]["source"] == "llama"
+    assert environment["engine"]["options"]["url"] == scrub.SERVER
+    failed = json.loads(found["records/native/embedded/ngram/index.json"])["failed"]
+    assert failed == {"code-k2-t0-b1": "OSError: x.bin: No space left, hidden"}
+
+
+def test_files_are_small_and_the_report_finds_its_neighbours(publication: Path) -> None:
+    assert publication.name == "synthetic-processor-demo"
+    assert max(path.stat().st_size for path in publication.rglob("*") if path.is_file()) < 1 << 20
+    report = (publication / "report.html").read_text()
+    links = [link for link in re.findall(r'(?:src|href)="([^"]+)"', report) if not link.startswith("#")]
+    assert len([link for link in links if link.endswith(".svg")]) >= 7 and "tables/cells.csv" in links
+    assert all((publication / link).is_file() for link in links), links
+
+
+def test_what_was_published_follows_from_its_records(publication: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, lines = checked(publication)
+    assert good, lines
+    assert any(line.startswith("✓ tables/cells.csv") for line in lines)
+    assert run(["verify", str(publication)]) == 0 and "follow from the published records" in capsys.readouterr().out
+
+
+def test_a_changed_number_in_a_table_is_named_even_with_new_digests(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = copy / "tables" / "cells.csv"
+    table = pd.read_csv(path)
+    table.loc[3, "speedup"] *= 1.001
+    table.to_csv(path, index=False)
+    assert run(["verify", str(copy)]) == 1
+    assert "tables/cells.csv: digest\n    not the bytes that were published" in capsys.readouterr().out
+    seal(copy)
+    good, lines = checked(copy)
+    row = table.loc[3]
+    named = [line for line in lines if "column speedup: published" in line]
+    assert not good and len(named) == 1
+    assert f"method {row.method}, k {row.k}, task {row.task}" in named[0] and str(row.speedup) in named[0]
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_changed_token_count_is_named(copy: Path, forged: bool) -> None:
+    record = change_record(copy, lambda record: record["run"]["rounds"]["emitted"].__setitem__(0, 99))
+    if forged:
+        seal(copy)
+    good, lines = checked(copy)
+    text = "\n".join(lines)
+    slug = "code-k2-t0-b1"
+    assert not good
+    assert f"cell {slug}, prompt {record['prompt_id']}, run:" in text and "its rounds emitted" in text
+    assert (f"cell {slug}: not the records that index.json has the digest of" in text) is not forged
+    assert "task code, temperature 0.0, batch_size 1, column acceptance_length: published" in text
+
+
+def test_tokens_taken_away_where_rounds_agree_show_in_the_tables(copy: Path) -> None:
+    def shorten(record: dict) -> None:
+        record["run"]["tokens"].pop()
+        record["run"]["rounds"]["emitted"][-1] -= 1
+
+    change_record(copy, shorten)
+    seal(copy)
+    good, lines = checked(copy)
+    assert not good and any("k 2, task code" in line and "column tokens: published" in line for line in lines)
+    assert not any("its rounds emitted" in line for line in lines)
+
+
+def test_missing_extra_and_broken_files_are_named(copy: Path) -> None:
+    (copy / "tables" / "speedup.md").unlink()
+    (copy / "notes.txt").write_text("x")
+    path = copy / "records/native/embedded/ngram/records.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    good, lines = checked(copy)
+    text = "\n".join(lines)
+    assert not good
+    assert "tables/speedup.md: digest\n    missing" in text and "notes.txt: digest\n    not in the manifest" in text
+    assert "records.jsonl.gz: cannot be unpacked" in text and "tables: not recomputed" in text
+
+
+def test_columns_of_another_version_are_told_from_changed_numbers(copy: Path) -> None:
+    path = copy / "tables" / "cells.csv"
+    table = pd.read_csv(path)
+    table.drop(columns="alpha").to_csv(path, index=False)
+    seal(copy)
+    good, lines = checked(copy)
+    assert good and "    column alpha: this code computes it, the publication does not have it" in lines
+    assert any("computes more than SpecRig" in line for line in lines)
+
+    table.assign(beta=1.0).to_csv(path, index=False)
+    manifest = read_manifest(copy)
+    manifest.commit = "f" * 40
+    (copy / "manifest.json").write_text(manifest.model_dump_json())
+    seal(copy)
+    good, lines = checked(copy)
+    assert not good and "    column beta: published, and this code does not compute it" in lines
+    assert any("The code is not the one that made it" in line and "f" * 40 in line for line in lines)
+
+
+def test_a_publication_is_rendered_anew_from_its_own_records(copy: Path) -> None:
+    before = contents(copy)
+    (copy / "tables" / "cells.md").write_text("as older code wrote it")
+    (copy / "figures" / "heatmap.svg").unlink()
+    assert run(["publish", str(copy)]) == 0
+    after = contents(copy)
+    assert before.keys() == after.keys()
+    assert {name for name in after if after[name] != before[name]} <= {"manifest.json"}
+    assert checked(copy)[0]
+    change_record(copy, lambda record: record["run"]["tokens"].pop())
+    with pytest.raises(PublicationError, match=r"records.jsonl.gz is not what was published"):
+        publish.render_again(copy)
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=[path.name for path in PUBLISHED])
+def test_what_the_repository_publishes_follows_from_its_records(folder: Path) -> None:
+    """Fails after a change of what tables say: `specrig publish <folder>` renders the publication anew from its records."""
+    good, lines = checked(folder)
+    assert good, "\n".join(line for line in lines if not line.startswith("✓"))
+    assert max(path.stat().st_size for path in folder.rglob("*")) < 1 << 20
+
+
+def test_records_of_a_later_schema_are_refused_with_the_code_to_take(copy: Path) -> None:
+    path = copy / "manifest.json"
+    path.write_text(path.read_text().replace('"record_schema": 2', '"record_schema": 7'))
+    with pytest.raises(PublicationError, match=r"record schema 7.*verify with the code that made it, SpecRig"):
+        checked(copy)
+
+
+def test_what_is_not_finished_or_in_the_way_is_not_published(workplace: Path) -> None:
+    study = finished(workplace)
+    to = workplace / "published"
+    (to / "mine").mkdir(parents=True)
+    (to / "mine" / "thesis.txt").touch()
+    with pytest.raises(PublicationError, match="holds something else: take another name with --as"):
+        publish_study(study, "mine", to)
+    assert (to / "mine" / "thesis.txt").exists()
+    (study.root / "audit" / "records.csv").unlink()
+    with pytest.raises(PublicationError, match=r"audit/records.csv is not there"):
+        publish_study(study, None, to)
+    (study.root / "records/native/embedded/draft_model/index.json").unlink()
+    with pytest.raises(PublicationError, match=r"4 cells are not measured, e\.g\. native/embedded/draft_model"):
+        publish_study(study, None, to)
+    assert [path.name for path in to.iterdir()] == ["mine"]
+
+
+def test_a_trace_that_slips_through_stops_the_publication(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(archive.compressed('{"x": 1}\n{"x": "/srv/jdoe42/y"}\n'))
+    with pytest.raises(PublicationError, match=r"a.jsonl.gz:2 would tell '/srv/jdoe42'"):
+        scrub.check_no_traces(tmp_path, ["/srv/jdoe42"], [])
+    scrub.check_no_traces(tmp_path, ["/srv/jdoe4"], [])
+
+
+def test_large_jobs_are_divided_and_read_back_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "LIMIT", 300)
+    lines = [json.dumps({"n": n, "noise": sha256(str(n).encode()).hexdigest()}) for n in range(50)]
+    parts = archive._parts(lines)
+    assert len(parts) > 9 and all(len(part) <= 300 for part in parts)
+    for number, part in enumerate(parts, 1):
+        (tmp_path / f"records-{number}.jsonl.gz").write_bytes(part)
+    assert [line for _, line in archive.read_lines(tmp_path)] == lines
+
+
+def test_hardware_names_the_gpu_before_the_processor() -> None:
+    from specrig.reporting.study_data import Job, StudyData
+
+    jobs = [
+        Job("native", "p", "a", {}, environment={"cpu": {"model": "AMD EPYC"}, "gpus": [{"name": "NVIDIA H200"}]}),
+        Job("native", "p", "b", {}, environment={"cpu": {"model": "AMD EPYC"}, "gpus": []}),
+    ]
+    assert publish.hardware(StudyData(Path(), {}, jobs)) == ["NVIDIA H200", "AMD EPYC"]
+
+
+@given(
+    st.sampled_from(["/home/a/b", "/work/x.bin", "~/models/m", "file:///tmp/a/b", "C:\\Users\\a\\m", "/a-b/c.d/e_f/"]),
+    st.sampled_from(["", "OSError: ", "eagle=", "('", "see "]),
+    st.sampled_from(["", " is gone", "')", ", then"]),
+)
+def test_paths_are_cut_to_their_last_part(path: str, before: str, after: str) -> None:
+    last = re.split(r"[/\\]", path.rstrip("/"))[-1]
+    assert scrub.scrub_text(f"{before}{path}{after}", []) == f"{before}{last}{after}"
+
+
+@pytest.mark.parametrize(
+    "text", ["meta-llama/Llama-3.1-8B", "https://a.org/b/c", "tokens/s", "results/quick/models/x", "../shared/data/x", "1/2"]
+)
+def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
+    assert scrub.scrub_text(text, ["vm"]) == text
+
+
+@given(st.data())
+def test_any_changed_value_is_named_by_row_and_column(data: st.DataObject) -> None:
+    import tempfile
+
+    frame = pd.DataFrame({"method": ["a", "a", "b"], "k": [1, 2, 1], "x": [0.1, 2.5, -3.0], "y": [1e-7, float("nan"), 9.0]})
+    row, column = data.draw(st.integers(0, 2)), data.draw(st.sampled_from(["x", "y"]))
+    value = data.draw(st.floats(-10, 10).filter(lambda value: not abs(value - frame.loc[row, column]) <= 1e-8))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "tables").mkdir()
+        frame.to_csv(folder / "ours.csv", index=False)
+        changed = frame.copy()
+        changed.loc[row, column] = value
+        changed.iloc[::-1].to_csv(folder / "tables" / "t.csv", index=False)  # rows are found by name, not by place
+        differences, remarks = compare_csv(folder / "ours.csv", folder, "t")
+    assert remarks == [] and len(differences) == 1
+    assert differences[0].startswith(f"row method {frame.method[row]}, k {frame.k[row]}, column {column}: published {value}")
