@@ -77,6 +77,7 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
             Entry(task_name(row["task"])),
             Entry(f"{row['temperature']:g}"),
             Entry(str(row["k"]) if row["k"] else "–"),
+            Entry(str(row["batch_size"])),
             Entry(f"{row['declared_alpha']:g}"),
             Entry(
                 grid.number(row["acceptance_length"]), grid.interval(row["acceptance_length_low"], row["acceptance_length_high"])
@@ -91,6 +92,6 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
         ]
         for row in row_dicts(table)
     ]
-    header = ["pair", "method", "task", "T", "k", "declared α", "τ", "expected τ", "tokens/s", "baseline tokens/s", "speedup"]
-    header = [*header, "predicted", "reported", *device_titles(table)]
-    return Grid(header=header, rows=rows, labels=5, caption=CAPTION, label=f"tab:{study}-simulated")
+    header = ["pair", "method", "task", "T", "k", "batch", "declared α", "τ", "expected τ", "tokens/s", "baseline tokens/s"]
+    header = [*header, "speedup", "predicted", "reported", *device_titles(table)]
+    return Grid(header=header, rows=rows, labels=6, caption=CAPTION, label=f"tab:{study}-simulated")

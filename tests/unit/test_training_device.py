@@ -1,0 +1,68 @@
+"""Every stage of training on the device that it is told: the whole chain on a CPU, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from specrig.training import corpus, stages
+from specrig.training.medusa import train_jointly
+from specrig.training.recipe import TINY, Recipe
+from specrig.training.target_text import read_text, write_text
+
+RECIPE = Recipe.model_validate(
+    {
+        **TINY,
+        "target": {"layers": 6, "hidden": 64, "heads": 2, "intermediate": 128},
+        "target_training": {
+            "steps": 24, "batch": 4, "accumulate": 2, "evaluations": 1, "growth": [{"until": 0.5, "layers": 3}], "lr": 0.01
+        },
+        "draft_training": {"steps": 24, "batch": 4, "accumulate": 2, "evaluations": 1},
+        "text": {"sequences": 12, "heldout_sequences": 8, "batch": 5},
+        "medusa": {"steps": 10, "corpus_sequences": 8, "joint": {"steps": 4}},
+        "eagle": {"steps": 10, "corpus_sequences": 8},
+        "eagle3": {"steps": 10, "matrix_lr": 0.02, "corpus_sequences": 8},
+    }
+)  # fmt: skip
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("study")
+    corpus.build(RECIPE, out)
+    return out / "corpus"
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_every_stage_trains_where_it_is_told(text: Path, tmp_path: Path, device: str) -> None:
+    models = tmp_path / "pair"
+    stages.train("target", RECIPE, text, models, False, device)
+    write_text(RECIPE, text, models, device)
+    for name in ("draft", "medusa", "draft_medusa", "eagle", "eagle3"):
+        stages.train(name, RECIPE, text, models, False, device)
+    train_jointly(RECIPE, text, models, tmp_path / "joint", False, device)
+    for folder in (*(models / name for name in stages.STAGES), tmp_path / "joint/target", tmp_path / "joint/medusa"):
+        lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+        losses = [line["loss"] for line in lines if "loss" in line]
+        assert [line["step"] for line in lines if "loss" in line] == list(range(1, len(losses) + 1)), folder
+        assert min(losses[-2:]) < losses[0] or folder.parent.name == "joint", (folder, losses)
+        assert all(tensor.isfinite().all() for tensor in load_file(folder / "model.safetensors").values())
+    assert read_text(models).train.shape == (12, 257)
+    for folder in (models / "target", models / "draft", tmp_path / "joint/target"):
+        assert AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight.device.type == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_starts_from_the_same_weights_and_batches(text: Path, tmp_path: Path) -> None:
+    first = {}
+    for device in ("cpu", "cuda"):
+        stages.train("target", RECIPE, text, tmp_path / device, False, device)
+        lines = (tmp_path / device / "target/training.jsonl").read_text().splitlines()
+        first[device] = json.loads(lines[0])["loss"]
+    assert first["cuda"] == pytest.approx(first["cpu"], rel=0.01)  # bfloat16
