@@ -89,9 +89,7 @@ def _errors_seen(test: GTest) -> str:
     from specrig.audit.distribution import POWER, detectable
 
     seen = detectable(test.samples, test.degrees, FALSE_ALARM)
-    return (
-        f"within chance of the exact distribution; one {seen:.3f} off in total variation would fail in {POWER:.0%} of such tests"
-    )
+    return f"within chance of the exact distribution; one {seen:.3f} off in total variation would fail in {100 * POWER:g} % of such tests"
 
 
 def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path) -> None:

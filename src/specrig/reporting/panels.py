@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from specrig.reporting.style import LOSSY_NOTE, method_colour, method_marker, method_name, method_order
@@ -24,7 +25,8 @@ def empty(reason: str) -> Figure:
 def make_panels(rows: int, columns: int, *, width: float, height: float, **share: Any) -> tuple[Figure, list[list[Axes]]]:
     """A grid of axes with shared scales, rows × columns, each `width` × `height` inches."""
     size = (max(width * columns, 4.2), height * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **share)
+    layout = ConstrainedLayoutEngine(h_pad=0.1)  # inches: a row's titles keep off the labels of the row above
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout=layout, **share)
     return figure, cast("list[list[Axes]]", axes.tolist())
 
 

@@ -11,7 +11,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from specrig.analysis.cells import row_dicts
 from specrig.reporting.panels import (
@@ -38,6 +38,7 @@ from specrig.reporting.style import (
 from specrig.reporting.summary import MEAN
 
 TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
 
 
 def k_sweep(cells: pd.DataFrame, tasks: list[str]) -> Figure:
@@ -55,10 +56,12 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str]) -> Figure:
         speed.axhline(here["baseline_tokens_per_s"].median(), color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
         rate.set_title(task_name(task))
         speed.set_xlabel("k (drafted tokens a round)")
-        speed.xaxis.set_major_locator(MaxNLocator(integer=True))
+        speed.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     grid[0][0].set_ylabel("acceptance rate")
-    grid[0][0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    grid[0][0].yaxis.set_major_formatter(PERCENT)
     grid[0][0].set_ylim(bottom=0)
+    ks = sorted(set(cells["k"]))
+    grid[1][0].set_xlim(ks[0] - 0.5, ks[-1] + 0.5)  # else the axis of a single k is all fractions
     grid[1][0].set_ylabel("tokens/s (decoding)")
     grid[1][0].set_ylim(bottom=0)
     baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive")
@@ -225,21 +228,25 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str]) -> Figure:
         ax.set_visible(False)
     for row in grid:
         row[0].set_ylabel("share of target passes")
-    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes[0].yaxis.set_major_formatter(PERCENT)
     legend_below(figure, *axes[0].get_legend_handles_labels(), note=lossy_note(lengths))
     return figure
 
 
 def training_loss(curves: pd.DataFrame) -> Figure:
-    """Loss against wall time, a column a model: training loss (smoothed over its raw trace) and held-out loss a task."""
+    """Loss against wall time, a panel a model, four in a row: training loss (smoothed over its raw trace) and held-out loss a task."""
     if curves.empty:
         return empty("no model was trained in this study")
     found = dict.fromkeys(curves[["pair", "model"]].itertuples(index=False, name=None))
     models = sorted(found, key=lambda model: (model[0], model[1] != "target"))
     tasks = [kind for kind in dict.fromkeys(curves["kind"]) if kind != "training"]
     several = len({pair for pair, _ in models}) > 1
-    figure, grid = make_panels(1, len(models), width=4.2, height=3.2, sharey=True)
-    for ax, (pair, model) in zip(grid[0], models, strict=True):
+    columns = min(len(models), 4)
+    figure, grid = make_panels(-(-len(models) // columns), columns, width=3.1, height=2.7, sharey="row")
+    axes = [ax for row in grid for ax in row]
+    for ax in axes[len(models) :]:
+        ax.set_visible(False)
+    for ax, (pair, model) in zip(axes, models, strict=False):
         here = curves[(curves["pair"] == pair) & (curves["model"] == model)]
         trace = here[here["kind"] == "training"]
         smooth = trace["loss"].ewm(halflife=max(len(trace) / 40, 1)).mean()
@@ -251,7 +258,8 @@ def training_loss(curves: pd.DataFrame) -> Figure:
             ax.plot(line["seconds"], line["loss"], label=f"held out: {task_name(task)}", markersize=5, **style)
         ax.set_title(f"{pair}: {model}" if several else model)
         ax.set_xlabel("wall time (s)")
-    grid[0][0].set_ylim(bottom=0)
-    grid[0][0].set_ylabel("cross-entropy (nats a token)")
-    legend_below(figure, *grid[0][0].get_legend_handles_labels())
+    for row in grid:
+        row[0].set_ylim(bottom=0)
+        row[0].set_ylabel("loss (nats a token)")
+    legend_below(figure, *axes[0].get_legend_handles_labels())
     return figure

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from specrig.analysis.theory import ABOVE, BELOW
 from specrig.reporting.panels import empty, make_panels
-from specrig.reporting.style import GRID, INK, method_colour, method_order
-
-KINDS = {"predicted": "o", "measured": "D"}
+from specrig.reporting.style import GRID, INK, method_colour, method_marker, method_order
 
 
 def reported_against(judged: pd.DataFrame) -> Figure:
@@ -24,11 +24,25 @@ def reported_against(judged: pd.DataFrame) -> Figure:
     most = 1.08 * max(points["reported"].max(), points["value"].max())
     panel.fill_between([0, most], [0, most / (1 + ABOVE)], [0, most / (1 - BELOW)], color=GRID, alpha=0.3, linewidth=0)
     panel.plot([0, most], [0, most], color=INK, linewidth=1)
-    colours = {method: method_colour(method) for method in methods}
-    style = {"hue": "method", "hue_order": methods, "palette": colours, "style": "kind", "markers": KINDS, "s": 42}
-    sns.scatterplot(points, x="reported", y="value", ax=panel, edgecolor="none", alpha=0.8, **style)
+    handles = []
+    for method in methods:
+        # The marker tells apart methods that share a colour: there are more methods in the literature than colours.
+        style: dict[str, Any] = {
+            "marker": method_marker(method),
+            "color": method_colour(method),
+            "linestyle": "none",
+            "alpha": 0.8,
+        }
+        handles.append(Line2D([], [], label=method, **style))
+        for kind, edge in (("predicted", "none"), ("measured", INK)):
+            shown = points[(points["method"] == method) & (points["kind"] == kind)]
+            panel.plot(shown["reported"], shown["value"], markeredgecolor=edge, **style)
+    if (points["kind"] == "measured").any():
+        handles.append(
+            Line2D([], [], linestyle="none", marker="o", color="none", markeredgecolor=INK, label="measured (outlined)")
+        )
     panel.set(xlim=(0, most), ylim=(0, most), xlabel="reported speedup", ylabel="measured or predicted speedup")
-    panel.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    panel.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
 
 

@@ -48,7 +48,7 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
         verdict = "lossy" if lossy else "passed" if row["passed"] else "FAILED"
         rows.append(
             [
-                *(Entry(str(row[name]) or "–") for name in several),
+                *(Entry(str(row[name]) or "made for the test") for name in several),
                 Entry(method_name(row["method"], variant=row["variant"], lossless=not lossy)),
                 Entry(task_name(row["task"]) if row["task"] else "small vocabulary"),
                 Entry(f"{row['temperature']:g}"),
@@ -60,4 +60,4 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
             ]
         )
     header = [*several, "method", "task", "T", "k", "test", "p-value", "verdict", "finding"]
-    return Grid(header=header, rows=rows, labels=len(header), caption=CAPTION)
+    return Grid(header=header, rows=rows, labels=len(header), caption=CAPTION, groups=len(several))
