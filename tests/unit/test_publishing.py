@@ -41,12 +41,18 @@ SECRET = "the patient\u2028was seen"
 def finished(workplace: Path) -> Study:
     """A finished study of the working directory with traces of its machine wherever a run leaves them."""
     data = workplace / "private.jsonl"
-    data.write_text("".join(json.dumps({"id": f"p{n}", "prompt": SECRET, "reference": SECRET}) + "\n" for n in range(3)))
-    with (workplace / "configs" / "tasks.tsv").open("a") as file:
-        file.write(f"private\t{data}\n")
+    data.write_text("".join(json.dumps({"id": f"private-{n}", "prompt": SECRET, "reference": SECRET}) + "\n" for n in range(3)))
+    table = workplace / "configs" / "tasks.tsv"
+    row = {"task": "private", "source": str(data), "scorer": "chrf"}
+    header = table.read_text().partition("\n")[0].split("\t")
+    with table.open("a") as file:
+        file.write("\t".join(row.get(column, "") for column in header) + "\n")
     study = load_study(CONFIG)
     write_study(study.root, methods=("draft_model", "ngram"), ks=(2, 4), tasks=CONFIG["tasks"], prompts=3, length=24)
     (study.root / "study.json").write_text(study.model_dump_json())
+    (study.root / "prompts").mkdir()
+    prompts = ({"id": f"code-{n}", "prompt": "def f():", "reference": "    the library's own text"} for n in range(3))
+    (study.root / "prompts" / "code.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     for path in study.root.rglob("environment.json"):
         environment = json.loads(path.read_text())
         environment["models"]["target"]["source"] = f"{HOME}/models/llama"
@@ -140,6 +146,7 @@ def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: P
     texts = {record["cell"]["task"]: record["text"] for record in records}
     assert texts == {"code": SECRET, "private": ""}  # what a model wrote on embedded prompts stays
     assert all("patient" not in text for name, text in found.items() if "records" not in name and name != "report.html")
+    assert all("library's own text" not in text and "def f()" not in text for text in found.values())
     assert not [name for name in found if re.search(r"prompts|safetensors|\.png$|\.tex$", name)]
     assert "tasks.tsv" not in found and "pairs.tsv" in found  # the one with a path of this machine stayed at home
     environment = json.loads(found["records/native/embedded/ngram/environment.json"])
@@ -161,7 +168,7 @@ def test_files_are_small_and_the_report_finds_its_neighbours(publication: Path) 
 def test_what_was_published_follows_from_its_records(publication: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, lines = checked(publication)
     assert good, lines
-    assert any(line.startswith("✓ tables/cells.csv") for line in lines)
+    assert {"✓ tables/cells.csv: recomputed", "✓ tables/quality.csv: recomputed"} <= set(lines)
     assert run(["verify", str(publication)]) == 0 and "follow from the published records" in capsys.readouterr().out
 
 
@@ -178,6 +185,18 @@ def test_a_changed_number_in_a_table_is_named_even_with_new_digests(copy: Path, 
     named = [line for line in lines if "column speedup: published" in line]
     assert not good and len(named) == 1
     assert f"method {row.method}, k {row.k}, task {row.task}" in named[0] and str(row.speedup) in named[0]
+
+
+def test_a_changed_score_is_named(copy: Path) -> None:
+    path = copy / "scores.jsonl.gz"
+    first, *rest = gzip.decompress(path.read_bytes()).decode().split("\n")
+    score = json.loads(first)
+    score["statistics"][0] += 5
+    path.write_bytes(archive.compressed("\n".join([json.dumps(score), *rest])))
+    seal(copy)
+    good, lines = checked(copy)
+    named = [line for line in lines if f"task {score['task']}" in line and "column score: published" in line]
+    assert not good and len(named) == 1 and f"method {score['method']}" in named[0]
 
 
 @pytest.mark.parametrize("forged", [False, True])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specrig.analysis.quality import quality_table
+from specrig.analysis.quality import quality_table, scores
 from specrig.cell import Cell
 from specrig.measurement.records import Record, Rounds, Run
 from specrig.reporting.quality import quality_grid
@@ -95,7 +95,7 @@ PROMPTS = {"t": {str(number): Prompt(str(number), "p", reference) for number, re
 
 
 def table(records: list[Record], *scorers: str, run_code: bool = False, prompts: Any = PROMPTS) -> Any:
-    return quality_table(records, prompts, {"t": list(scorers)}, run_code=run_code)
+    return quality_table(scores(records, prompts, {"t": list(scorers)}, run_code=run_code))
 
 
 def test_a_lossless_method_scores_as_its_baseline_does() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 from specrig.analysis.statistics import LEVEL, UNKNOWN, Interval
 from specrig.measurement.records import Record
@@ -27,71 +28,130 @@ FALSE_ALARM = 1e-3
 """A method that writes as its baseline does is told apart from it once in so many tables' rows."""
 
 
-def quality_table(
+class Score(BaseModel):
+    """What one scorer needs of one record, method's output and baseline's: statistics that add up over prompts, and no text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine: str
+    pair: str
+    task: str
+    method: str
+    variant: str
+    temperature: float
+    batch_size: int
+    k: int
+    scorer: str
+    prompt_id: str
+    identical: bool
+    """Whether the two outputs are the same, token by token."""
+    lossless: bool
+    usable: bool
+    """Whether the prompt has what the scorer needs."""
+    statistics: tuple[float, ...] = ()
+    baseline_statistics: tuple[float, ...] = ()
+    """Of the method's output and of the baseline's; empty where it is not usable or not scored."""
+    note: str = ""
+    """Why it is not scored."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a row of the table is: `KEYS`, then the scorer."""
+        return (*(getattr(self, name) for name in KEYS), self.scorer)
+
+
+def scores(
     records: Iterable[Record], prompts: Mapping[str, Mapping[str, Prompt]], scorers: Mapping[str, list[str]], *, run_code: bool
-) -> pd.DataFrame:
-    """One row a (engine, pair, task, method, variant, temperature, batch size, scorer): `COLUMNS`; the k's are pooled.
+) -> list[Score]:
+    """One Score a record and scorer of its task.
 
     prompts: task -> prompt id -> Prompt, where the references are. scorers: task -> names of its scorers. run_code: whether
-    scorers may execute outputs. `difference` is the method's score less the baseline's on the same prompts, with a 95 %
-    bootstrap interval over prompts; `p_value` is that of `_randomisation`, `same` whether it is above `FALSE_ALARM`. (The interval of
-    a few prompts is too narrow to accuse anyone by.) `note` says why a score is missing.
+    scorers may execute outputs.
     """
-    groups: dict[tuple[Any, ...], list[Record]] = {}
+    known = {name: registry()[name]() for names in scorers.values() for name in names}
+    notes = {name: _unscored(scorer, run_code) for name, scorer in known.items()}
+
+    @cache
+    def statistics(name: str, task: str, prompt_id: str, text: str) -> tuple[float, ...]:
+        prompt = prompts[task][prompt_id]
+        return tuple(known[name].statistics(Output(prompt.text, text, prompt.reference)))
+
+    found = []
     for record in records:
-        groups.setdefault(tuple(getattr(record.cell, key) for key in KEYS), []).append(record)
-    rows = [
-        _row(key, members, prompts[members[0].cell.task], registry()[name](), run_code)
-        for key, members in groups.items()
-        for name in scorers.get(members[0].cell.task, [])
-    ]
+        task, prompt = record.cell.task, prompts[record.cell.task].get(record.prompt_id)
+        for name in scorers.get(task, []):
+            usable = prompt is not None and bool(prompt.reference or not known[name].needs_reference)
+            texts = (record.text, record.baseline_text) if usable and not notes[name] else ()
+            counted = [statistics(name, task, record.prompt_id, text) for text in texts] or [(), ()]
+            found.append(
+                Score(
+                    **{key: getattr(record.cell, key) for key in [*KEYS, "k"]},
+                    scorer=name,
+                    prompt_id=record.prompt_id,
+                    identical=record.run.tokens == record.baseline.tokens,
+                    lossless=record.lossless,
+                    usable=usable,
+                    statistics=counted[0],
+                    baseline_statistics=counted[1],
+                    note=notes[name],
+                )
+            )
+    return found
+
+
+def quality_table(found: Iterable[Score]) -> pd.DataFrame:
+    """One row a (engine, pair, task, method, variant, temperature, batch size, scorer): `COLUMNS`; the k's are pooled.
+
+    `difference` is the method's score less the baseline's on the same prompts, with a 95 % bootstrap interval over prompts; `p_value`
+    is that of `_randomisation`, `same` whether it is above `FALSE_ALARM`. (The interval of a few prompts is too narrow to accuse
+    anyone by.) `note` says why a score is missing.
+    """
+    groups: dict[tuple[Any, ...], dict[str, list[Score]]] = {}
+    for score in found:  # the scorers of a group stay together
+        groups.setdefault(score.key[:-1], {}).setdefault(score.scorer, []).append(score)
+    rows = [_row(members, registry()[name]()) for each in groups.values() for name, members in each.items()]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _row(
-    key: tuple[Any, ...], records: list[Record], prompts: Mapping[str, Prompt], scorer: Scorer, run_code: bool
-) -> dict[str, Any]:
-    usable = [
-        record
-        for record in records
-        if record.prompt_id in prompts and (prompts[record.prompt_id].reference or not scorer.needs_reference)
-    ]
-    row: dict[str, Any] = {
-        **dict(zip(KEYS, key, strict=True)),
-        "ks": ", ".join(str(k) for k in sorted({record.cell.k for record in records})),
-        "scorer": scorer.name,
-        "prompts": len({record.prompt_id for record in usable}),
-        "identical": sum(record.run.tokens == record.baseline.tokens for record in records) / len(records),
-        "lossless": all(record.lossless for record in records),
-        "note": "",
-    }
+def _unscored(scorer: Scorer, run_code: bool) -> str:
+    """Why a scorer cannot score anything here; empty if it can."""
     missing = scorer.missing()
     if missing is not None:
-        return {**row, "note": f"not scored: {missing}"}
+        return f"not scored: {missing}"
     if scorer.runs_code and not run_code:
-        return {**row, "note": "not scored: it would run generated code, which needs run_generated_code: true"}
+        return "not scored: it would run generated code, which needs run_generated_code: true"
+    return ""
+
+
+def _row(members: list[Score], scorer: Scorer) -> dict[str, Any]:
+    usable = [score for score in members if score.usable]
+    row: dict[str, Any] = {
+        **dict(zip(KEYS, members[0].key, strict=False)),
+        "ks": ", ".join(str(k) for k in sorted({score.k for score in members})),
+        "scorer": scorer.name,
+        "prompts": len({score.prompt_id for score in usable}),
+        "identical": sum(score.identical for score in members) / len(members),
+        "lossless": all(score.lossless for score in members),
+        "note": members[0].note,
+    }
+    if members[0].note:
+        return row
     if not usable:
         return {**row, "note": "not scored: the prompts have no references"}
-
-    @cache
-    def statistics(prompt_id: str, text: str) -> tuple[float, ...]:
-        prompt = prompts[prompt_id]
-        return tuple(scorer.statistics(Output(prompt.text, text, prompt.reference)))
-
     method: dict[str, list[tuple[float, ...]]] = {}
     baseline: dict[str, list[tuple[float, ...]]] = {}
-    for record in usable:
-        method.setdefault(record.prompt_id, []).append(statistics(record.prompt_id, record.text))
-        baseline.setdefault(record.prompt_id, []).append(statistics(record.prompt_id, record.baseline_text))
-    counts = np.array([len(members) for members in method.values()])
+    for score in usable:
+        method.setdefault(score.prompt_id, []).append(score.statistics)
+        baseline.setdefault(score.prompt_id, []).append(score.baseline_statistics)
+    counts = np.array([len(each) for each in method.values()])
     ours, theirs = (np.array([np.sum(each, axis=0) for each in side.values()], dtype=float) for side in (method, baseline))
-    score, base = (scorer.combine(totals.sum(0).tolist(), int(counts.sum())) for totals in (ours, theirs))
+    value, base = (scorer.combine(totals.sum(0).tolist(), int(counts.sum())) for totals in (ours, theirs))
     low, high = _interval(scorer, ours, theirs, counts)
     return {
         **row,
-        "score": score,
+        "score": value,
         "baseline_score": base,
-        "difference": score - base,
+        "difference": value - base,
         "difference_low": low,
         "difference_high": high,
         "p_value": (p_value := _randomisation(scorer, ours, theirs, counts)),

@@ -5,7 +5,7 @@
     records/<engine>/<pair>/<method>/            index.json, environment.json, records[-n].jsonl.gz: one line a prompt and cell
     audit/*.csv                                  the verdicts
     models.json models/<pair>/<model>/*.gz       parameters and training curves; never weights
-    tables/quality.*                             scores, which need the references to be computed again
+    scores[-n].jsonl.gz                          what the scorers counted in each output: with the references, not the references
 
 Prompts are not in it: the embedded ones come from other people's packages, the others from data that may not be given away.
 """
@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from specrig.analysis.quality import Score
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, write_atomically
 from specrig.publishing.manifest import PublicationError
 from specrig.publishing.scrub import scrub_text, scrubbed, without_addresses
@@ -31,7 +32,7 @@ ROWS = ("pairs", "tasks", "reported")
 MODELS = "models.json"
 
 
-def pack(study: StudyData, folder: Path, names: Sequence[str]) -> list[str]:
+def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequence[str]) -> list[str]:
     """Write the study's results into `folder`, scrubbed of `names` and of this machine's paths; returns what was left out."""
     left_out = ["prompts and references of every task"]
     _json(folder / "study.json", {**_public_study(study.config, names), "tables": _pack_rows(study, folder, names)})
@@ -43,10 +44,7 @@ def pack(study: StudyData, folder: Path, names: Sequence[str]) -> list[str]:
         _pack_job(job, study, folder, names, own)
     for path in sorted((study.folder / "audit").glob("*.csv")):
         write_atomically(folder / "audit" / path.name, scrub_text(path.read_text(encoding="utf-8"), names))
-    for ending in ("csv", "md"):
-        path = study.folder / "tables" / f"quality.{ending}"
-        if path.is_file():
-            write_atomically(folder / "tables" / path.name, scrub_text(path.read_text(encoding="utf-8"), names))
+    _write_lines(folder, "scores", [score.model_dump_json() for score in scores])
     _json(folder / MODELS, model_rows(study.folder))
     for path in sorted((study.folder / "models").glob("*/*/training.jsonl")):
         target = folder / path.relative_to(study.folder).with_suffix(".jsonl.gz")
@@ -67,7 +65,7 @@ def unpack(folder: Path, out: Path) -> Path:
         _json(out / MODELS, _read_json(folder / MODELS))
     for index in sorted((folder / "records").glob("*/*/*/index.json")):
         _unpack_job(index, folder, out)
-    for path in [*sorted((folder / "audit").glob("*.csv")), *sorted((folder / "tables").glob("quality.*"))]:
+    for path in sorted((folder / "audit").glob("*.csv")):
         write_atomically(out / path.relative_to(folder), path.read_text(encoding="utf-8"))
     for path in sorted((folder / "models").glob("*/*/*.jsonl.gz")):
         write_atomically(out / path.relative_to(folder).with_suffix(""), _decompressed(path))
@@ -79,9 +77,20 @@ def compressed(text: str) -> bytes:
     return gzip.compress(text.encode(), compresslevel=9, mtime=0)
 
 
-def read_lines(job: Path) -> list[tuple[str, str]]:
-    """(file and line, record) of every record line of a published job, in order. Raises PublicationError for a broken file."""
-    parts = sorted(job.glob("records*.jsonl.gz"), key=lambda path: (len(path.name), path.name))
+def read_scores(folder: Path) -> list[Score]:
+    """What the scorers counted, of a publication. Raises PublicationError for a broken file."""
+    found = []
+    for place, line in read_lines(folder, "scores"):
+        try:
+            found.append(Score.model_validate_json(line))
+        except ValueError as error:
+            raise PublicationError(f"{place}: not a score ({str(error).splitlines()[0]})") from error
+    return found
+
+
+def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
+    """(file and line, text) of every line of `stem`.jsonl.gz or its parts, in order. Raises PublicationError for a broken file."""
+    parts = sorted(folder.glob(f"{stem}*.jsonl.gz"), key=lambda path: (len(path.name), path.name))
     return [
         (f"{'/'.join(path.parts[-5:])}:{number}", line)
         for path in parts
@@ -105,10 +114,7 @@ def _pack_job(job: Job, study: StudyData, folder: Path, names: Sequence[str], ow
             "sha256": _digest(found),
             "digest": records[0]["digest"] if records else "",
         }
-    parts = _parts(lines)
-    for number, part in enumerate(parts, 1):
-        name = "records.jsonl.gz" if len(parts) == 1 else f"records-{number}.jsonl.gz"
-        _write(there / name, part)
+    _write_lines(there, "records", lines)
     _json(there / "index.json", index)
     if job.environment:
         _json(there / "environment.json", without_addresses(scrubbed(job.environment, names)))
@@ -139,6 +145,12 @@ def _unpack_job(index_path: Path, folder: Path, out: Path) -> None:
     environment = index_path.with_name("environment.json")
     if environment.is_file():
         _json(out / where / "environment.json", _read_json(environment))
+
+
+def _write_lines(folder: Path, stem: str, lines: Sequence[str]) -> None:
+    parts = _parts(lines)
+    for number, part in enumerate(parts, 1):
+        _write(folder / (f"{stem}.jsonl.gz" if len(parts) == 1 else f"{stem}-{number}.jsonl.gz"), part)
 
 
 def _parts(lines: Sequence[str]) -> list[bytes]:

@@ -49,8 +49,6 @@ class Manifest(BaseModel):
     record_schema: int = SCHEMA_VERSION
     columns: dict[str, list[str]] = Field(default_factory=dict)
     """Recomputed table -> its columns, as that code made them."""
-    not_recomputed: dict[str, str] = Field(default_factory=dict)
-    """Table -> why the records alone do not give it."""
     left_out: list[str] = Field(default_factory=list)
     """What the study has and the publication does not."""
     files: dict[str, Entry] = Field(default_factory=dict)

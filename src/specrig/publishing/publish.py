@@ -10,18 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specrig.measurement.records import write_atomically
-from specrig.publishing.archive import LIMIT, compressed, pack, unpack
+from specrig.publishing.archive import LIMIT, compressed, pack, read_scores, unpack
 from specrig.publishing.compare import compare_csv, header
 from specrig.publishing.manifest import FILE, PublicationError, entries, present, read_manifest
 from specrig.publishing.scrub import check_no_traces, machine_names, machine_paths
 from specrig.reporting.attachments import Beside
 from specrig.reporting.document import write_report
 from specrig.reporting.figures import write_figures
+from specrig.reporting.quality import study_scores, write_quality_table
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.tables import STEMS, write_tables
 from specrig.study import Study
 
-NEEDS_REFERENCES = "scores need the references of the prompts, which are data of others: its digest alone is checked"
+TABLES = (*STEMS, "quality")
+"""Tables of a publication: all are computed from what is in it."""
 
 
 def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
@@ -39,10 +41,10 @@ def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
     _check_replaceable(target, study.study)
     names = machine_names()
     with _replacing(target) as folder:
-        left_out = pack(data, folder, names)
+        left_out = pack(data, study_scores(study), folder, names)
         _finish(folder, left_out, machine_paths(study.root), names)
     notes = [f"left out: {what}" for what in left_out]
-    for stem in STEMS:
+    for stem in TABLES:
         own = study.root / "tables" / f"{stem}.csv"
         differences, _ = compare_csv(own, target, stem) if own.is_file() else ([], [])
         if differences:
@@ -84,7 +86,6 @@ def _replacing(target: Path) -> Iterator[Path]:
 def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str]) -> None:
     """Render what was packed, look for traces of this machine, and write the manifest."""
     render(folder)
-    quality = [f"tables/{path.name}" for path in sorted((folder / "tables").glob("quality.*"))]
     _divide(folder)
     check_no_traces(folder, paths, names)
     with unpacked(folder) as results:
@@ -93,8 +94,7 @@ def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str
             study=data.name,
             hardware=", ".join(hardware(data)),
             measured_with=sorted({str(job.environment["git"]["commit"]) for job in data.jobs if job.environment.get("git")}),
-            columns={stem: header(folder, stem) for stem in STEMS},
-            not_recomputed=dict.fromkeys(quality, NEEDS_REFERENCES),
+            columns={stem: header(folder, stem) for stem in TABLES},
             left_out=left_out,
             files=entries(folder),
         )
@@ -103,19 +103,25 @@ def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str
 
 def _is_computed(name: str) -> bool:
     """Whether a published file is made of others of the publication."""
-    return name.startswith("figures/") or name.startswith("report.html") or name.removeprefix("tables/").split(".")[0] in STEMS
+    return name.startswith(("figures/", "tables/", "report.html"))
 
 
 def render(folder: Path) -> None:
     """Compute tables, figures and the report of a packed study into its folder, from what is in it."""
     with unpacked(folder) as results:
-        for path in write_tables(results, results / "tables"):
+        for path in compute_tables(folder, results):
             if path.suffix != ".tex":
                 _copy(path, folder / "tables")
         for path in write_figures(results, results / "figures"):
             if path.suffix == ".svg":
                 _copy(path, folder / "figures")
         write_report(results, folder / "report.html", Beside())
+
+
+def compute_tables(folder: Path, results: Path) -> list[Path]:
+    """Every table of a publication, from its records and scores, into its unpacked `results`; returns their paths."""
+    name = read_study(results).name
+    return [*write_tables(results, results / "tables"), *write_quality_table(read_scores(folder), name, results / "tables")]
 
 
 @contextmanager

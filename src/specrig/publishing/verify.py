@@ -12,8 +12,7 @@ from specrig.measurement.records import SCHEMA_VERSIONS, Record
 from specrig.publishing.archive import read_lines
 from specrig.publishing.compare import compare_csv, compare_text, table_path
 from specrig.publishing.manifest import FILE, Manifest, PublicationError, entries, present, read_manifest
-from specrig.publishing.publish import unpacked
-from specrig.reporting.tables import STEMS, write_tables
+from specrig.publishing.publish import TABLES, compute_tables, unpacked
 
 
 @dataclass(slots=True)
@@ -47,9 +46,9 @@ def verify(folder: Path, show: Callable[[str], None]) -> bool:
         show(f"{'✗' if finding.differences else '✓'} {finding.file}: {finding.checked}")
         for line in [*finding.differences, *finding.remarks]:
             show(f"    {line}")
-    for name, why in manifest.not_recomputed.items():
-        show(f"· {name}: {why}")
-    show("· figures, report.html, audit: their digests alone are checked")
+    show(
+        "· figures, report.html: their digests alone are checked, as are the audit and the scores, which need models and references"
+    )
     wrong = sum(len(finding.differences) for finding in findings)
     if wrong and (manifest.specrig, manifest.commit) != (now.specrig, now.commit):
         show(
@@ -122,8 +121,8 @@ def _tables(folder: Path) -> list[Finding]:
     """Every table that the records give, recomputed from them."""
     findings = []
     with unpacked(folder) as results:
-        write_tables(results, results / "tables")
-        for stem in STEMS:
+        compute_tables(folder, results)
+        for stem in TABLES:
             for name in (f"{stem}.csv", f"{stem}.md"):
                 published = table_path(folder, name)
                 finding = Finding(published.relative_to(folder).as_posix(), "recomputed")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
-from specrig.analysis.quality import quality_table
+from specrig.analysis.quality import Score, quality_table, scores
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
@@ -27,12 +28,21 @@ def write_quality(study: Study, out: Path) -> list[Path]:
 
     Raises RecordError or PromptError for files that cannot be read.
     """
-    data = read_study(study.root)
+    return write_quality_table(study_scores(study), study.study, out)
+
+
+def study_scores(study: Study) -> list[Score]:
+    """`analysis.quality.scores` of all records whose task has scorers. Raises RecordError or PromptError."""
     scorers = {task: study.rows.tasks[task].scorer.split() for task in study.tasks if study.rows.tasks[task].scorer}
     prompts = {task: {prompt.id: prompt for prompt in study.prompts_of(task, study.root)} for task in scorers}
-    records = [record for record in data.records if record.cell.task in scorers]
-    table = quality_table(records, prompts, scorers, run_code=study.run_generated_code)
-    shown = quality_grid(table, data.name)
+    records = [record for record in read_study(study.root).records if record.cell.task in scorers]
+    return scores(records, prompts, scorers, run_code=study.run_generated_code)
+
+
+def write_quality_table(found: Iterable[Score], study: str, out: Path) -> list[Path]:
+    """Write quality.csv, .md and .tex of these scores into `out`; returns their paths."""
+    table = quality_table(found)
+    shown = quality_grid(table, study)
     texts = {"csv": table.to_csv(index=False), "md": grid.markdown(shown), "tex": grid.latex(shown)}
     for ending, text in texts.items():
         write_atomically(out / f"quality.{ending}", text)
