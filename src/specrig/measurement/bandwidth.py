@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 
 REPEATS = 8
+BURST = 4
+"""Copies between two looks at the clock: a GPU makes one in less than a millisecond."""
 LEAST = 256 << 20
 """Bytes of the smallest buffer that is still far larger than a GPU's cache."""
 MOST = 1 << 30
@@ -22,17 +24,17 @@ def memory(device: str) -> dict[str, Any]:
 
 
 def copy_gb_s(device: str) -> float | None:
-    """GB/s (10⁹ bytes, read and written ones added) of the fastest of `REPEATS` large copies on `device`; None where memory is short.
+    """GB/s (10⁹ bytes, read and written ones added) of the fastest of `REPEATS` bursts of large copies on `device`; None where memory is short.
 
     On a CPU with torch's threads as they are set. Untested on hardware: the copy on a GPU.
     """
     import torch
 
     if device == "cuda":
-        free, _ = torch.cuda.mem_get_info()
+        free, wanted = torch.cuda.mem_get_info()[0], MOST
     else:
-        free = psutil.virtual_memory().available
-    size = min(MOST, max(LEAST, 8 * (last_level_cache() or 0)), int(free) // 4)
+        free, wanted = psutil.virtual_memory().available, max(LEAST, 8 * (last_level_cache() or 0))
+    size = min(MOST, wanted, int(free) // 4)
     if size < LEAST:
         return None
     try:
@@ -45,10 +47,11 @@ def copy_gb_s(device: str) -> float | None:
     for _ in range(REPEATS):
         _wait(device)
         start = time.perf_counter()
-        target.copy_(source)
+        for _ in range(BURST):
+            target.copy_(source)
         _wait(device)
         seconds.append(time.perf_counter() - start)
-    return 2 * source.numel() * source.element_size() / min(seconds) / 1e9
+    return 2 * BURST * source.numel() * source.element_size() / min(seconds) / 1e9
 
 
 def last_level_cache() -> int | None:

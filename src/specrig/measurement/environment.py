@@ -143,13 +143,15 @@ def _cpu() -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """The GPUs that torch sees, in its order: the first is the one that a job runs on."""
+    """The GPUs that torch sees, in its order: the first is the one that a job runs on. Names alone where the driver's library is missing."""
     import pynvml
+    import torch
 
+    names = [{"name": torch.cuda.get_device_name(index)} for index in range(torch.cuda.device_count())]
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []
+        return names
     try:
         return [
             {
@@ -161,8 +163,8 @@ def _gpus() -> list[dict[str, Any]]:
             }
             for handle in gpu_handles(pynvml, torch_uuids())
         ]
-    except pynvml.NVMLError:
-        return []
+    except (pynvml.NVMLError, AttributeError):  # a torch that gives its devices no UUID
+        return names
     finally:
         pynvml.nvmlShutdown()
 
