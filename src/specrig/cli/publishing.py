@@ -11,9 +11,9 @@ from specrig.cli.arguments import load
 
 
 def publish(
-    config: Annotated[Path, typer.Argument(help="A finished study's config, e.g. configs/quick.yaml")] = Path(
-        "configs/quick.yaml"
-    ),
+    config: Annotated[
+        Path, typer.Argument(help="A finished study's config; or a publication, to render it anew with changed code")
+    ] = Path("configs/quick.yaml"),
     name: Annotated[str | None, typer.Option("--as", help="Name of the publication; else <hardware>-<study>")] = None,
     to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
 ) -> None:
