@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hub_server import TOKEN, HubServer
 
 from specrig.engines.gate import _json, check_pair, vocabulary
 from specrig.measurement.records import Record, read_records
+from specrig.rows import Pair
 from specrig.study import load_study
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
@@ -137,6 +139,29 @@ def test_a_trained_head_from_the_hub(hub: HubServer, specrig: Command, tmp_path:
     assert record.run.tokens == record.baseline.tokens
     assert models["eagle"] == {"source": "tiny/head", "revision": head} and models["target"]["revision"] == target
     assert downloads(hub, "tiny/head") == {head}
+
+
+def test_engines_that_serve_are_told_the_revisions(tmp_path: Path) -> None:
+    from specrig.cell import Cell
+    from specrig.engines.base import PairFiles
+    from specrig.engines.sglang import Sglang
+    from specrig.engines.vllm_speculation import METHODS
+
+    row = Pair.model_validate({"pair": "p", "target": "o/t", "heads": f"eagle=o/e@v1 medusa={tmp_path}/a@b"})
+    assert row.head_folders == {"eagle": "o/e", "medusa": f"{tmp_path}/a@b"} and row.head_revisions == {"eagle": "v1"}
+    heads = {name: Path(source) for name, source in row.head_folders.items()}
+    pair = PairFiles("p", "o/t", "o/d", draft_revision="v2", heads=heads, head_revisions=row.head_revisions)
+    assert pair.revisions == {"draft": "v2", "eagle": "v1"} and pair.only(["medusa"]).revisions == {}
+    told = {}
+    for method in ("draft_model", "eagle", "medusa"):
+        cell = Cell(engine="vllm", pair="p", method=method, k=3, task="t", temperature=0.0)
+        configure = METHODS[method]
+        assert configure is not None
+        told[method] = configure(cell, pair).get("revision")
+    assert told == {"draft_model": "v2", "eagle": "v1", "medusa": None}
+    cell = Cell(engine="sglang", pair="p", method="eagle", k=3, task="t", temperature=0.0)
+    words = Sglang(replace(pair, target=str(STORIES), draft=None), device="cpu", threads=1).arguments(cell)
+    assert words[words.index("--speculative-draft-model-revision") + 1] == "v1"
 
 
 @pytest.mark.parametrize(
