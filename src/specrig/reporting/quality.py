@@ -52,7 +52,11 @@ def write_quality_table(found: Iterable[Score], study: str, out: Path) -> list[P
 def read_quality(folder: Path, study: str) -> Grid | None:
     """The table that `write_quality` left in a study's folder, for people; None where there is none, or nothing in it."""
     path = folder / "tables" / "quality.csv"
-    table = pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""}) if path.is_file() else pd.DataFrame()
+    table = (
+        pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
+        if path.is_file()
+        else pd.DataFrame()
+    )
     return None if table.empty else quality_grid(table, study)
 
 
