@@ -19,7 +19,7 @@ from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.engines.base import Endpoint, PairFiles, endpoint_of
 from specrig.entries import BatchSizes, MethodEntry, Names, Part, Temperatures
-from specrig.problems import StudyError
+from specrig.problems import Problem, StudyError
 from specrig.rows import TRAINED, Name, Pair, Task
 from specrig.tasks import Prompt, PromptError, read_prompts
 from specrig.training.recipe import Recipe
@@ -264,12 +264,16 @@ class Study(Part):
         return self.device == "cuda" or (self.device == "auto" and Path("/proc/driver/nvidia/version").exists())
 
     def resolved_device(self) -> str:
-        """`cuda` or `cpu`, as the machine it is asked on has it. Imports torch."""
-        if self.device != "auto":
+        """`cuda` or `cpu`, as the machine it is asked on has it. Imports torch. Raises StudyError for a GPU that is not there."""
+        if self.device == "cpu":
             return self.device
         import torch
 
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        found = torch.cuda.is_available()
+        if self.device == "cuda" and not found:
+            fix = "say `device: cpu` or `auto`; on a machine with a GPU install its driver and a CUDA build of PyTorch"
+            raise StudyError([Problem("", "device", f"cuda, but PyTorch {torch.__version__} finds no GPU on this machine", fix)])
+        return "cuda" if found else "cpu"
 
 
 def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Study:

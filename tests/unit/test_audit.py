@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 import specrig.decoding.loop as loop
+from specrig.audit.distribution import g_test
 from specrig.audit.exact import exact_test
 from specrig.audit.identity import first_divergence
 from specrig.audit.positions import transform, uniformity
-from specrig.audit.run import FALSE_ALARM
+from specrig.audit.run import FALSE_ALARM, errors_seen
 from specrig.cell import Cell
 from specrig.decoding.sampling import Sampler, draw
 from specrig.decoding.types import Draft, Verdict
@@ -36,6 +38,19 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("method", ["autoregressive", "draft_model", "ngram"])
 def test_right_methods_pass(laboratory: Path, method: str) -> None:
     assert exact_test("native", cell(method), laboratory, SAMPLES).p_value > FALSE_ALARM
+
+
+def test_a_finding_says_what_a_test_of_its_size_would_have_seen_and_no_distance_that_is_mere_chance() -> None:
+    exact = {(token,): 0.1 for token in range(10)}
+    right = g_test([(number % 10,) for number in range(5000)], exact)
+    shown = float(re.search(r"one (0\.\d+) off in total variation would fail in 99 %", errors_seen(right))[1])
+    # What it promises holds: a sampler that far off fails, whichever way the difference is spread.
+    tilted = np.array([0.1 + shown / 5] * 5 + [0.1 - shown / 5] * 5)
+    drawn = np.random.default_rng(0).choice(10, size=(200, 5000), p=tilted)
+    failed = sum(g_test([(int(token),) for token in sample], exact).p_value <= FALSE_ALARM for sample in drawn)
+    assert failed >= 190
+    wrong = g_test([(0,)] * 5000, exact)
+    assert "differ from the exact ones by 0.900 in total variation" in errors_seen(wrong)
 
 
 def _ignoring_q(draft: Draft, logits: torch.Tensor, sampler: Sampler, **_: object) -> Verdict:

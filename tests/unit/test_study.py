@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from pydantic import Field
 
@@ -223,6 +224,15 @@ def test_refused_cells_are_listed_and_not_run(workplace: Path, monkeypatch: pyte
     assert {cell.k for cell in study.cells()} == {2, 3}
     monkeypatch.setattr(Native, "missing", classmethod(lambda _: "pip install something"))
     assert "no engine can run any cell: pip install something (6 cells)" in problem_of()
+
+
+def test_a_gpu_that_is_not_there_is_named(workplace: Path) -> None:
+    study = load_study(written(device="cuda"))  # planned without torch, perhaps on another machine than the jobs'
+    if torch.cuda.is_available():
+        assert study.resolved_device() == "cuda"
+    else:
+        with pytest.raises(StudyError, match="finds no GPU on this machine"):
+            study.resolved_device()
 
 
 def test_every_config_of_the_repository_is_sound(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

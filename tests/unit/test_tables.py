@@ -19,6 +19,7 @@ from specrig.measurement.records import RecordError, read_records
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.study_data import read_study
+from specrig.reporting.style import method_name
 from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
 from specrig.reporting.tables import FILES, write_tables
 
@@ -210,3 +211,16 @@ def test_summary_uses_prompts_not_cells(study: Path) -> None:
     assert (row["code"], row["code_low"]) == (cell["speedup"].item(), cell["speedup_low"].item())
     files = [path for job in found.jobs for path in job.files.values()]
     assert sum(len(list(read_records(path))) for path in files) == len(found.records)
+
+
+@pytest.mark.parametrize(
+    ("method", "variant", "shown"),
+    [
+        ("eagle2", "nodes12-top_k4", "eagle2 (nodes=12, top_k=4)"),
+        ("tree", "branching2_2_1_1", "tree (branching=2-2-1-1)"),
+        ("draft_model", "acceptanceblock", "draft_model (acceptance=block)"),
+        ("of_another_version", "width3", "of_another_version (width3)"),
+    ],
+)
+def test_variants_are_named_for_people(method: str, variant: str, shown: str) -> None:
+    assert method_name(method, variant=variant) == shown

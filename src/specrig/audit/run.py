@@ -59,7 +59,7 @@ def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
             else:
                 p_value, samples = test.p_value, test.samples
                 passed = p_value > FALSE_ALARM or not claimed
-                finding = f"{samples:,} samples of {LENGTH} tokens; {_errors_seen(test)}"
+                finding = f"{samples:,} samples of {LENGTH} tokens; {errors_seen(test)}"
             finding += f" [{build}]" if build else ""
             rows.append(
                 _row(
@@ -79,7 +79,7 @@ def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
     _write(rows, out)
 
 
-def _errors_seen(test: GTest) -> str:
+def errors_seen(test: GTest) -> str:
     """What a test of this size says of the distance between the method's distribution and the target's.
 
     The distance of the sampled frequencies is no measure of it: a correct sampler's is far from 0 as well, by chance.
