@@ -161,6 +161,18 @@ def test_wrong_checkpoints_are_refused(target, tmp_path: Path) -> None:
         head_config(GPT2Config())
 
 
+def test_a_head_as_older_ones_were_published(target, tmp_path: Path) -> None:
+    config = head_config(target.config)
+    save(tmp_path, config, random_tensors(config, 1))
+    new = load(tmp_path, target)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    assert load(tmp_path, target).fc.weight.equal(new.fc.weight)
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(DecodingError, match="no EAGLE head there"):
+        load(tmp_path, target)
+
+
 def test_rerank_takes_the_best_nodes_as_a_tree() -> None:
     #         a    b    aa   ab    ba   bb
     values = [0.6, 0.3, 0.5, 0.05, 0.2, 0.01]

@@ -1,11 +1,11 @@
-"""What all head checkpoints share: writing model.safetensors, drawing an untrained one, finding tensors that do not belong."""
+"""What all head checkpoints share: reading and writing tensors, drawing an untrained one, finding tensors that do not belong."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -21,6 +21,15 @@ def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes)
     kept = {name: tensors[name].detach().cpu().contiguous().clone() for name in shapes}
     kept = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in kept.items()}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def read(folder: Path) -> dict[str, Tensor]:
+    """Tensors of model.safetensors, or of pytorch_model.bin as older heads were published. Raises OSError where there is neither."""
+    older = folder / "pytorch_model.bin"
+    if older.is_file() and not (folder / "model.safetensors").is_file():
+        tensors: dict[str, Tensor] = torch.load(older, map_location="cpu", weights_only=True)
+        return tensors
+    return load_file(folder / "model.safetensors")
 
 
 def untrained(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:

@@ -21,14 +21,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.decoding.device import at_each, padded
-from specrig.decoding.heads.checkpoint import Shapes, faults, untrained, write
+from specrig.decoding.heads.checkpoint import Shapes, faults, read, untrained, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.llama_model import Block, LlamaModel
 from specrig.decoding.model import CachedModel, Step
@@ -234,7 +233,7 @@ def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
     """Read a folder as that kind of head. Raises DecodingError where it does not hold one."""
     try:
         config = LlamaConfig.from_pretrained(folder)
-        tensors = load_file(folder / "model.safetensors")
+        tensors = read(folder)
     except OSError as error:
         raise DecodingError(f"{folder}: no {kind.title} head there ({str(error).splitlines()[0]})") from error
     tensors.pop("embed_tokens.weight", None)  # some checkpoints repeat the target's

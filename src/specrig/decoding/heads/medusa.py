@@ -14,13 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.decoding.device import Stopwatch
-from specrig.decoding.heads.checkpoint import faults, write
+from specrig.decoding.heads.checkpoint import faults, read, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
 from specrig.decoding.replay import Replay
@@ -134,7 +133,7 @@ def load(folder: Path, model: CachedModel) -> MedusaHeads:
     """Read a folder of heads on this model. Raises DecodingError where it holds none that fit."""
     try:
         config = MedusaConfig.from_pretrained(folder)
-        tensors = load_file(folder / "model.safetensors")
+        tensors = read(folder)
     except OSError as error:
         raise DecodingError(f"{folder}: no Medusa heads there ({str(error).splitlines()[0]})") from error
     try:
