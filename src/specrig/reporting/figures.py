@@ -36,7 +36,7 @@ FIGURES = {
     "engines": "The same cells in each engine, each method at the k that suits the first engine best, with 95 % intervals.",
     "batching": "Throughput against batch size: where speculation stops paying.",
     "reported": "Reported speedups against measured ones, or those that acceptance and a roofline predict; shaded: consistent with theory.",
-    "training": "Training and held-out loss against wall time, of every model the study trained.",
+    "training": "Training and held-out loss against wall time, of every model the study trained; a head's is the loss of its own method, so panels do not compare.",
 }
 """Name -> caption. `write_figures` leaves `<name>.svg` and `<name>.png` of each, whatever the study holds."""
 

@@ -242,7 +242,7 @@ def training_loss(curves: pd.DataFrame) -> Figure:
     tasks = [kind for kind in dict.fromkeys(curves["kind"]) if kind != "training"]
     several = len({pair for pair, _ in models}) > 1
     columns = min(len(models), 4)
-    figure, grid = make_panels(-(-len(models) // columns), columns, width=3.1, height=2.7, sharey="row")
+    figure, grid = make_panels(-(-len(models) // columns), columns, width=3.1, height=2.7)
     axes = [ax for row in grid for ax in row]
     for ax in axes[len(models) :]:
         ax.set_visible(False)
@@ -258,8 +258,9 @@ def training_loss(curves: pd.DataFrame) -> Figure:
             ax.plot(line["seconds"], line["loss"], label=f"held out: {task_name(task)}", markersize=5, **style)
         ax.set_title(f"{pair}: {model}" if several else model)
         ax.set_xlabel("wall time (s)")
+    for ax in axes:
+        ax.set_ylim(bottom=0)
     for row in grid:
-        row[0].set_ylim(bottom=0)
-        row[0].set_ylabel("loss (nats a token)")
+        row[0].set_ylabel("loss")
     legend_below(figure, *axes[0].get_legend_handles_labels())
     return figure
