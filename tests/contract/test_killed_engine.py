@@ -1,9 +1,12 @@
-"""An engine that is killed in mid-cell: the cell fails with the reason, the others are measured, a rerun measures it alone."""
+"""Killed in mid-cell, an engine fails its cell with the reason and a rerun measures that alone; a killed job leaves no engine behind."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +110,35 @@ def test_the_cell_fails_with_the_reason_and_a_rerun_measures_it_alone(study: Stu
             assert record.run.tokens == record.baseline.tokens and len(record.run.tokens) == TOKENS
     left = [child for child in set(psutil.Process().children(recursive=True)) - others_alive if child.is_running()]
     assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]
+
+
+JOB = """
+import os, sys
+from pathlib import Path
+from dataclasses import replace
+from specrig.audit.laboratory import build
+from specrig.cell import Cell
+from specrig.engines.vllm import Vllm
+
+pair = replace(build(Path(sys.argv[1])), engine_options={"vllm": {"eager": True, "multiprocessing": True}})
+engine = Vllm(pair, threads=1)
+cell = Cell(engine="vllm", pair="laboratory", method="autoregressive", k=0, task="t", temperature=0.0)
+engine.generate(cell, [[1, 2, 3]], max_new_tokens=4, seeds=[0])
+Path(sys.argv[2]).write_text(" ".join(str(process.pid) for process in engine._processes.all))
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(
+    "specrig_die_with_parent" not in entry_points(group="vllm.general_plugins").names,
+    reason="vLLM finds the plugin only where the package is installed",
+)
+def test_a_killed_job_leaves_no_engine_behind(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run([sys.executable, "-c", JOB, str(tmp_path / "laboratory"), str(started)], check=False, **quiet)
+    orphans = [psutil.Process(int(pid)) for pid in started.read_text().split() if psutil.pid_exists(int(pid))]
+    _, alive = psutil.wait_procs(orphans, timeout=60)
+    for process in alive:
+        process.kill()
+    assert not alive

@@ -46,7 +46,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )
         self._family: set[psutil.Process] = set()
         try:
@@ -122,6 +122,6 @@ def free_port() -> int:
         return port
 
 
-def _die_with_parent() -> None:
-    """In the child: ask the kernel for SIGTERM when the parent is gone (prctl(2))."""
+def die_with_parent() -> None:
+    """In a child process: ask the kernel for SIGTERM when the parent is gone (prctl(2))."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
+import sys
 from multiprocessing import connection
 from queue import Queue
 from threading import Thread
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 
 from specrig.engines.base import EngineError
-from specrig.engines.launch import ending
+from specrig.engines.launch import die_with_parent, ending
 
 STOP_S = 10.0
 """How long they may take to end by themselves before they are killed."""
@@ -70,6 +71,15 @@ class Processes:
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+def register() -> None:
+    """Called by vLLM when one of its processes starts (`vllm.general_plugins`).
+
+    An engine core does not notice that the process which started it was killed: it would stay, with all its memory.
+    """
+    if multiprocessing.parent_process() is not None and sys.platform == "linux":
+        die_with_parent()
 
 
 def children() -> set[psutil.Process]:
