@@ -20,7 +20,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from specrig.measurement.bandwidth import copy_gb_s
 from transformers import AutoConfig, AutoModelForCausalLM, logging
 
 from specrig import facts
@@ -31,6 +30,7 @@ from specrig.decoding.drafters import registry
 from specrig.decoding.types import Generation
 from specrig.engines.base import PairFiles
 from specrig.engines.native import Native
+from specrig.measurement.bandwidth import copy_gb_s
 
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch")
