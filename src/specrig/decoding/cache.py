@@ -46,11 +46,13 @@ class KeyValueCache:
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor | slice, end: int) -> tuple[Tensor, Tensor]:
         """Put `[B, H, n, d]` at `slots` (`[B, n]`, or a slice for all rows); return views `[B, H, end, d]` of the first slots."""
-        for memory, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            if isinstance(slots, slice):
-                memory[:, :, slots] = new
-            else:
-                memory.scatter_(2, slots[:, None, :, None].expand_as(new), new)
+        if isinstance(slots, slice):
+            self.keys[layer, :, :, slots] = keys
+            self.values[layer, :, :, slots] = values
+        else:
+            places = slots[:, None, :, None].expand_as(keys)
+            self.keys[layer].scatter_(2, places, keys)
+            self.values[layer].scatter_(2, places, values)
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:

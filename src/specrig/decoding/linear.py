@@ -32,12 +32,13 @@ def reorderable(weight: Tensor) -> bool:
 class Linear:
     """`x @ weight.T + bias` with the weight kept in the layout that is fastest here."""
 
-    __slots__ = ("bias", "packed", "weight")
+    __slots__ = ("bias", "in_place", "packed", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight: `[out, in]`; bias: `[out]`."""
         self.bias = bias
         self.packed = reorderable(weight)
+        self.in_place = weight.device.type == "cuda" and bias is None  # see `onto`
         with torch.inference_mode():
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT) if self.packed else weight
 
@@ -50,9 +51,7 @@ class Linear:
 
     def onto(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual + self(x)`, `[..., out]`. On a GPU `residual` itself takes the sum, inside the product's kernel."""
-        if self.weight.device.type != "cuda" or self.bias is not None:
-            return residual + self(x)
-        return self.onto_itself(residual, x)
+        return self.onto_itself(residual, x) if self.in_place else residual + self(x)
 
     def onto_itself(self, residual: Tensor, x: Tensor) -> Tensor:
         """The form for a GPU, of a layer without bias whose weight is as it was given."""

@@ -65,10 +65,8 @@ class View:
     cos: Tensor
     sin: Tensor
     mask: Tensor | None
-
-    def made(self, function: Arithmetic) -> Arithmetic:
-        """`function` as passes that are recorded run it: to compile it for a prompt's every length would cost more than it gains."""
-        return fused(function, self.cos.device.type) if self.step.fixed else function
+    rotate: Arithmetic = rotate
+    swiglu: Arithmetic = swiglu
 
 
 class LlamaModel(CachedModel):
@@ -112,17 +110,19 @@ class LlamaModel(CachedModel):
         if not step.fixed or step.mask is None:
             return View(step, cos, sin, step.mask)
         bias = torch.zeros(step.mask.shape, dtype=self.dtype, device=self.device).masked_fill_(~step.mask, -torch.inf)
-        return View(step, cos, sin, bias.repeat(1, 1, self.q_heads // self.kv_heads, 1))
+        bias = bias.repeat(1, 1, self.q_heads // self.kv_heads, 1)
+        # Only for passes that are recorded: to compile for a prompt's every length would cost more than it gains.
+        kind = self.device.type
+        return View(step, cos, sin, bias, fused(rotate, kind), fused(swiglu, kind))
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, view: View) -> Tensor:
-        """`[B, H, n, d]` queries over keys and values `[B, K, end, d]`."""
+    def attend_grouped(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of `[B, H, n, d]` queries over keys and values `[B, K, end, d]`, for kernels that take a mask but know no groups.
+
+        The queries that share a key head become so many rows more; the mask `[B, 1, H/K · n, end]` is added.
+        """
         B, H, n, d = q.shape
         K = self.kv_heads
-        if not view.step.fixed:
-            return F.scaled_dot_product_attention(q, keys, values, attn_mask=view.mask, enable_gqa=H != K)
-        # The queries that share a key head as so many rows more: kernels with a mask know no groups.
-        grouped = q.reshape(B, K, H // K * n, d)
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=view.mask).view(B, H, n, d)
+        return F.scaled_dot_product_attention(q.reshape(B, K, H // K * n, d), keys, values, attn_mask=mask).view(B, H, n, d)
 
     def block(self, index: int, block: Block, x: Tensor, view: View, reads: Tensor | None = None) -> Tensor:
         """Layer `index` on the residual stream `[B, n, D]`, which it may use up; writes its keys and values to the cache.
@@ -137,13 +137,16 @@ class LlamaModel(CachedModel):
             q = F.rms_norm(qk[:, :, :H], (d,), block.q_norm, self.eps)
             k = F.rms_norm(qk[:, :, H:], (d,), block.k_norm, self.eps)
             qk = torch.cat((q, k), 2)
-        qk = view.made(rotate)(qk, view.cos, view.sin).transpose(1, 2)
+        qk = view.rotate(qk, view.cos, view.sin).transpose(1, 2)
         v = qkv[..., (H + K) * d :].view(B, n, K, d).transpose(1, 2)
         keys, values = self.cache.write(index, qk[:, H:], v, view.step.slots, view.step.end)
-        attended = self.attend(qk[:, :H], keys, values, view)
+        if view.step.fixed:
+            attended = self.attend_grouped(qk[:, :H], keys, values, view.mask)
+        else:
+            attended = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=view.mask, enable_gqa=H != K)
         x = block.out.onto(x, attended.transpose(1, 2).reshape(B, n, H * d))
         gate_up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps))
-        return block.down.onto(x, view.made(swiglu)(gate_up))
+        return block.down.onto(x, view.swiglu(gate_up))
 
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
