@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -118,6 +119,14 @@ def _above(draft: Draft) -> Tensor:
     return torch.arange(n, device=device).expand(B, n) if draft.parents is None else on_device(draft.parents, device) + 1
 
 
+def _width(draft: Draft) -> int:
+    """Most children of a node, or no fewer."""
+    if draft.width is not None or isinstance(draft.parents, Tensor):
+        return draft.width or draft.tokens.shape[1]
+    trees = {id(row): row for row in draft.parents or []}  # rows of a batch often share one
+    return max((max(Counter(row).values()) for row in trees.values() if len(row)), default=1)
+
+
 def _residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
     """norm(max(0, p - q)) of `[..., V]`; with q None a one-hot on `token` `[...]`. Falls back to p where rounding left nothing."""
     rest = p.scatter(-1, token.unsqueeze(-1), 0.0) if q is None else (p - q).clamp_(min=0.0)
@@ -164,7 +173,7 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     nodes = torch.arange(n, device=p.device)
     elder = (above.unsqueeze(1) == above.unsqueeze(2)) & (nodes < nodes.unsqueeze(1))
     rank = elder.sum(-1)
-    width = draft.width or n
+    width = _width(draft)
     m = n + 1 if draft.probs is None else draft.probs.shape[1]
     # Children by parent and rank; place n stands for none. What is padding or probe is nobody's child.
     table = torch.full((B, n + 1, width + 1), n, device=p.device)
