@@ -78,7 +78,7 @@ def generate(
         verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block, simulated=simulated)
         verdict.logits, verdict.hidden, verdict.features = logits, hidden, target.features
         target.keep([[0, *(node + 1 for node in path)] if on else [] for path, on in zip(verdict.paths, active, strict=True)])
-        offered = _offered(draft, B)
+        offered = _offered(draft)
         for row in range(B):
             if context.done[row]:
                 verdict.tokens[row] = []
@@ -146,18 +146,17 @@ def _limit(draft: Draft, depths: list[int]) -> None:
     """Offer no row of a chain more than it can use. (A tree's surplus depth is cut by the stop rule.)"""
     n = draft.tokens.shape[1]
     if draft.parents is None and min(depths) < n:
-        draft.lengths = [min(length, depth) for length, depth in zip(draft.lengths or [n] * len(depths), depths, strict=True)]
+        draft.lengths = [min(length, depth) for length, depth in zip(draft.offered, depths, strict=True)]
 
 
-def _offered(draft: Draft, B: int) -> list[tuple[int, int]]:
+def _offered(draft: Draft) -> list[tuple[int, int]]:
     """Per row (draft tokens that could be accepted, length of the longest path among them)."""
-    counts = draft.lengths or [draft.tokens.shape[1] - draft.probes] * B
     if draft.parents is None:
-        return [(count, count) for count in counts]
+        return [(count, count) for count in draft.offered]
     if isinstance(draft.parents, torch.Tensor):
         draft.parents = draft.parents.tolist()
     result = []
-    for parents, count in zip(draft.parents, counts, strict=True):
+    for parents, count in zip(draft.parents, draft.offered, strict=True):
         depth: list[int] = []
         for parent in parents[:count]:
             depth.append(1 if parent < 0 else depth[parent] + 1)

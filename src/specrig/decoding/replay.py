@@ -22,6 +22,11 @@ WARM_UPS = 2
 """Runs before the recording: libraries make their choices and allocate their workspaces in the first ones."""
 
 
+def as_it_is(function: Function) -> Run:
+    """`function` where nothing is recorded."""
+    return lambda inputs: function(*inputs)
+
+
 class Recording:
     """A function's run on its own inputs."""
 
@@ -58,7 +63,7 @@ class Replay:
         where it is recorded, so running it twice on the same inputs must do what once does.
         """
         if self.failure is not None:
-            return lambda values: function(*values)
+            return as_it_is(function)
         key = key, *(tensor.shape for tensor in inputs)
         if key not in self._recordings:
             started = perf_counter()
@@ -68,7 +73,7 @@ class Replay:
                 self.failure = str(error).splitlines()[0]
                 self.clear()
                 warnings.warn(f"CUDA graphs cannot be used, passes run without them: {self.failure}", stacklevel=2)
-                return lambda values: function(*values)
+                return as_it_is(function)
             finally:
                 Replay.spent += perf_counter() - started
         return self._recordings[key]

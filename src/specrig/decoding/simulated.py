@@ -24,10 +24,9 @@ class SimulatedAcceptance:
 
     def __call__(self, verdict: Verdict, draft: Draft, active: Sequence[bool]) -> Verdict:
         """The verdict with its paths redrawn: a geometric number of levels along each node's first child, then the target's token."""
-        n = draft.tokens.shape[1]
         tokens, paths, overlap, reached = [], [], [], []
         for row, drafted in enumerate(verdict.drafted):
-            offered = _first_path(draft, row, n) if active[row] else []
+            offered = _first_path(draft, row) if active[row] else []
             accepted = 0
             while accepted < len(offered) and self.streams[row].random() < self.alpha:
                 accepted += 1
@@ -38,9 +37,9 @@ class SimulatedAcceptance:
         return Verdict(tokens, paths, overlap, reached, verdict.drafted)
 
 
-def _first_path(draft: Draft, row: int, n: int) -> list[int]:
+def _first_path(draft: Draft, row: int) -> list[int]:
     """The nodes from the root along each node's first child: a chain's own nodes, in a tree its likeliest branch."""
-    count = draft.lengths[row] if draft.lengths is not None else n - draft.probes
+    count = draft.offered[row]
     if draft.parents is None:
         return list(range(count))
     first: dict[int, int] = {}

@@ -55,6 +55,12 @@ class Draft:
     probes: int = 0
     width: int | None = None
 
+    @property
+    def offered(self) -> list[int]:
+        """Per row how many of its nodes could be accepted."""
+        B, n = self.tokens.shape
+        return [n - self.probes] * B if self.lengths is None else self.lengths
+
 
 @dataclass(slots=True)
 class Verdict:

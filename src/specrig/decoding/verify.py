@@ -51,17 +51,12 @@ def verify(
     return verdict if simulated is None else simulated(verdict, draft, active)
 
 
-def _offered(draft: Draft) -> list[int]:
-    B, n = draft.tokens.shape
-    return [n] * B if draft.lengths is None else draft.lengths
-
-
 def _chain_greedy(draft: Draft, logits: Tensor) -> Verdict:
     # One transfer to the host a round: everything else is list work on a few integers.
     told = torch.cat((logits.argmax(-1), draft.tokens), 1).tolist()
     n = draft.tokens.shape[1]
     verdict = Verdict([], [], [], [])
-    for row, length in zip(told, _offered(draft), strict=True):
+    for row, length in zip(told, draft.offered, strict=True):
         chosen, drafted = row[: n + 1], row[n + 1 :]
         accepted = 0
         while accepted < length and drafted[accepted] == chosen[accepted]:
@@ -73,7 +68,7 @@ def _chain_greedy(draft: Draft, logits: Tensor) -> Verdict:
 
 def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[bool], block: bool) -> Verdict:
     B, n = draft.tokens.shape
-    lengths = _offered(draft)
+    lengths = draft.offered
     p = sampler.probs(logits)
     uniforms = sampler.uniforms([length + 1 if on else 0 for length, on in zip(lengths, active, strict=True)], n + 1)
     if not n:

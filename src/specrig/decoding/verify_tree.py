@@ -28,18 +28,13 @@ def verify_tree(draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence
     if sampler.greedy:
         return _greedy(draft, logits)
     p = sampler.probs(logits)
-    counts = _counts(draft)
+    counts = draft.offered
     n = draft.tokens.shape[1]
     uniforms = sampler.uniforms([count + 1 if on else 0 for count, on in zip(counts, active, strict=True)], n + 1)
     if typical is not None:
         return _typical(draft, p, uniforms, typical)
     # On a processor the walk computes what it meets, on a GPU all nodes are judged at once, to wait for it only once.
     return _judged(draft, p, uniforms) if p.device.type == "cuda" else _walked(draft, p, uniforms)
-
-
-def _counts(draft: Draft) -> list[int]:
-    B, n = draft.tokens.shape
-    return [min(length, n - draft.probes) for length in draft.lengths or [n] * B]
 
 
 def _read(draft: Draft, *parts: Tensor) -> tuple[list[Children], list[list[int]], list[list[float]]]:
@@ -53,7 +48,7 @@ def _read(draft: Draft, *parts: Tensor) -> tuple[list[Children], list[list[int]]
         draft.parents = [[int(parent) for parent in row[n : 2 * n]] for row in rows]
     trees = [range(-1, n - 1)] * len(rows) if draft.parents is None else draft.parents
     children: list[Children] = []
-    for parents, count in zip(trees, _counts(draft), strict=True):
+    for parents, count in zip(trees, draft.offered, strict=True):
         found: Children = {}
         for node, parent in enumerate(parents[:count]):
             found.setdefault(parent, []).append(node)
@@ -94,7 +89,7 @@ def _greedy(draft: Draft, logits: Tensor) -> Verdict:
 def _typical(draft: Draft, p: Tensor, uniforms: Tensor, typical: Criterion) -> Verdict:
     """The longest path whose every token passes; among equals the first offered."""
     B, n = draft.tokens.shape
-    ends = on_device(_counts(draft), p.device).unsqueeze(1)
+    ends = on_device(draft.offered, p.device).unsqueeze(1)
     extra = draw(p, uniforms.gather(1, ends).expand(B, n + 1))
     above = _above(draft)
     passed = p[torch.arange(B, device=p.device).unsqueeze(1), above, draft.tokens] > typical(p).gather(1, above)
@@ -137,7 +132,7 @@ def _residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
 def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     """Multi-candidate rejection sampling along the path that is taken."""
     verdict = Verdict([], [], [], [])
-    judged, counts = uniforms.tolist(), _counts(draft)
+    judged, counts = uniforms.tolist(), draft.offered
     for row, (children, tokens, _) in enumerate(zip(*_read(draft), strict=True)):
         path: list[int] = []
         shares: dict[int, float] = {}
@@ -168,7 +163,7 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
 def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     """The same for all nodes at once: at each, sibling after sibling as if none before it had been accepted."""
     B, n = draft.tokens.shape
-    counts = on_device(_counts(draft), p.device).unsqueeze(1)
+    counts = on_device(draft.offered, p.device).unsqueeze(1)
     above = _above(draft)
     nodes = torch.arange(n, device=p.device)
     elder = (above.unsqueeze(1) == above.unsqueeze(2)) & (nodes < nodes.unsqueeze(1))

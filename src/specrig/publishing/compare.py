@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from itertools import zip_longest
 from pathlib import Path
-from typing import cast
 
 import pandas as pd
 
-from specrig.analysis.cells import IDENTITY
+from specrig.analysis.cells import IDENTITY, row_dicts
 
 KEYS = ["id", *IDENTITY, "source", "scorer"]
 """Columns that name a row, where a table has them."""
@@ -82,14 +81,13 @@ def _read(path: Path) -> pd.DataFrame:
 
 def _by_key(frame: pd.DataFrame, keys: list[str]) -> dict[tuple[str, ...], dict[str, str]] | None:
     """Rows by the values of `keys`; None where these do not tell them apart."""
-    rows = cast("list[dict[str, str]]", frame.to_dict("records"))
+    rows = row_dicts(frame)
     found = {tuple(row[key] for key in keys): row for row in rows}
     return found if keys and len(found) == len(rows) else None
 
 
 def _by_place(frame: pd.DataFrame) -> dict[tuple[str, ...], dict[str, str]]:
-    rows = cast("list[dict[str, str]]", frame.to_dict("records"))
-    return {(str(number),): row for number, row in enumerate(rows, 1)}
+    return {(str(number),): row for number, row in enumerate(row_dicts(frame), 1)}
 
 
 def _named(keys: list[str], key: tuple[str, ...]) -> str:

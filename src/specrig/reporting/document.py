@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specrig.analysis.acceptance import positions
-from specrig.analysis.cells import IDENTITY
+from specrig.analysis.cells import IDENTITY, row_dicts
 from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
 from specrig.reporting import engines, grid, quality, reproduction, simulated, verdicts
@@ -155,7 +155,7 @@ def _positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
     rows = []
     for key in sorted(frames, key=lambda key: (key[0], key[1], order.index(key[2]))):
         labels = [Entry(key[index]) for index in (0, 1) if several[index]] + [Entry(key[3]), Entry(key[4])]
-        shares = cast("list[dict[str, float]]", frames[key].to_dict("records"))
+        shares = row_dicts(frames[key])
         values = [Entry(grid.percent(row["conditional"]), f"({grid.percent(row['unconditional'])})") for row in shares]
         rows.append([*labels, *values, *[Entry("")] * (deepest - len(values))])
     head = [name for index, name in enumerate(("engine", "pair")) if several[index]] + ["method", "k"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from specrig.analysis.acceptance import acceptance_length, acceptance_rate
-from specrig.analysis.cells import IDENTITY, cells_table
+from specrig.analysis.cells import IDENTITY, cells_table, row_dicts
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.cell import digest
 from specrig.measurement.records import Record
@@ -133,10 +133,10 @@ def _cell_note(row: dict[str, Any], environment: dict[str, Any], *, failed: bool
 
 
 def _training_entries(study: StudyData, pair: str) -> Iterator[Entry]:
+    every = training_curves(study.folder / "models")
     for path in sorted((study.folder / "models" / pair).glob("*/training.jsonl")):
         model = path.parent.name
-        curves = training_curves(study.folder / "models")
-        curves = curves[(curves["pair"] == pair) & (curves["model"] == model)]
+        curves = every[(every["pair"] == pair) & (every["model"] == model)]
         series = {
             ("loss" if kind == "training" else f"heldout/{kind}"): [
                 (round(x), float(y)) for x, y in zip(line["seconds"], line["loss"], strict=True)
@@ -182,7 +182,7 @@ def _mean_speedups(study: StudyData, engine: str, pair: str) -> dict[str, float]
     summary = speedup_summary(study.table, study.records, study.tasks, study.audit())
     summary = summary[(summary["engine"] == engine) & (summary["pair"] == pair) & ~summary["failed"]]
     found = {}
-    for row in cast("list[dict[str, Any]]", summary.to_dict("records")):
+    for row in row_dicts(summary):
         method = "-".join(filter(None, (row["method"], row["variant"])))
         found[f"speedup/{method}-t{row['temperature']:g}-b{row['batch_size']}"] = float(row[MEAN])
     return found

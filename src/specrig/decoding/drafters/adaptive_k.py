@@ -55,10 +55,7 @@ class AdaptiveK(Drafter):
         self.ceiling = max(self.ceiling, k)  # k shrinks at the end of the model's context, the ceiling does not
         context.depths = [min(own, depth) for own, depth in zip(self.k, context.depths, strict=True)]
         draft = self.inner.propose(context, max(context.depths))
-        n = draft.tokens.shape[1]
-        self.offered = [
-            min(length, depth) for length, depth in zip(draft.lengths or [n] * len(self.k), context.depths, strict=True)
-        ]
+        self.offered = [min(length, depth) for length, depth in zip(draft.offered, context.depths, strict=True)]
         draft.lengths = self.offered
         return draft
 

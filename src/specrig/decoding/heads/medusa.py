@@ -22,7 +22,7 @@ from specrig.decoding.device import Stopwatch
 from specrig.decoding.heads.checkpoint import faults, read, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
-from specrig.decoding.replay import Replay
+from specrig.decoding.replay import Replay, as_it_is
 from specrig.decoding.types import DecodingError
 
 if TYPE_CHECKING:
@@ -61,14 +61,10 @@ class MedusaHeads:
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, count: int) -> Tensor:
         """Hidden states `[B, D]` of positions t -> logits `[B, count, V]` of tokens t + 2 … t + 1 + count."""
-        run = partial(self._logits, count)
-        if self.replay is None:
-            mark = self.watch.start()
-            (logits,) = run(hidden)
-        else:
-            recorded = self.replay.recorded(count, run, [hidden])
-            mark = self.watch.start()
-            (logits,) = recorded([hidden])
+        function = partial(self._logits, count)
+        run = as_it_is(function) if self.replay is None else self.replay.recorded(count, function, [hidden])
+        mark = self.watch.start()
+        (logits,) = run([hidden])
         self.watch.stop(count, mark)
         return logits[..., : self.model.vocab_size]  # what is padding for the model is never offered
 
