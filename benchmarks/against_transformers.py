@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, logging
 
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
-from specrig.engines.base import PairFiles
 from specrig.engines.native import Native
+from specrig.models.pair import PairFiles
 
 
 def prompts_of(study: Path, per_task: int, engine: Native) -> list[list[int]]:

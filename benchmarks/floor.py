@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, logging
 
-from specrig import facts
 from specrig.analysis.cost_model import expected_tokens
 from specrig.analysis.roofline import pass_bytes, size_of_shape
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Generation
-from specrig.engines.base import PairFiles
 from specrig.engines.native import Native
-from specrig.measurement.bandwidth import copy_gb_s
+from specrig.models import facts
+from specrig.models.pair import PairFiles
+from specrig.provenance.bandwidth import copy_gb_s
 
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch")

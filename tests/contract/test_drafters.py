@@ -13,7 +13,7 @@ from specrig.audit.distribution import exact_distribution, g_test
 from specrig.decoding.drafters import registry
 from specrig.decoding.heads import initialise
 from specrig.decoding.loop import generate
-from specrig.engines.base import PairFiles
+from specrig.models.pair import PairFiles
 
 METHODS = sorted(registry())
 PROMPTS = [

@@ -18,8 +18,9 @@ from specrig.audit.laboratory import build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry
-from specrig.engines.base import Engine, EngineError, PairFiles
-from specrig.study import load_study
+from specrig.engines.base import Engine, EngineError
+from specrig.models.pair import PairFiles
+from specrig.study.load import load_study
 
 FALSE_ALARM = 1e-4
 PROMPTS = [[3, 5, 3, 5, 7, 3, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11]]
@@ -144,8 +145,8 @@ def test_a_missing_suffix_library_is_said_when_planning(
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     study = load_study(Path("configs/engines.yaml"))
-    refused = {refusal.cell.method: refusal.reason for refusal in study.refusals() if refusal.cell.engine == "vllm"}
-    ran = {cell.method for cell in study.cells() if cell.engine == "vllm"}
+    refused = {refusal.cell.method: refusal.reason for refusal in study.grid.refusals if refusal.cell.engine == "vllm"}
+    ran = {cell.method for cell in study.grid.cells if cell.engine == "vllm"}
     assert ran == {entry.method for entry in study.methods} - ({"suffix"} if not here else set())
     if here:
         assert refused == {}

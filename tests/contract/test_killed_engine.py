@@ -19,7 +19,8 @@ from specrig.cell import Cell
 from specrig.engines.vllm import Vllm
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import WARMUP_TOKENS, measure
-from specrig.study import Study, load_study
+from specrig.study.load import load_study
+from specrig.study.study import Study
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(Vllm.missing() is not None, reason="vLLM is not installed")]
 TOKENS = 64

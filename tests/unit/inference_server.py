@@ -20,8 +20,8 @@ from typing import Any
 
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
-from specrig.engines.base import PairFiles
 from specrig.engines.native import Native
+from specrig.models.pair import PairFiles
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
 PAUSE_S = 0.002

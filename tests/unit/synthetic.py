@@ -146,7 +146,7 @@ def write_study(
 def write_job(folder: Path, cells: list[Cell], *, prompts: int = 4, length: int = 48, seed: int = 0) -> None:
     """One job's folder: a record file a cell, index.json and environment.json."""
     job = folder / "records" / Path(*cells[0].job)
-    index: dict[str, dict] = {"cells": {}, "failed": {}, "skipped": {}}
+    index: dict[str, dict] = {"cells": {}, "failed": {}}
     for cell in cells:
         alpha = float(np.clip(ALPHAS.get(cell.task, 0.6) + SHIFTS.get(cell.method, 0.0), 0.05, 0.95))
         path = job / f"{cell.slug}.jsonl"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specrig import digests
+from specrig.provenance import digests
 
 PACKAGE = Path(digests.ROOT)
 MODULES = sorted(
@@ -71,10 +71,10 @@ def test_decoding_knows_no_files_and_no_tracking() -> None:
 @pytest.mark.parametrize("heavy", [["torch", "transformers", "pandas", "mlflow", "matplotlib"]])
 def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> None:
     code = (
-        "import sys; from pathlib import Path; import specrig.cli, specrig.listing\n"
-        "from specrig.digests import STAGES, job_digest, stage_digest; from specrig.study import load_study\n"
+        "import sys; from pathlib import Path; import specrig.cli, specrig.planning.listing\n"
+        "from specrig.provenance.digests import STAGES, job_digest, stage_digest; from specrig.study.load import load_study\n"
         "study = load_study(Path('configs/quick.yaml'))\n"
-        "[job_digest(cell.engine, cell.method) for cell in study.cells()]\n"
+        "[job_digest(cell.engine, cell.method) for cell in study.grid.cells]\n"
         "[stage_digest(stage) for stage in STAGES]\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )

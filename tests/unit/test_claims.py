@@ -18,13 +18,13 @@ from specrig.analysis.claims import COLUMNS, VERDICTS, differing, judge, judgeme
 from specrig.analysis.commands import Catalogue
 from specrig.analysis.rounds import HEADS
 from specrig.decoding.drafters import registry
-from specrig.problems import Positions, Problems, StudyError
-from specrig.reported import Claim, read_claims
 from specrig.reporting.document import write_report
 from specrig.reporting.reported import reported_points
 from specrig.reporting.reproduction import counts, reproduction, sentence
 from specrig.reporting.study_data import read_study
 from specrig.reporting.tables import write_tables
+from specrig.study.claims import Claim, read_claims
+from specrig.study.problems import Positions, Problems, StudyError
 
 LLAMA, SMALL = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
 METHODS = {name: method.needs for name, method in registry().items()}

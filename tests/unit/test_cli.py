@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from specrig import cli, study
+from specrig import cli
 from specrig.decoding.drafters import registry
 from specrig.measurement.records import RecordError
+from specrig.study.study import study
 
 
 def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

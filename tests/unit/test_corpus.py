@@ -12,18 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from specrig.corpus import gather as corpus
+from specrig.corpus import source_text
+from specrig.corpus.example import TASKS, CorpusError, Example
+from specrig.corpus.recipe import Corpus
 from specrig.tasks import read_prompts
-from specrig.training import corpus, source_text
-from specrig.training.example import TASKS, CorpusError, Example
-from specrig.training.recipe import TINY, Recipe
+from specrig.training.recipe import TINY
 
 Rows = list[dict[str, str]]
+SETTINGS = Corpus.model_validate(TINY["corpus"])
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("study")
-    corpus.build(Recipe.model_validate(TINY), out)
+    corpus.build(SETTINGS, 0, out)
     return out
 
 
@@ -34,7 +37,7 @@ def train(built: Path) -> Rows:
 
 def test_every_task_has_training_text_heldout_text_and_prompts(built: Path, train: Rows) -> None:
     heldout = corpus.read(built / "corpus" / "heldout.jsonl")
-    wanted = Recipe.model_validate(TINY).corpus
+    wanted = SETTINGS
     for task in TASKS:
         size = sum(len(row["text"]) for row in train if row["task"] == task)
         assert size >= getattr(wanted.characters, task)
@@ -70,9 +73,9 @@ def test_prompts_and_losses_use_different_heldout_texts(built: Path) -> None:
 
 def test_the_same_seed_gives_the_same_files_under_another_hash_seed(built: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, json; from pathlib import Path; from specrig.training import corpus\n"
-        "from specrig.training.recipe import TINY, Recipe\n"
-        "corpus.build(Recipe.model_validate(TINY), Path(sys.argv[1]))"
+        "import sys, json; from pathlib import Path; from specrig.corpus import gather as corpus\n"
+        "from specrig.corpus.recipe import Corpus; from specrig.training.recipe import TINY\n"
+        "corpus.build(Corpus.model_validate(TINY['corpus']), 0, Path(sys.argv[1]))"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, "PYTHONHASHSEED": "4242"})
     for file in ("corpus/train.jsonl", "corpus/heldout.jsonl", *(f"prompts/{task}.jsonl" for task in TASKS)):
@@ -81,7 +84,7 @@ def test_the_same_seed_gives_the_same_files_under_another_hash_seed(built: Path,
 
 
 def test_another_seed_holds_out_something_else(train: Rows) -> None:
-    other, _ = corpus.gather("creative_writing", Recipe.model_validate({**TINY, "seed": 1}))
+    other, _ = corpus.gather("creative_writing", SETTINGS, 1)
     mine = {row["source"] for row in train if row["task"] == "creative_writing"}
     assert {example.source for example in other} != mine
 
@@ -95,7 +98,7 @@ def test_a_copied_function_is_not_held_out(monkeypatch: pytest.MonkeyPatch) -> N
         return trained[:3] + copies[:2] + held[:8] + same_body[:2] + held[8:] + trained[3:]
 
     monkeypatch.setitem(corpus.SOURCES, "code", examples)
-    _, heldout = corpus.gather("code", Recipe.model_validate(TINY))
+    _, heldout = corpus.gather("code", SETTINGS, 0)
     assert {example.prompt[4] for example in heldout} == {"g"}
 
 
@@ -104,14 +107,14 @@ def test_too_few_heldout_examples_are_refused_with_the_fix(monkeypatch: pytest.M
         corpus.SOURCES, "code", lambda seed, share: iter([Example("code", "def f():\n", "    pass\n", "a", False)])
     )
     with pytest.raises(CorpusError, match=r"task 'code': only 0 held-out .* lower corpus\.prompts"):
-        corpus.gather("code", Recipe.model_validate(TINY))
+        corpus.gather("code", SETTINGS, 0)
 
 
 def test_a_failed_build_leaves_the_old_corpus(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (built / "corpus" / "train.jsonl").read_bytes()
     monkeypatch.setattr(corpus, "_write", lambda path, rows: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        corpus.build(Recipe.model_validate(TINY), built)
+        corpus.build(SETTINGS, 0, built)
     assert (built / "corpus" / "train.jsonl").read_bytes() == before
     assert sorted(path.name for path in built.iterdir()) == ["corpus", "prompts"]
 
@@ -158,17 +161,14 @@ def test_rows_are_json_lines_that_keep_the_boundary(built: Path) -> None:
 
 def test_limits_let_packages_and_longer_texts_in_and_hold_files_out_of_both_tasks() -> None:
     """What one task holds out is not trained on in the other."""
-    recipe = Recipe.model_validate(
-        {**TINY, "corpus": {**TINY["corpus"], "characters": {"code": 3_000_000}, "limits": {"packages": ["networkx", "no-such-package"], "body": 1600}}}
+    settings = Corpus.model_validate(
+        {**TINY["corpus"], "characters": {"code": 3_000_000}, "limits": {"packages": ["networkx", "no-such-package"], "body": 1600}}
     )  # fmt: skip
-    trained, heldout = corpus.gather("code", recipe)
+    trained, heldout = corpus.gather("code", settings, 0)
     own = [example for example in trained if example.source.startswith("networkx/")]
     assert len(own) > 100 and len(own) < len(trained)
     assert max(len(example.completion) for example in own) > 800
-    settings = recipe.corpus
-    summaries = [
-        example for example in source_text.summarization(recipe.seed, settings.model_copy()) if "networkx/" in example.source
-    ]
+    summaries = [example for example in source_text.summarization(0, settings) if "networkx/" in example.source]
     files = {example.source for example in own}
     assert files and files.isdisjoint({example.source for example in summaries if example.heldout})
     assert any(example.source.startswith("networkx/") for example in heldout)

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from specrig.measurement.prompts import fetch_prompts
-from specrig.rows import Task
-from specrig.study import StudyError, load_study
+from specrig.study.load import load_study
+from specrig.study.problems import StudyError
+from specrig.study.rows import Task
 from specrig.tasks import Prompt, PromptError, read_prompts
 from specrig.tasks.sources import fetch_rows, hub_rows
 

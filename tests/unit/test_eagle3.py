@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specrig.corpus.example import TASKS
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.drafters.eagle3 import Eagle3
 from specrig.decoding.heads.eagle3 import Eagle3Head, choose_aux_layers, head_config, load, random_tensors, save
@@ -26,7 +27,6 @@ from specrig.training.checkpoint import State
 from specrig.training.eagle import agreement
 from specrig.training.eagle3 import Layer, frequent, head_loss, train_head
 from specrig.training.eagle3_recipe import Eagle3Training
-from specrig.training.example import TASKS
 from specrig.training.language_model import train_target
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer

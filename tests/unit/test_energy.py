@@ -21,10 +21,11 @@ from specrig.cell import Cell
 from specrig.engines.base import EngineError
 from specrig.engines.native import Native
 from specrig.measurement import energy, runner
-from specrig.measurement.energy import Meter, NvmlMeter, RaplMeter, SampledEnergy, gpu_handles, metered
+from specrig.measurement.energy import Meter, NvmlMeter, RaplMeter, SampledEnergy, metered
 from specrig.measurement.records import DeviceState, Record, RecordError, read_records, study_records, write_records
+from specrig.provenance.gpu import gpu_handles
 from specrig.reporting.tables import write_tables
-from specrig.study import load_study
+from specrig.study.load import load_study
 
 
 class FakeNvml:
@@ -268,8 +269,8 @@ def test_records_of_the_first_schema_are_still_read(tmp_path: Path) -> None:
 
 
 def test_a_servers_model_needs_no_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specrig.engines.base import PairFiles
-    from specrig.measurement import environment
+    from specrig.models.pair import PairFiles
+    from specrig.provenance import environment
 
     def unknown(pair: PairFiles) -> Any:
         raise EngineError("not here")

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.analysis.floor import floor
 from specrig.cell import Cell
-from specrig.measurement import bandwidth
+from specrig.provenance import bandwidth
 from specrig.reporting.device import floor_notes
 from specrig.reporting.document import write_report
 from specrig.reporting.study_data import read_study

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from specrig.engines.base import EngineError, PairFiles
-from specrig.engines.gate import _json, check_decoder, check_pair
+from specrig.models.gate import _json, check_decoder, check_pair
+from specrig.models.pair import ModelError, PairFiles
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     ],
 )
 def test_models_that_cannot_decode_are_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
-    with pytest.raises(EngineError, match=reason):
+    with pytest.raises(ModelError, match=reason):
         check_decoder(folder(tmp_path / "model", config))
 
 
@@ -53,12 +53,12 @@ def test_the_same_vocabulary_passes(tmp_path: Path) -> None:
 def test_another_vocabulary_is_refused_with_an_example(tmp_path: Path) -> None:
     target = folder(tmp_path / "t", LLAMA, {"a": 0, "b": 1, "c": 2})
     draft = folder(tmp_path / "d", LLAMA, {"a": 0, "b": 2, "c": 1, "d": 3})
-    with pytest.raises(EngineError, match=r"'b' is 1 in the target and 2 in the draft") as caught:
+    with pytest.raises(ModelError, match=r"'b' is 1 in the target and 2 in the draft") as caught:
         check_pair(PairFiles("p", target, draft))
     assert "ngram" in str(caught.value)
 
 
 def test_a_folder_without_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(EngineError, match=r"empty: no config\.json"):
+    with pytest.raises(ModelError, match=r"empty: no config\.json"):
         check_decoder(str(tmp_path / "empty"))

@@ -17,10 +17,10 @@ import pytest
 import yaml
 from hub_server import TOKEN, HubServer
 
-from specrig.engines.gate import _json, check_pair, vocabulary
 from specrig.measurement.records import Record, read_records
-from specrig.rows import Pair
-from specrig.study import load_study
+from specrig.models.gate import _json, check_pair, vocabulary
+from specrig.study.load import load_study
+from specrig.study.rows import Pair
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
 BEGINNING, REST = "Once upon a time, there was a little girl", "named Lily. She loved to play outside in the park."
@@ -143,9 +143,9 @@ def test_a_trained_head_from_the_hub(hub: HubServer, specrig: Command, tmp_path:
 
 def test_engines_that_serve_are_told_the_revisions(tmp_path: Path) -> None:
     from specrig.cell import Cell
-    from specrig.engines.base import PairFiles
     from specrig.engines.sglang import Sglang
-    from specrig.engines.vllm_speculation import METHODS
+    from specrig.engines.vllm.speculation import METHODS
+    from specrig.models.pair import PairFiles
 
     row = Pair.model_validate({"pair": "p", "target": "o/t", "heads": f"eagle=o/e@v1 medusa={tmp_path}/a@b"})
     assert row.head_folders == {"eagle": "o/e", "medusa": f"{tmp_path}/a@b"} and row.head_revisions == {"eagle": "v1"}
@@ -200,10 +200,10 @@ def test_a_hub_that_cannot_be_reached(hub: HubServer, tmp_path: Path, down: bool
     hub.down = down
     code = (
         "import sys, time; time.sleep = lambda _: None\n"
-        "from specrig.engines.base import EngineError; from specrig.engines.hub import fetch, fetch_folder\n"
+        "from specrig.models.pair import ModelError; from specrig.models.hub import fetch, fetch_folder\n"
         "for ask in (lambda: fetch('tiny/target', 'config.json'), lambda: fetch_folder('tiny/target', 'abc')):\n"
         "    try: ask()\n"
-        "    except EngineError as error: print(error)\n"
+        "    except ModelError as error: print(error)\n"
     )
     environment = {**os.environ, "HF_ENDPOINT": hub.url if down else "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "cache")}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True)
@@ -214,14 +214,14 @@ def test_a_hub_that_cannot_be_reached(hub: HubServer, tmp_path: Path, down: bool
 
 def test_older_tokenizers_pass_the_gate(tmp_path: Path) -> None:
     """DialoGPT and its time: vocab.json and merges.txt, no tokenizer.json."""
-    from specrig.engines.base import EngineError, PairFiles
+    from specrig.models.pair import ModelError, PairFiles
 
     folder = tmp_path / "old"
     folder.mkdir()
     config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 4}
     (folder / "config.json").write_text(json.dumps(config))
     _json.cache_clear()
-    with pytest.raises(EngineError, match=r"no tokenizer\.json there"):
+    with pytest.raises(ModelError, match=r"no tokenizer\.json there"):
         vocabulary(str(folder))
     words = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
     (folder / "vocab.json").write_text(json.dumps(words))
@@ -229,7 +229,7 @@ def test_older_tokenizers_pass_the_gate(tmp_path: Path) -> None:
     assert vocabulary(str(folder)) == words
     check_pair(PairFiles("p", str(folder), str(folder)))
     (folder / "vocab.json").write_text("{")
-    with pytest.raises(EngineError, match=r"old: its tokenizer cannot be loaded: "):
+    with pytest.raises(ModelError, match=r"old: its tokenizer cannot be loaded: "):
         vocabulary(str(folder))
 
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from specrig.corpus.example import TASKS
 from specrig.decoding.drafters import registry
 from specrig.decoding.drafters.medusa import Layout, Medusa, regular_tree, sparse_tree
 from specrig.decoding.drafters.tree import topology
@@ -24,7 +25,6 @@ from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import Context, DecodingError, Drafter, Generation
 from specrig.training import llama
 from specrig.training.distil import train_draft
-from specrig.training.example import TASKS
 from specrig.training.language_model import next_token_loss, train_target
 from specrig.training.llama import Llama
 from specrig.training.medusa import Heads, heads_loss, rank_accuracies, train_draft_heads, train_heads, train_jointly

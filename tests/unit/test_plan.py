@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specrig import cli, facts
-from specrig.estimate import hours, pair_sizes, training
-from specrig.problems import Positions, Problems
-from specrig.rows import Pair, Task, read_rows
-from specrig.study import StudyError, load_study
+from specrig import cli
+from specrig.models import facts
+from specrig.planning.estimate import hours, pair_sizes, training
+from specrig.study.load import load_study
+from specrig.study.problems import Positions, Problems, StudyError
+from specrig.study.rows import Pair, Task, read_rows
 from specrig.training import budget
 from specrig.training.budget import training_flop
 from specrig.training.recipe import Recipe
@@ -121,7 +122,7 @@ def test_a_gpu_study_plans_without_refusals(workplace: Path, name: str, capsys: 
     shown = capsys.readouterr().out
     assert "Refused" not in shown and "GPU memory" in shown
     study = load_study(Path(f"configs/{name}.yaml"))
-    batches = {cell.batch_size for cell in study.cells()}
+    batches = {cell.batch_size for cell in study.grid.cells}
     assert max(batches) == {"gpu": 64, "gpu_shapes": 32}[name] and 1 in batches
     assert max(batches) <= study.training.corpus.prompts
 

@@ -22,7 +22,8 @@ from specrig.publishing.compare import compare_csv
 from specrig.publishing.manifest import PublicationError, entries, read_manifest
 from specrig.publishing.publish import publish as publish_study
 from specrig.publishing.verify import verify
-from specrig.study import Study, load_study
+from specrig.study.load import load_study
+from specrig.study.study import Study
 
 PUBLISHED = sorted(path.parent for path in (Path(__file__).parents[2] / "reports" / "published").glob("*/manifest.json"))
 USER, HOST, HOME = "jdoe42", "buildbox7.example.org", "/home/jdoe42"

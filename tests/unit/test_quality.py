@@ -144,6 +144,6 @@ def test_generated_code_runs_when_the_study_says_so() -> None:
 
 
 def test_scoring_is_off_by_default(workplace: Path) -> None:
-    from specrig.study import load_study
+    from specrig.study.load import load_study
 
     assert load_study(Path("configs/quick.yaml")).run_generated_code is False

@@ -92,7 +92,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index_path = folder / "records" / "native" / "embedded" / "ngram" / "index.json"
     index = json.loads(index_path.read_text())
     index["failed"]["story-k4-t0-b1"] = "ValueError: <script>alert(1)</script>"
-    index["skipped"]["story-k8-t0-b1"] = "no tree support"
     index_path.write_text(json.dumps(index))
     write_figures(folder, folder / "figures")
     return folder

@@ -22,16 +22,18 @@ from inference_server import PAUSE_S, STORIES, InferenceServer
 from specrig.analysis import acceptance
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
-from specrig.engines import counters
-from specrig.engines.base import Endpoint, EngineError, PairFiles
-from specrig.engines.http import Client, Reply, timed
-from specrig.engines.launch import ServerProcess, free_port
+from specrig.engines.base import EngineError
+from specrig.engines.http.client import Client, Reply, counters, timed
+from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.engines.native import Native
 from specrig.engines.server import Server
 from specrig.engines.sglang import Sglang, counts
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
-from specrig.study import StudyError, load_study
+from specrig.models.endpoint import Endpoint
+from specrig.models.pair import PairFiles
+from specrig.study.load import load_study
+from specrig.study.problems import StudyError
 
 SCRIPT = Path(__file__).with_name("inference_server.py")
 PROMPT = "Once upon a time, there was a little girl"
@@ -299,7 +301,7 @@ def test_a_server_does_not_outlive_a_killed_parent() -> None:
     )
     port = free_port()
     code = (
-        "import sys, time; from specrig.engines.launch import ServerProcess\n"
+        "import sys, time; from specrig.engines.http.launch import ServerProcess\n"
         f"server = ServerProcess([sys.executable, '-c', {child.format(port=port)!r}], 'http://127.0.0.1:{port}', health='/')\n"
         "print(server.process.pid, server.log, flush=True); time.sleep(600)"
     )
@@ -353,9 +355,9 @@ def test_a_study_measures_native_and_servers_side_by_side(
 ) -> None:
     servers = [endpoint(each).model_dump(include={"pair", "method", "k", "url"}) for each in (plain, speculating)]
     loaded = load_study(study(servers=servers))
-    assert loaded.refusals() == []
+    assert loaded.grid.refusals == []
     found = {}
-    for engine, pair, method in loaded.jobs():
+    for engine, pair, method in loaded.grid.jobs:
         measure(loaded, engine, pair, method, loaded.root)
         found[engine] = list(read_records(loaded.root / "records" / engine / pair / method / "t-k4-t0-b1.jsonl"))
     assert [record.run.tokens for record in found["server"]] == [record.run.tokens for record in found["native"]]
@@ -411,8 +413,8 @@ def test_cells_without_a_server_are_refused_and_the_others_planned(study: Any) -
     ]
     methods = [{"method": "ngram", "k": [2, 4]}, {"method": "eagle", "k": 4}]
     loaded = load_study(study(servers=servers, engines=["server"], methods=methods))
-    assert [each.name for each in loaded.cells()] == ["server/p/ngram/t-k4-t0-b1", "server/p/eagle/t-k4-t0-b1"]
-    assert [refusal.reason for refusal in loaded.refusals()] == [
+    assert [each.name for each in loaded.grid.cells] == ["server/p/ngram/t-k4-t0-b1", "server/p/eagle/t-k4-t0-b1"]
+    assert [refusal.reason for refusal in loaded.grid.refusals] == [
         "no server for ngram at k = 2 on pair p: name its url under `servers:`"
     ]
 
@@ -421,13 +423,13 @@ def test_sglang_missing_is_said_when_planning_unless_a_server_runs(study: Any) -
     methods = [{"method": "ngram", "k": 4}, {"method": "lookahead", "k": 4}]
     loaded = load_study(study(engines=["native", "sglang"], methods=methods))
     if Sglang.missing() is not None:
-        assert {refusal.reason for refusal in loaded.refusals()} == {Sglang.missing()}
+        assert {refusal.reason for refusal in loaded.grid.refusals} == {Sglang.missing()}
     servers = [
         {"engine": "sglang", "pair": "p", "method": "autoregressive", "url": "http://a"},
         {"engine": "sglang", "pair": "p", "method": "ngram", "k": 4, "url": "http://b"},
     ]
     loaded = load_study(study(engines=["native", "sglang"], methods=methods, servers=servers))
-    assert [each.method for each in loaded.cells() if each.engine == "sglang"] == ["ngram"]
+    assert [each.method for each in loaded.grid.cells if each.engine == "sglang"] == ["ngram"]
 
 
 def test_sglangs_flags(tmp_path: Path) -> None:

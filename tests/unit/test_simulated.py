@@ -17,15 +17,16 @@ from specrig.audit.run import audit_records
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
 from specrig.decoding.llama_model import LlamaModel
-from specrig.decoding.random_weights import random_model
-from specrig.engines.base import PairFiles
 from specrig.engines.native import Native
-from specrig.facts import models
 from specrig.measurement.records import Record, read_records, study_records
 from specrig.measurement.runner import measure
+from specrig.models.facts import models
+from specrig.models.pair import PairFiles
+from specrig.models.random_weights import random_model
 from specrig.reporting.study_data import read_study
 from specrig.reporting.tables import write_tables
-from specrig.study import StudyError, load_study
+from specrig.study.load import load_study
+from specrig.study.problems import StudyError
 
 TARGET = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

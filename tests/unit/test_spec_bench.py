@@ -19,7 +19,8 @@ from specrig.measurement.prompts import in_chat_template
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
 from specrig.reporting.quality import write_quality
-from specrig.study import StudyError, load_study
+from specrig.study.load import load_study
+from specrig.study.problems import StudyError
 from specrig.tasks import Prompt, PromptError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -106,7 +107,7 @@ def test_prompts_are_checked_again_before_the_models_load(config: Path) -> None:
     study = load_study(config)
     longer = study.model_copy(update={"max_new_tokens": 480})
     code = (
-        "import sys; from pathlib import Path; from specrig.study import load_study; from specrig.measurement import runner\n"
+        "import sys; from pathlib import Path; from specrig.study.load import load_study; from specrig.measurement import runner\n"
         "study = load_study(Path(sys.argv[1]))\n"
         "runner.engines = lambda: sys.exit('a model is being loaded')\n"
         "runner.measure(study, 'native', 'stories', 'draft_model', study.root)\n"
@@ -121,7 +122,7 @@ def test_prompts_are_checked_again_before_the_models_load(config: Path) -> None:
 
 def test_chat_templates_come_from_the_tokenizer(config: Path, tmp_path: Path) -> None:
     study = load_study(config)
-    pair = study.pair_files("stories", study.root)
+    pair = study.paths.pair_files("stories", study.root)
     with pytest.raises(PromptError, match=r"wants a chat template and the tokenizer of .* has none"):
         in_chat_template([Prompt("1", "hi")], "t", pair)
     folder = tmp_path / "chatty"

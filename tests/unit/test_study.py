@@ -15,8 +15,9 @@ from specrig.decoding import drafters
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.types import MethodOptions
 from specrig.engines.native import Native
-from specrig.listing import SCHEMAS, schema_text
-from specrig.study import StudyError, load_study
+from specrig.planning.listing import SCHEMAS, schema_text
+from specrig.study.load import load_study
+from specrig.study.problems import StudyError
 
 BASE: dict[str, Any] = {
     "study": "trial",
@@ -42,11 +43,11 @@ def problem_of(**changes: Any) -> str:
 
 def test_cells_are_every_combination(workplace: Path) -> None:
     study = load_study(written(temperatures=[0, 1]))
-    names = [cell.name for cell in study.cells()]
+    names = [cell.name for cell in study.grid.cells]
     assert len(names) == len(set(names)) == 2 * 2 * 2 + 1 * 2 * 2
     assert "native/embedded/draft_model/code-k4-t1-b1" in names
-    assert list(study.jobs()) == [("native", "embedded", "draft_model"), ("native", "embedded", "ngram")]
-    assert study.refusals() == []
+    assert list(study.grid.jobs) == [("native", "embedded", "draft_model"), ("native", "embedded", "ngram")]
+    assert study.grid.refusals == []
 
 
 def test_an_entry_overrides_temperatures_and_tasks(workplace: Path) -> None:
@@ -71,9 +72,9 @@ def test_an_option_that_is_a_list_is_swept_by_a_list_of_lists(workplace: Path, m
             branches: list[int] = Field(default_factory=lambda: [2, 1])
 
     registry = {**drafters.registry(), "branching": Branching}
-    monkeypatch.setattr("specrig.study.methods", lambda: registry)
-    monkeypatch.setattr("specrig.entries.methods", lambda: registry)
-    monkeypatch.setattr("specrig.checks.methods", lambda: registry)
+    monkeypatch.setattr("specrig.study.study.methods", lambda: registry)
+    monkeypatch.setattr("specrig.study.entries.methods", lambda: registry)
+    monkeypatch.setattr("specrig.study.checks.methods", lambda: registry)
     monkeypatch.setattr("specrig.engines.native.registry", lambda: registry)
     one = load_study(written(tasks=["code"], methods=[{"method": "branching", "branches": [4, 2]}])).cells()
     assert [cell.options["branches"] for cell in one] == [[4, 2]]
@@ -91,7 +92,7 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
     Path("configs/pairs.tsv").unlink()
     again = load_study(Path("study.json"))
     assert again == study
-    assert again.cells() == study.cells()
+    assert again.cells() == study.grid.cells
     assert again.pair_files("embedded", again.root).target == "results/trial/models/embedded/target"
 
 
@@ -190,7 +191,7 @@ def test_a_row_says_how_an_engine_serves_its_pair(workplace: Path) -> None:
     header = "pair\ttarget\tdraft\ttensor_parallel\tquantization\tgpu_memory_utilization\tmax_model_len\n"
     Path("configs/pairs.tsv").write_text(header + "embedded\ttrained\ttrained\t2\tfp8\t0.8\t4096\n")
     study = load_study(written(engines=["native", "vllm"], engine_options={"vllm": {"eager": True}}))
-    files = study.pair_files("embedded", study.root)
+    files = study.paths.pair_files("embedded", study.root)
     assert (files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len) == (2, "fp8", 0.8, 4096)
     assert files.engine_options == {"vllm": {"eager": True}}
 
@@ -220,8 +221,8 @@ def test_tasks_read_any_jsonl(workplace: Path) -> None:
 def test_refused_cells_are_listed_and_not_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Native, "refuses", classmethod(lambda _, cell: "no k = 4 here" if cell.k == 4 else None))
     study = load_study(written())
-    assert {refusal.cell.k for refusal in study.refusals()} == {4}
-    assert {cell.k for cell in study.cells()} == {2, 3}
+    assert {refusal.cell.k for refusal in study.grid.refusals} == {4}
+    assert {cell.k for cell in study.grid.cells} == {2, 3}
     monkeypatch.setattr(Native, "missing", classmethod(lambda _: "pip install something"))
     assert "no engine can run any cell: pip install something (6 cells)" in problem_of()
 
@@ -240,7 +241,7 @@ def test_every_config_of_the_repository_is_sound(repository: Path, monkeypatch: 
     for path in sorted(Path("configs").glob("*.yaml")):
         study = load_study(path)
         assert study.study == path.stem
-        assert study.cells()
+        assert study.grid.cells
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -19,7 +19,7 @@ from specrig.analysis.cost_model import (
 from specrig.analysis.rounds import HEADS, round_cost
 from specrig.analysis.statistics import prompts_needed
 from specrig.decoding.drafters import registry
-from specrig.facts.devices import devices, find_device
+from specrig.models.facts.devices import devices, find_device
 
 ALPHA = st.floats(0, 1, allow_nan=False)
 RARE = 1e-3

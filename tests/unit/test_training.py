@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specrig.training import corpus, llama, losses, run
+from specrig.corpus import gather as corpus
+from specrig.training import llama, losses, run
 from specrig.training.checkpoint import State
 from specrig.training.distil import distillation_loss, train_draft
 from specrig.training.generate import continuations
@@ -41,7 +42,7 @@ TINY_RECIPE = Recipe.model_validate(TINY)
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny pair, really trained: corpus/, models/target, models/draft."""
     out = tmp_path_factory.mktemp("pair")
-    corpus.build(TINY_RECIPE, out)
+    corpus.build(TINY_RECIPE.corpus, TINY_RECIPE.seed, out)
     train_target(TINY_RECIPE, out / "corpus", out / "models", progress=False)
     write_text(TINY_RECIPE, out / "corpus", out / "models")
     train_draft(TINY_RECIPE, out / "corpus", out / "models", progress=False)

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from specrig.training import corpus, stages
+from specrig.corpus import gather as corpus
+from specrig.training import stages
 from specrig.training.medusa import train_jointly
 from specrig.training.recipe import TINY, Recipe
 from specrig.training.target_text import read_text, write_text
@@ -35,7 +36,7 @@ GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("study")
-    corpus.build(RECIPE, out)
+    corpus.build(RECIPE.corpus, RECIPE.seed, out)
     return out / "corpus"
 
 

@@ -10,11 +10,12 @@ from snakemake.exceptions import WorkflowError
 from specrig.cell import digest
 from specrig.measurement.records import write_atomically
 from specrig.decoding.drafters import registry as methods
-from specrig.digests import audit_digest, code_digest, job_digest, stage_digest
+from specrig.provenance.digests import audit_digest, code_digest, job_digest, stage_digest
 from specrig.engines import registry as engines
-from specrig.listing import needs
-from specrig.study import StudyError, load_study
-from specrig.training.example import TASKS
+from specrig.planning.listing import needs
+from specrig.study.load import load_study
+from specrig.study.problems import StudyError
+from specrig.corpus.example import TASKS
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT
 
 try:
@@ -49,16 +50,16 @@ GPU = int(STUDY.uses_gpu())
 
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in TASKS]
 SCORED = [task for task in STUDY.tasks if STUDY.rows.tasks[task].scorer]
-INDEXES = [f"{ROOT}/records/{'/'.join(job)}/index.json" for job in STUDY.jobs()]
+INDEXES = [f"{ROOT}/records/{'/'.join(job)}/index.json" for job in STUDY.grid.jobs]
 CURVES = [
-    f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.trained()
+    f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.grid.trained
 ]
 AUDITS = [f"{ROOT}/audit/records.csv"] + [
     f"{ROOT}/audit/exact-{engine}-{method}.csv"
     for engine, method in sorted(
         {
             (engine, method)
-            for engine, _, method in STUDY.jobs()
+            for engine, _, method in STUDY.grid.jobs
             # Its samples come from a pair made for the test, which a server that runs elsewhere does not have.
             if engines()[engine].loads_pairs and engines()[engine].missing() is None
         }
@@ -135,8 +136,8 @@ def model_files(pair, models):
     """Files of some of a pair's models: what the DAG trains, or the configs of local folders. Hub ids have none."""
     files = []
     for model in models:
-        folder = STUDY.model(pair, model, STUDY.root)
-        if (pair, model) in STUDY.trained():
+        folder = STUDY.paths.model(pair, model, STUDY.root)
+        if (pair, model) in STUDY.grid.trained:
             files += [f"{folder}/{name}" for name in FILES]
         elif folder is not None and Path(folder).is_dir():
             files.append(f"{folder}/config.json")
@@ -172,14 +173,14 @@ def teaching_files(pair, models):
 def prompt_inputs(wildcards):
     """Prompt files of the tasks that a job measures."""
     return sorted(
-        {str(STUDY.prompt_file(cell.task, STUDY.root)) for cell in job_cells(wildcards)}
+        {str(STUDY.paths.prompt_file(cell.task, STUDY.root)) for cell in job_cells(wildcards)}
     )
 
 
 def task_row(wildcards):
     """What decides which prompts are fetched for a task."""
     row = STUDY.rows.tasks[wildcards.task].model_dump(exclude={"notes", "licence"})
-    return digest([row, STUDY.prompts_wanted(wildcards.task)])
+    return digest([row, STUDY.grid.prompts_wanted(wildcards.task)])
 
 
 def scored():
@@ -193,7 +194,7 @@ def scored():
 
 def job_cells(wildcards):
     """Cells that one measuring job runs."""
-    return STUDY.jobs()[wildcards.engine, wildcards.pair, wildcards.method]
+    return STUDY.grid.jobs[wildcards.engine, wildcards.pair, wildcards.method]
 
 
 def job_cell_names(wildcards):
@@ -206,7 +207,7 @@ def audited_options(wildcards):
     cells = sorted(
         {
             (cell.k, cell.temperature, cell.variant, digest(cell.options))
-            for cell in STUDY.cells()
+            for cell in STUDY.grid.cells
             if (cell.engine, cell.method) == (wildcards.engine, wildcards.method)
         }
     )

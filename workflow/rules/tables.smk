@@ -65,7 +65,7 @@ rule tables:
 rule quality:
     input:
         indexes=INDEXES,
-        prompts=[str(STUDY.prompt_file(task, STUDY.root)) for task in SCORED],
+        prompts=[str(STUDY.paths.prompt_file(task, STUDY.root)) for task in SCORED],
     output:
         report(
             f"{ROOT}/tables/quality.csv",

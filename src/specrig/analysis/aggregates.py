@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specrig.analysis.commands import preferred
-from specrig.reported import TIMED, Claim
+from specrig.study.claims import TIMED, Claim
 
 SETTING = ("engine", "pair", "method", "k", "variant", "temperature", "batch_size")
 """Columns of cells that a mean over tasks holds fixed."""

@@ -14,15 +14,15 @@ from typing import Any
 
 import pandas as pd
 
-from specrig import facts
 from specrig.analysis import theory
 from specrig.analysis.aggregates import means, parts
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.commands import DTYPES, Catalogue, command, matches_task
 from specrig.analysis.roofline import model_facts
 from specrig.analysis.theory import Theory
-from specrig.facts.devices import find_device
-from specrig.reported import TIMED, Claim
+from specrig.models import facts
+from specrig.models.facts.devices import find_device
+from specrig.study.claims import TIMED, Claim
 
 TOLERANCE = 0.05
 """Reported figures come without intervals: each is taken as known to 5 % on either side."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specrig.analysis.roofline import model_facts
-from specrig.reported import Claim
+from specrig.study.claims import Claim
 
 DATA_SETS = {
     "cnndm": ("cnndm", "cnndailymail", "specbenchsummarization"),

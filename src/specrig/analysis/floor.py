@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specrig import facts
 from specrig.analysis.cost_model import pass_costs
 from specrig.analysis.roofline import BYTES, pass_bytes, size_of_shape
 from specrig.measurement.records import Record
+from specrig.models import facts
 
 COLUMNS = ["floor_ms", "floor_share"]
 """Columns of the cells' table where the bandwidth is known."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specrig import facts
-from specrig.facts.devices import Device, named_sizes
+from specrig.models import facts
+from specrig.models.facts.devices import Device, named_sizes
 
 BYTES = {
     "float32": 4.0,

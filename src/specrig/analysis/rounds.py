@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from specrig.analysis import roofline
 from specrig.analysis.roofline import Size
-from specrig.facts.devices import Device
+from specrig.models.facts.devices import Device
 
 Range = tuple[float, float]
 

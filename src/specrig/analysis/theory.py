@@ -13,8 +13,8 @@ from itertools import product
 from specrig.analysis.cost_model import expected_tokens, required_alpha, walltime_improvement
 from specrig.analysis.roofline import BYTES, pass_seconds, size_of
 from specrig.analysis.rounds import HEADS, Range, round_cost
-from specrig.facts.devices import find_device
-from specrig.reported import TIMED, Claim
+from specrig.models.facts.devices import find_device
+from specrig.study.claims import TIMED, Claim
 
 ABOVE = 0.10
 """How far a figure may stand above the model: rounding, and tokens that are not accepted independently."""

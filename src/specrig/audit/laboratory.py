@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from specrig.engines.base import PairFiles
+from specrig.models.pair import PairFiles
 
 VOCABULARY = 12
 PROMPT = (3, 5, 3, 5, 7, 3, 5)

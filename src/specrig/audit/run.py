@@ -23,13 +23,14 @@ from specrig.engines.base import EngineError
 from specrig.measurement.prompts import prepared
 from specrig.measurement.records import Record, write_atomically
 from specrig.measurement.runner import is_lossless
+from specrig.models.pair import ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from specrig.audit.distribution import GTest
     from specrig.engines.native import Native
-    from specrig.study import Study
+    from specrig.study.study import Study
 
 FALSE_ALARM = 1e-4
 COLUMNS = ["engine", "pair", "method", "variant", "task", "temperature", "test", "ks", "samples", "p_value", "passed", "finding"]
@@ -39,7 +40,7 @@ def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
     """Test one method's samples against the exact distribution; writes `out`, one row a variant and temperature."""
     from specrig.audit.exact import LENGTH, exact_test
 
-    cells = [cell for cell in study.cells() if (cell.engine, cell.method) == (engine, method)]
+    cells = [cell for cell in study.grid.cells if (cell.engine, cell.method) == (engine, method)]
     build = engines()[engine].build(study.engine_options.get(engine, {}))
     temperatures = sorted({cell.temperature for cell in cells if cell.temperature > 0}) or [1.0]
     rows = []
@@ -53,7 +54,7 @@ def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
                 with TemporaryDirectory() as folder:
                     tried = probe.model_copy(update={"temperature": temperature})
                     test = exact_test(engine, tried, Path(folder), study.audit_samples, study.engine_options)
-            except EngineError as error:
+            except (EngineError, ModelError) as error:
                 # What could not be tested has not passed; the other verdicts, and the report, do not wait for it.
                 finding, p_value, samples, passed = f"not tested: {error}", float("nan"), 0, False
             else:
@@ -102,7 +103,7 @@ def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path
             found = list(group)
             try:
                 rows.append(_identity(found, target) if found[0].cell.temperature == 0 else _positions(found, target, study.seed))
-            except EngineError as error:
+            except (EngineError, ModelError) as error:
                 rows.append(_judged(found, "not tested", float("nan"), False, found[0].lossless, str(error)))
     _write(rows, out)
 
@@ -112,7 +113,7 @@ class Target:
 
     def __init__(self, study: Study, pair: str, root: Path) -> None:
         self.study, self.pair, self.root = study, pair, root
-        self.files = study.pair_files(pair, root).only(())
+        self.files = study.paths.pair_files(pair, root).only(())
 
     @cache  # noqa: B019 (one object a pair, gone with the audit)
     def engine(self) -> Native:

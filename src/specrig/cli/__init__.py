@@ -31,7 +31,7 @@ INTERRUPTED = 130
 @app.command()
 def plan(config: ConfigFile = Path("configs/quick.yaml")) -> None:
     """Check a study and list what it will measure, and what no engine can run and why."""
-    from specrig.listing import show_plan
+    from specrig.planning.listing import show_plan
 
     show_plan(load(config), Console())
 
@@ -52,7 +52,7 @@ def advise(
     reported: Annotated[Path, typer.Option(help="What others measured")] = Path("configs/reported.csv"),
 ) -> None:
     """Say which method and k to use for a pair, and why: from measurements, else from a model of its hardware."""
-    from specrig.advice import advise
+    from specrig.planning.advice import advise
 
     advise(pair, pairs, reported, device, study, Console())
 
@@ -63,7 +63,7 @@ def pin(
     check: Annotated[bool, typer.Option("--check", help="Only tell; exit code 1 where something is not pinned")] = False,
 ) -> None:
     """Write the hub's present commits into the tables, for all that a study uses without a revision."""
-    from specrig.pins import pin
+    from specrig.planning.pins import pin
 
     if not pin(load(config), Console(), check=check):
         raise typer.Exit(1)
@@ -72,7 +72,7 @@ def pin(
 @app.command()
 def methods() -> None:
     """List the methods with their options, and the engines."""
-    from specrig.listing import show_methods
+    from specrig.planning.listing import show_methods
 
     show_methods(Console())
 
@@ -80,7 +80,7 @@ def methods() -> None:
 @app.command()
 def schema(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("workflow/schemas")) -> None:
     """Write the JSON schemas of studies and tables, for editors."""
-    from specrig.listing import write_schemas
+    from specrig.planning.listing import write_schemas
 
     for path in write_schemas(folder):
         typer.echo(path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from specrig.study import Study
+    from specrig.study.study import Study
 
 ConfigFile = Annotated[Path, typer.Argument(help="A study's config, e.g. configs/quick.yaml")]
 StudyFile = Annotated[Path, typer.Option("--study", help="results/<study>/study.json, or a config")]
@@ -19,7 +19,7 @@ PairName = Annotated[str, typer.Option(help="Row of pairs.tsv")]
 
 def load(file: Path) -> Study:
     """The study that a verb works on."""
-    from specrig.study import load_study
+    from specrig.study.load import load_study
 
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # no bars in logs

@@ -10,15 +10,15 @@ import typer
 from specrig.cli.arguments import PairName, StudyFile, load
 
 if TYPE_CHECKING:
-    from specrig.study import Study
+    from specrig.study.study import Study
 
 
 def corpus(study: StudyFile) -> None:
     """Gather the training text and the held-out prompts."""
-    from specrig.training.corpus import build
+    from specrig.corpus.gather import build
 
     loaded = load(study)
-    build(loaded.training, loaded.root)
+    build(loaded.training.corpus, loaded.training.seed, loaded.root)
 
 
 def train(
@@ -29,8 +29,8 @@ def train(
 ) -> None:
     """Train the target of a pair, distil its draft from it, or train a head."""
     loaded = load(study)
-    if (pair, model) not in loaded.trained():
-        known = ", ".join(" ".join(each) for each in loaded.trained()) or "none"
+    if (pair, model) not in loaded.grid.trained:
+        known = ", ".join(" ".join(each) for each in loaded.grid.trained) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
     from specrig.training import stages
 

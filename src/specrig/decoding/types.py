@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from specrig.decoding.sampling import Sampler
-    from specrig.decoding.verify_tree import Criterion
 
 Acceptance = Literal["exact", "block", "typical"]
 """`exact` and `block` keep the target's distribution (greedy match at temperature 0; above, rejection sampling token by token, or
 of a chain as a whole); `typical` does not."""
 
+
+Criterion: TypeAlias = "Callable[[Tensor], Tensor]"
+"""Typical acceptance: of distributions `[..., V]` the probability `[...]` that a token must exceed."""
 
 Parents: TypeAlias = "Sequence[Sequence[int]] | Tensor"
 """`[B, n]`: of each token of a pass the index of its predecessor among them, before it; -1 hangs on the context."""

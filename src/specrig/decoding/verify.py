@@ -23,8 +23,8 @@ from torch import Tensor
 from specrig.decoding.device import on_device
 from specrig.decoding.sampling import Sampler, draw
 from specrig.decoding.simulated import SimulatedAcceptance
-from specrig.decoding.types import Draft, Verdict
-from specrig.decoding.verify_tree import Criterion, verify_tree
+from specrig.decoding.types import Criterion, Draft, Verdict
+from specrig.decoding.verify_tree import verify_tree
 
 
 def verify(

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from specrig.decoding.device import on_device
 from specrig.decoding.sampling import Sampler, draw
-from specrig.decoding.types import Draft, Verdict
+from specrig.decoding.types import Criterion, Draft, Verdict
 
-Criterion = Callable[[Tensor], Tensor]
-"""Typical acceptance: of distributions `[..., V]` the probability `[...]` that a token must exceed."""
 Children = dict[int, list[int]]
 """Node -> its children in the order of drafting; the root is -1."""
 Test = Callable[[int, int], bool]

@@ -3,105 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from specrig.cell import Cell
+from specrig.models.pair import PairFiles
+from specrig.settings import Settings
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation
 
 
 class EngineError(RuntimeError):
-    """An engine or a model that cannot be used; the message names what, why and the fix."""
+    """An engine that cannot be used, or fails; the message names what, why and the fix."""
 
 
-class Endpoint(BaseModel):
-    """A server that already runs: it decodes one pair with one method at one k. Requests alone do not tell it to speculate."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    pair: str
-    """Row of pairs.tsv whose target it serves; the prompts' token ids come from that target's tokenizer."""
-    method: str
-    """The method it was started with; `autoregressive` for the server that the others are held against."""
-    k: int = Field(0, ge=0)
-    """The k it was started with; 0 for methods that use none."""
-    variant: str = ""
-    """Which sweep of the method's options it was started with, as `specrig plan` names it; empty for the defaults."""
-    url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
-    """Where it answers, e.g. `http://gpu1:8000`."""
-    engine: str = "server"
-    """Who speaks to it: `server` (the OpenAI API) or an engine with an API of its own."""
-    model: str | None = None
-    """The name it serves the model under; null: the first that it lists."""
-    api_key_env: str | None = None
-    """Environment variable that holds its key; the key itself is never written down."""
-    fields: dict[str, Any] = Field(default_factory=dict)
-    """More fields for each request, e.g. what turns speculation on or off in a server that can do both."""
-
-    def runs(self, cell: Cell) -> bool:
-        """Whether this is the server for `cell`."""
-        wanted = (cell.engine, cell.pair, cell.method, cell.k, cell.variant)
-        return (self.engine, self.pair, self.method, self.k, self.variant) == wanted
-
-
-def endpoint_of(cell: Cell, servers: Iterable[Endpoint]) -> Endpoint | None:
-    """The server that runs `cell`, if one was named."""
-    return next((server for server in servers if server.runs(cell)), None)
-
-
-@dataclass(frozen=True, slots=True)
-class PairFiles:
-    """Where a pair's parts lie: local folders or hub ids; `heads` maps a head's name to its folder."""
-
-    name: str
-    target: str
-    draft: str | None = None
-    target_revision: str | None = None
-    draft_revision: str | None = None
-    dtype: str = "float32"
-    simulated_acceptance: float | None = None
-    """Not None: shapes with random weights, and this the declared chance that a drafted token is accepted."""
-    heads: dict[str, Path] = field(default_factory=dict)
-    head_revisions: dict[str, str] = field(default_factory=dict)
-    servers: tuple[Endpoint, ...] = ()
-    """Servers that already run the pair, of any engine and method."""
-    tensor_parallel: int = 1
-    """GPUs that share each layer; this and the next three are for engines that serve."""
-    quantization: str | None = None
-    gpu_memory_utilization: float | None = None
-    max_model_len: int | None = None
-    engine_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Engine name -> the study's options for it (`Engine.Options`)."""
-
-    def only(self, needs: Sequence[str]) -> PairFiles:
-        """The target and these parts: what a method does not need may be missing, or still in training."""
-        heads = {name: folder for name, folder in self.heads.items() if name in needs}
-        return replace(self, draft=self.draft if "draft" in needs else None, heads=heads)
-
-    @property
-    def sources(self) -> dict[str, str]:
-        """Every part that is there: name -> folder or hub id."""
-        parts = {"target": self.target, "draft": self.draft, **{name: str(folder) for name, folder in self.heads.items()}}
-        return {name: source for name, source in parts.items() if source is not None}
-
-    @property
-    def revisions(self) -> dict[str, str]:
-        """Revisions of the parts that have one: name -> branch, tag or commit on the hub."""
-        parts = {"target": self.target_revision, "draft": self.draft_revision, **self.head_revisions}
-        return {name: revision for name, revision in parts.items() if revision is not None and name in self.sources}
-
-
-class EngineOptions(BaseModel):
+class EngineOptions(Settings):
     """An engine's own parameters with their defaults; unknown names are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Engine(ABC):

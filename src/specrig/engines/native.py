@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter, Generation
-from specrig.engines.base import EngineError, PairFiles
-from specrig.engines.hub import fetch_folder
+from specrig.engines.base import EngineError
 from specrig.engines.tokenized import TokenizedEngine
+from specrig.models.hub import fetch_folder
+from specrig.models.pair import PairFiles
 
 if TYPE_CHECKING:
     from specrig.decoding.model import CachedModel

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from specrig.cell import Cell
-from specrig.engines import counters
-from specrig.engines.base import Endpoint, EngineError, endpoint_of
-from specrig.engines.http import Client, HttpEngine, Reply
+from specrig.engines.base import EngineError
+from specrig.engines.http import counters
+from specrig.engines.http.client import Client, HttpEngine, Reply
+from specrig.models.endpoint import Endpoint, endpoint_of
 
 SETTLE_S = 2.0
 """How long a server's counters may lag behind its answers."""

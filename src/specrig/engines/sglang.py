@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
-from specrig.engines.base import Endpoint, EngineError, PairFiles, endpoint_of
-from specrig.engines.gate import check_pair
-from specrig.engines.http import Client, HttpEngine, Reply
-from specrig.engines.launch import ServerProcess, free_port
+from specrig.engines.base import EngineError
+from specrig.engines.http.client import Client, HttpEngine, Reply
+from specrig.engines.http.launch import ServerProcess, free_port
+from specrig.models.endpoint import Endpoint, endpoint_of
+from specrig.models.gate import check_pair
+from specrig.models.pair import PairFiles
 
 ALGORITHMS = {
     "autoregressive": (None, None),

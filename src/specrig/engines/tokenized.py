@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specrig.engines.base import Engine, PairFiles
-from specrig.engines.weights import weights_of
+from specrig.engines.base import Engine
+from specrig.models.pair import PairFiles
+from specrig.models.weights import weights_of
 
 
 class TokenizerEngine(Engine):

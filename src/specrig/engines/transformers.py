@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation, Round
-from specrig.engines.base import PairFiles
 from specrig.engines.tokenized import TokenizedEngine
+from specrig.models.pair import PairFiles
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry as methods
-from specrig.digests import job_digest
-from specrig.engines.base import PairFiles, endpoint_of
-from specrig.measurement.environment import model_digest
 from specrig.measurement.records import RecordError, read_records
+from specrig.models.endpoint import endpoint_of
+from specrig.models.pair import PairFiles
+from specrig.provenance.digests import job_digest
+from specrig.provenance.environment import model_digest
 from specrig.tasks import Prompt
 
 if TYPE_CHECKING:
-    from specrig.study import Study
+    from specrig.study.study import Study
 
 
 def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: dict[str, list[Prompt]]) -> dict[Cell, str]:
@@ -26,7 +27,7 @@ def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: 
     }
     if pair.simulated_acceptance is not None:
         models["simulated acceptance"] = pair.simulated_acceptance
-    counts = {(cell.task, study.prompt_count(cell.batch_size)) for cell in cells}
+    counts = {(cell.task, study.grid.prompt_count(cell.batch_size)) for cell in cells}
     texts = {(task, count): digest([(prompt.id, prompt.text) for prompt in prompts[task][:count]]) for task, count in counts}
     settings = [
         study.seed,
@@ -43,7 +44,7 @@ def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: 
         code = job_digest(cell.engine, cell.method)
         servers = [endpoint_of(each, pair.servers) for each in (cell, baseline_of(cell))]
         options = pair.engine_options.get(cell.engine, {})
-        own = texts[cell.task, study.prompt_count(cell.batch_size)]
+        own = texts[cell.task, study.grid.prompt_count(cell.batch_size)]
         result[cell] = digest([cell.model_dump(), settings, options, own, models, code, servers])
     return result
 

@@ -23,10 +23,7 @@ from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.engines.base import Engine, EngineError
-from specrig.engines.hub import at_commits
-from specrig.measurement.bandwidth import memory
 from specrig.measurement.energy import Meter, metered
-from specrig.measurement.environment import capture
 from specrig.measurement.freshness import baseline_of, cell_digests, measured
 from specrig.measurement.progress import Advance, progress
 from specrig.measurement.prompts import prepared
@@ -39,11 +36,14 @@ from specrig.measurement.records import (
     write_records,
 )
 from specrig.measurement.unpaired import measure_unpaired
+from specrig.models.hub import at_commits
+from specrig.provenance.bandwidth import memory
+from specrig.provenance.environment import capture
 from specrig.tasks import Prompt, PromptError
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation
-    from specrig.study import Study
+    from specrig.study.study import Study
 
 WARMUP_TOKENS = 16
 
@@ -55,11 +55,11 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
     listed in the index with its reason and does not stop the others. Raises EngineError if the pair cannot be loaded at all.
     """
     job = (engine_name, pair_name, method)
-    cells = [cell for cell in study.cells() if cell.job == job]
+    cells = [cell for cell in study.grid.cells if cell.job == job]
     if not cells:
         raise EngineError(f"study {study.study} has no cells of {'/'.join(job)}")
     folder = root / "records" / engine_name / pair_name / method
-    pair = study.pair_files(pair_name, root).only(methods()[method].needs)
+    pair = study.paths.pair_files(pair_name, root).only(methods()[method].needs)
     prompts: dict[str, list[Prompt]] = {}
     failed: dict[str, str] = {}
     for task in dict.fromkeys(cell.task for cell in cells):
@@ -78,7 +78,9 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
             meter = open_things.enter_context(_metered(engine))
             environment = capture(pair, device=device, threads=study.threads) | engine.environment() | {"energy": meter.source}
             write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
-            grouped = [(block, prompts[block[0].task][: study.prompt_count(block[0].batch_size)]) for block in _blocks(pending)]
+            grouped = [
+                (block, prompts[block[0].task][: study.grid.prompt_count(block[0].batch_size)]) for block in _blocks(pending)
+            ]
             total = sum(_units(study, engine, block, len(own)) for block, own in grouped)
             with progress("/".join(job), total) as advance:
                 blocks = [_Block(study, engine, meter, block, own, digests, folder, advance) for block, own in grouped]
@@ -269,7 +271,7 @@ def as_run(generation: Generation) -> Run:
 
 
 def _write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], failed: dict[str, str]) -> None:
-    index: dict[str, Any] = {"cells": {}, "failed": failed, "skipped": {}}
+    index: dict[str, Any] = {"cells": {}, "failed": failed}
     for cell in cells:
         path = folder / f"{cell.slug}.jsonl"
         if cell.slug not in failed:

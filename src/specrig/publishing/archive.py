@@ -101,7 +101,7 @@ def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
 def _pack_job(job: Job, study: StudyData, folder: Path, names: Sequence[str], own: set[str]) -> None:
     """One job's records, its index with the digests of what is published, and its environment."""
     there = folder / "records" / job.engine / job.pair / job.method
-    index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names), "skipped": scrubbed(job.skipped, names)}
+    index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names)}
     lines: list[str] = []
     for slug, path in job.files.items():
         found = _lines(path.read_text(encoding="utf-8"))

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrig import __version__
-from specrig.measurement.environment import code_version
 from specrig.measurement.records import SCHEMA_VERSION
+from specrig.provenance.environment import code_version
 
 FILE = "manifest.json"
 LIBRARIES = ("numpy", "pandas", "scipy")

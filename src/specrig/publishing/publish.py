@@ -20,7 +20,7 @@ from specrig.reporting.figures import write_figures
 from specrig.reporting.quality import study_scores, write_quality_table
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.tables import STEMS, write_tables
-from specrig.study import Study
+from specrig.study.study import Study
 
 TABLES = (*STEMS, "quality")
 """Tables of a publication: all are computed from what is in it."""
@@ -147,7 +147,7 @@ def _check_finished(study: Study) -> None:
         raise PublicationError(f"{study.root}: no results there; {again}")
     jobs = {(job.engine, job.pair, job.method): job for job in read_study(study.root).jobs}
     missing = []
-    for key, cells in study.jobs().items():
+    for key, cells in study.grid.jobs.items():
         job = jobs.get(key)
         done = {*job.files, *job.failed} if job and (study.root / "records" / Path(*key) / "index.json").is_file() else set()
         missing += [cell.name for cell in cells if cell.slug not in done]

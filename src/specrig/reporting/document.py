@@ -234,12 +234,12 @@ def _samples(study: StudyData, summary: pd.DataFrame) -> list[tuple[str, str, Sa
 
 
 def _skipped(study: StudyData) -> list[tuple[str, str, str]]:
-    """Cells nobody ran and why: from the jobs' indexes, and those that no engine can run."""
-    rows = [(f"{job.engine}/{job.pair}/{job.method}", slug, why) for job in study.jobs for slug, why in job.skipped.items()]
-    from specrig.study import StudyError, load_study
+    """Cells that no engine can run, and why."""
+    from specrig.study.load import load_study
+    from specrig.study.problems import StudyError
 
     try:
-        refusals = load_study(study.folder / "study.json").refusals()
+        refusals = load_study(study.folder / "study.json").grid.refusals
     except StudyError:
-        return rows  # a study of another version: its records still make a report
-    return rows + [("/".join(refusal.cell.job), refusal.cell.slug, refusal.reason) for refusal in refusals]
+        return []  # a study of another version: its records still make a report
+    return [("/".join(refusal.cell.job), refusal.cell.slug, refusal.reason) for refusal in refusals]

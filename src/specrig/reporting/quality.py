@@ -14,7 +14,7 @@ from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.study_data import read_study
 from specrig.reporting.style import method_name, task_name
-from specrig.study import Study
+from specrig.study.study import Study
 
 CAPTION = (
     "Quality of the outputs: the method's score, its baseline's on the same prompts, and the difference with its 95 % bootstrap "

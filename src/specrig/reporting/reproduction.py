@@ -13,12 +13,12 @@ from specrig.analysis.claims import TOLERANCE, VERDICTS, judge, judgements_table
 from specrig.analysis.commands import Catalogue
 from specrig.analysis.theory import ABOVE, BELOW
 from specrig.decoding.drafters import registry as methods
-from specrig.problems import Positions, Problems
-from specrig.reported import Claim, read_claims
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.study_data import Job, StudyData
-from specrig.rows import Pair, Task, read_rows
+from specrig.study.claims import Claim, read_claims
+from specrig.study.problems import Positions, Problems
+from specrig.study.rows import Pair, Task, read_rows
 
 CAPTION = (
     f"Every reported figure, with its verdict. Measured: the bootstrap interval overlaps the reported figure widened by {TOLERANCE:.0%}. Theory: the "

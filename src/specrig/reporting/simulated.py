@@ -11,13 +11,13 @@ from specrig.analysis.cells import cells_table, row_dicts
 from specrig.analysis.claims import differing, related
 from specrig.analysis.cost_model import expected_tokens
 from specrig.measurement.records import Record
-from specrig.reported import Claim
 from specrig.reporting import grid
 from specrig.reporting.device import device_entries, device_titles, with_floor
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.reproduction import reported_claims, with_conditions
 from specrig.reporting.study_data import StudyData
 from specrig.reporting.style import method_name, task_name
+from specrig.study.claims import Claim
 
 LABEL = "simulated acceptance"
 CAPTION = (

@@ -1,4 +1,4 @@
-"""Everything a study left on disk, read once: configuration, records, environments, what failed and what was skipped."""
+"""Everything a study left on disk, read once: configuration, records, environments, what failed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class Job:
     method: str
     files: dict[str, Path]
     failed: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
 
 
@@ -139,5 +138,5 @@ def _job(folder: Path, engine: str, pair: str, method: str) -> Job:
     for path in files.values():
         if not path.is_file():
             raise RecordError(f"{index_path} names {path.name}, which is not there: measure the job again")
-    failed, skipped = index.get("failed", {}), index.get("skipped", {})
-    return Job(engine, pair, method, files, failed, skipped, environment)
+    failed = index.get("failed", {})
+    return Job(engine, pair, method, files, failed, environment)

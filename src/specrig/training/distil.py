@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specrig.training import corpus, llama
+from specrig.corpus import gather as corpus
+from specrig.training import llama
 from specrig.training.llama import Llama
 from specrig.training.losses import distillation
 from specrig.training.recipe import Recipe

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from specrig.settings import Settings
 
 
-class HeadTraining(BaseModel):
+class HeadTraining(Settings):
     """How long a head that drafts on its own output trains, and on what text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(default=60, ge=1)
     batch: int = Field(default=8, ge=1)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from specrig.training import corpus, llama
+from specrig.corpus import gather as corpus
+from specrig.training import llama
 from specrig.training.llama import Llama
 from specrig.training.losses import cross_entropy
 from specrig.training.recipe import Recipe

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from specrig.settings import Settings
 
 
-class JointTraining(BaseModel):
+class JointTraining(Settings):
     """Medusa-2: after the heads alone, heads and model together (2401.10774, section 2.2.2)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(default=15, ge=1)
     lr: float = Field(default=3e-4, gt=0)
@@ -19,10 +19,8 @@ class JointTraining(BaseModel):
     """Weight of the heads' loss beside the model's own (the paper's lambda_0)."""
 
 
-class MedusaTraining(BaseModel):
+class MedusaTraining(Settings):
     """How many heads, how long they train, on what text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     heads: int = Field(default=4, ge=1, le=16)
     own_lm_heads: bool = True

@@ -8,53 +8,16 @@ from __future__ import annotations
 import itertools
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from specrig.corpus.recipe import Corpus
+from specrig.settings import Settings
 from specrig.training.eagle3_recipe import Eagle3Training
 from specrig.training.eagle_recipe import EagleTraining
 from specrig.training.medusa_recipe import MedusaTraining
 
 
-class Part(BaseModel):
-    """A block of the recipe: frozen, and unknown names are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CorpusSizes(Part):
-    """Characters of training text per task (upper bounds: code and summarization end with the installed sources)."""
-
-    code: int = Field(default=900_000, ge=2_000)
-    summarization: int = Field(default=900_000, ge=2_000)
-    translation: int = Field(default=600_000, ge=2_000)
-    creative_writing: int = Field(default=800_000, ge=2_000)
-
-
-class Limits(Part):
-    """Which installed sources become text, and how long a text may be; the defaults suit a context of 512 tokens."""
-
-    packages: tuple[str, ...] = ()
-    """Distributions whose functions are code texts beside the standard library's; those not installed are passed over."""
-    body: int = Field(default=800, ge=120)
-    """Longest body of a function (code), in characters."""
-    excerpt: int = Field(default=150, ge=40)
-    """Longest excerpt of a docstring to summarize, in characters; an example holds up to four."""
-
-
-class Corpus(Part):
-    """What text to gather."""
-
-    characters: CorpusSizes = CorpusSizes()
-    limits: Limits = Limits()
-    heldout_share: float = Field(default=0.1, gt=0, lt=0.5)
-    """Share of files (code, summarization) and of entity combinations (translation, creative writing) never trained on."""
-    heldout_texts: int = Field(default=32, ge=1)
-    """Held-out texts a task for the losses."""
-    prompts: int = Field(default=64, ge=1)
-    """Held-out prompts a task for decoding."""
-
-
-class Shape(Part):
+class Shape(Settings):
     """A Llama-architecture model (no biases, tied embeddings, as many key/value heads as heads)."""
 
     layers: int = Field(ge=1)
@@ -76,14 +39,14 @@ class Shape(Part):
         return vocabulary * self.hidden + self.layers * layer + self.hidden
 
 
-class Growth(Part):
+class Growth(Settings):
     """A stage of a model that starts shallow and grows: so many layers until that share of the steps."""
 
     until: float = Field(gt=0, lt=1)
     layers: int = Field(ge=1)
 
 
-class Optimisation(Part):
+class Optimisation(Settings):
     """How long and how to train one model."""
 
     steps: int = Field(ge=1)
@@ -120,7 +83,7 @@ class Optimisation(Part):
         return self
 
 
-class TargetText(Part):
+class TargetText(Settings):
     """What the target writes, for its draft and its heads to learn from."""
 
     sequences: int = Field(default=192, ge=0)
@@ -135,7 +98,7 @@ class TargetText(Part):
     """Continuations written side by side: on a GPU as many as its memory has keys and values for, since a step takes as long for one."""
 
 
-class Distillation(Part):
+class Distillation(Settings):
     """How the draft learns from the target."""
 
     kl_weight: float = Field(default=0.9, ge=0, le=1)
@@ -144,7 +107,7 @@ class Distillation(Part):
     """Share of the steps, at the end, that learn from the target's own text; the steps before learn from the corpus."""
 
 
-class Recipe(Part):
+class Recipe(Settings):
     """Everything that decides the embedded models of a study."""
 
     seed: int = 0

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from specrig.training import corpus, llama
-from specrig.training.example import TASKS, number
+from specrig.corpus import gather as corpus
+from specrig.corpus.example import TASKS, number
+from specrig.training import llama
 from specrig.training.generate import continuations
 from specrig.training.llama import Llama
 from specrig.training.recipe import Recipe

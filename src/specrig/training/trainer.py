@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from specrig.training import corpus
-from specrig.training.example import TASKS, CorpusError
+from specrig.corpus import gather as corpus
+from specrig.corpus.example import TASKS, CorpusError
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation

@@ -24,7 +24,7 @@ from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resou
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specrig.decoding.verify_tree import Criterion
+    from specrig.decoding.types import Criterion
 
 Ranks = tuple[int, ...]
 FALLBACK = (4, 2, 1)

@@ -1,0 +1,113 @@
+"""The embedded corpus: four tasks from text that comes with Python and the project's dependencies. No download, no torch.
+
+Held out by file (code, summarization) or by combination of entities (translation, creative writing), with hashes that
+depend on the seed and the names only. The result is the same for the same seed and the same installed packages.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from specrig.corpus import locale_text, source_text, stories
+from specrig.corpus.example import TASKS, CorpusError, Example, number
+from specrig.corpus.recipe import Corpus
+
+SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
+    "code": source_text.code,
+    "summarization": source_text.summarization,
+    "translation": locale_text.translation,
+    "creative_writing": stories.creative_writing,
+}
+"""Task -> examples(seed, settings): an iterator, endless or ending with the installed sources."""
+
+
+def build(settings: Corpus, seed: int, out: Path) -> None:
+    """Write `out/corpus/{train,heldout}.jsonl` and `out/prompts/<task>.jsonl`.
+
+    Lines of the corpus are {"task", "text", "prompt", "completion", "source"} with text = prompt + completion; the
+    end-of-text token is added when they are tokenized. Lines of prompts are {"id", "prompt", "reference"}. Both folders are
+    written beside their place and renamed, so neither ever stands half-written.
+
+    Raises CorpusError when a task cannot fill its held-out texts and prompts.
+    """
+    train: list[Example] = []
+    heldout: list[Example] = []
+    prompts: dict[str, list[dict[str, str]]] = {}
+    for task in TASKS:
+        trained, held = gather(task, settings, seed)
+        train += trained
+        count = settings.prompts
+        prompts[task] = [
+            {"id": f"{task}-{index:03d}", "prompt": example.prompt, "reference": example.completion}
+            for index, example in enumerate(held[:count])
+        ]
+        heldout += held[count:]
+    # One shuffled stream: an optimiser step sees every task, and neighbours come from different files.
+    train.sort(key=lambda example: number(seed, "train order", example.prompt))
+    with tempfile.TemporaryDirectory(dir=_made(out), prefix=".corpus.") as folder:
+        corpus, prompt_files = Path(folder) / "corpus", Path(folder) / "prompts"
+        _write(corpus / "train.jsonl", [example.row() for example in train])
+        _write(corpus / "heldout.jsonl", [example.row() for example in heldout])
+        for task, rows in prompts.items():
+            _write(prompt_files / f"{task}.jsonl", rows)
+        for made in (corpus, prompt_files):
+            made.chmod(0o755)
+            shutil.rmtree(out / made.name, ignore_errors=True)
+            made.replace(out / made.name)
+
+
+def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[Example]]:
+    """Training and held-out examples of a task; no held-out prompt occurs in a training text.
+
+    The held-out list is the `prompts` for decoding first and then the `heldout_texts` for the losses.
+    Raises CorpusError when the sources end before it is full.
+    """
+    budget = int(getattr(settings.characters, task))
+    wanted = settings.prompts + settings.heldout_texts
+    train: dict[str, Example] = {}
+    heldout: dict[str, Example] = {}
+    size = 0
+    for example in SOURCES[task](seed, settings):
+        if example.heldout:
+            if len(heldout) < wanted:
+                heldout.setdefault(example.prompt, example)
+        elif size < budget and example.prompt not in train:
+            train[example.prompt] = example
+            size += len(example.prompt) + len(example.completion)
+        if size >= budget and len(heldout) >= wanted:
+            break
+    # A function may be copied into another file: what was trained on is no held-out example.
+    texts = "\0".join(example.prompt + example.completion for example in train.values())
+    clean = [e for e in heldout.values() if e.prompt.strip() not in texts and e.completion.strip() not in texts]
+    if len(clean) < settings.prompts + 1:
+        raise CorpusError(
+            f"task {task!r}: only {len(clean)} held-out examples in the installed sources, but corpus.prompts asks for "
+            f"{settings.prompts} besides those for the losses; lower corpus.prompts or raise corpus.heldout_share"
+        )
+    clean.sort(key=lambda example: number(seed, "heldout order", example.prompt))
+    return list(train.values()), clean
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Rows of a corpus file. Raises CorpusError naming the file when it is missing or empty."""
+    if not path.is_file():
+        raise CorpusError(f"{path}: no such corpus file; build it with `specrig corpus`")
+    with path.open(encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    if not rows:
+        raise CorpusError(f"{path}: the corpus file is empty; delete its folder and build it again")
+    return rows
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write(path: Path, rows: list[dict[str, str]]) -> None:
+    _made(path.parent)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,135 @@
+"""Translation text from the Unicode CLDR data in Babel: English to German, Czech, Turkish and Chinese. No torch here.
+
+Source: Unicode Common Locale Data Repository, https://cldr.unicode.org, through Babel. Each example is a list of phrases; a
+phrase's entities (its date, its amount and unit, its territories) decide whether it is held out, so no held-out phrase
+is ever trained on in any language.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Callable, Iterator
+
+from babel import Locale
+from babel.dates import format_date, format_timedelta
+from babel.lists import format_list
+from babel.numbers import format_currency, format_decimal
+from babel.units import format_unit
+
+from specrig.corpus.example import Example, chance, generator
+from specrig.corpus.recipe import Corpus
+
+LANGUAGES = {"de": "German", "cs": "Czech", "tr": "Turkish", "zh": "Chinese"}
+PHRASES = 7
+"""Phrases an example."""
+_UNITS = (
+    "length-kilometer", "length-meter", "length-mile", "length-foot", "length-centimeter", "area-hectare",
+    "area-square-kilometer", "area-square-meter", "volume-liter", "volume-cubic-meter", "volume-gallon", "mass-kilogram",
+    "mass-gram", "mass-ton", "mass-pound", "duration-year", "duration-month", "duration-week", "duration-day",
+    "duration-hour", "duration-minute", "duration-second", "speed-kilometer-per-hour", "speed-mile-per-hour",
+    "speed-meter-per-second", "temperature-celsius", "temperature-fahrenheit", "digital-megabyte", "digital-gigabyte",
+    "power-kilowatt", "power-watt", "energy-kilowatt-hour", "energy-kilocalorie", "electric-volt", "pressure-hectopascal",
+    "frequency-megahertz",
+)  # fmt: skip
+_CURRENCIES = (
+    "USD", "EUR", "GBP", "JPY", "CHF", "CZK", "TRY", "CNY", "INR", "BRL", "PLN", "SEK", "NOK", "DKK", "HUF", "CAD", "AUD",
+    "MXN", "KRW", "ZAR",
+)  # fmt: skip
+_Phrase = tuple[str, Callable[[str], str]]
+"""What names the entities, and the phrase in a locale."""
+
+
+def translation(seed: int, settings: Corpus) -> Iterator[Example]:
+    """Yield translation examples without end; languages in turn, split by entity."""
+    heldout_share = settings.heldout_share
+    kinds = (_date, _territories, _quantity, _money, _relative, _tongues)
+    index = 0
+    while True:
+        heldout = chance(seed, "translation", index) < heldout_share
+        language = list(LANGUAGES)[index % len(LANGUAGES)]
+        random_ = generator(seed, "translation phrases", index)
+        phrases: list[_Phrase] = []
+        for make in random_.choices(kinds, k=PHRASES):
+            while True:
+                phrase = make(random_)
+                if (chance(seed, "phrase", phrase[0]) < heldout_share) == heldout:
+                    break
+            phrases.append(phrase)
+        english = "\n".join(render("en") for _, render in phrases)
+        foreign = "\n".join(render(language) for _, render in phrases)
+        name = LANGUAGES[language]
+        prompt = f"Translate from English to {name}.\n\n{english}\n\n{name}:\n"
+        yield Example("translation", prompt, foreign + "\n", " + ".join(key for key, _ in phrases), heldout)
+        index += 1
+
+
+def _date(random_: random.Random) -> _Phrase:
+    day = datetime.date(1900, 1, 1) + datetime.timedelta(days=random_.randrange(73_000))
+    style = random_.choice(("full", "long"))
+    return f"date {day}", lambda locale: format_date(day, style, locale=locale)
+
+
+def _territories(random_: random.Random) -> _Phrase:
+    codes = random_.sample(_territory_codes(), random_.randint(2, 5))
+    names = {code: Locale(code).territories for code in ("en", *LANGUAGES)}
+    return f"territories {' '.join(sorted(codes))}", lambda locale: format_list(
+        [names[locale][code] for code in codes], locale=locale
+    )
+
+
+def _tongues(random_: random.Random) -> _Phrase:
+    codes = random_.sample(_language_codes(), random_.randint(2, 5))
+    names = {code: Locale(code).languages for code in ("en", *LANGUAGES)}
+    return f"languages {' '.join(sorted(codes))}", lambda locale: format_list(
+        [names[locale][code] for code in codes], locale=locale
+    )
+
+
+def _quantity(random_: random.Random) -> _Phrase:
+    unit = random_.choice(_UNITS)
+    amount = random_.choice((random_.randint(2, 999), random_.randint(1_000, 99_999), random_.randint(11, 999) / 10))
+    return f"{amount} {unit}", lambda locale: format_unit(amount, unit, "long", locale=locale)
+
+
+def _money(random_: random.Random) -> _Phrase:
+    currency = random_.choice(_CURRENCIES)
+    amount = random_.choice((random_.randint(2, 99_999), random_.randint(200, 999_999) / 100))
+    return f"{amount} {currency}", lambda locale: format_currency(
+        amount, currency, locale=locale, format_type="name", currency_digits=isinstance(amount, float)
+    )
+
+
+def _relative(random_: random.Random) -> _Phrase:
+    unit, most = random_.choice((("year", 99), ("month", 11), ("week", 3), ("day", 6), ("hour", 23), ("minute", 59)))
+    seconds = {"year": 31_536_000, "month": 2_592_000, "week": 604_800, "day": 86_400, "hour": 3_600, "minute": 60}[unit]
+    amount, ahead = random_.randint(2, most), random_.random() < 0.5
+    share = random_.randint(2, 98)
+    span = datetime.timedelta(seconds=amount * seconds * (1 if ahead else -1))
+
+    def render(locale: str) -> str:
+        when = format_timedelta(span, granularity=unit, threshold=99, add_direction=True, locale=locale)
+        return f"{when} ({format_decimal(share, locale=locale)} %)"
+
+    return f"{amount} {unit} {ahead} {share}", render
+
+
+_codes: dict[str, list[str]] = {}
+
+
+def _territory_codes() -> list[str]:
+    """Countries and areas that all five locales name, in code order."""
+    if "territories" not in _codes:
+        tables = [Locale(code).territories for code in ("en", *LANGUAGES)]
+        _codes["territories"] = sorted(
+            code for code in tables[0] if len(code) == 2 and code not in ("XA", "XB") and all(code in table for table in tables)
+        )
+    return _codes["territories"]
+
+
+def _language_codes() -> list[str]:
+    """Languages with a two-letter code that all five locales name, in code order."""
+    if "languages" not in _codes:
+        tables = [Locale(code).languages for code in ("en", *LANGUAGES)]
+        _codes["languages"] = sorted(code for code in tables[0] if len(code) == 2 and all(code in table for table in tables))
+    return _codes["languages"]

@@ -1,0 +1,40 @@
+"""What text to gather: the `corpus:` block of a study's `training:`. No torch here."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from specrig.settings import Settings
+
+
+class CorpusSizes(Settings):
+    """Characters of training text per task (upper bounds: code and summarization end with the installed sources)."""
+
+    code: int = Field(default=900_000, ge=2_000)
+    summarization: int = Field(default=900_000, ge=2_000)
+    translation: int = Field(default=600_000, ge=2_000)
+    creative_writing: int = Field(default=800_000, ge=2_000)
+
+
+class Limits(Settings):
+    """Which installed sources become text, and how long a text may be; the defaults suit a context of 512 tokens."""
+
+    packages: tuple[str, ...] = ()
+    """Distributions whose functions are code texts beside the standard library's; those not installed are passed over."""
+    body: int = Field(default=800, ge=120)
+    """Longest body of a function (code), in characters."""
+    excerpt: int = Field(default=150, ge=40)
+    """Longest excerpt of a docstring to summarize, in characters; an example holds up to four."""
+
+
+class Corpus(Settings):
+    """What text to gather."""
+
+    characters: CorpusSizes = CorpusSizes()
+    limits: Limits = Limits()
+    heldout_share: float = Field(default=0.1, gt=0, lt=0.5)
+    """Share of files (code, summarization) and of entity combinations (translation, creative writing) never trained on."""
+    heldout_texts: int = Field(default=32, ge=1)
+    """Held-out texts a task for the losses."""
+    prompts: int = Field(default=64, ge=1)
+    """Held-out prompts a task for decoding."""

@@ -1,0 +1,174 @@
+"""Code and summarization text from installed Python sources, read by `ast` and never imported. No torch here.
+
+Code: a function of the standard library or of a package; prompt = signature and docstring, completion = body.
+Summarization: functions and classes of one file of an installed dependency; prompt = what their docstrings say after
+the first line, completion = their first lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sysconfig
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from specrig.corpus.example import Example, chance, number
+from specrig.corpus.recipe import Corpus
+
+PACKAGES = (
+    "torch", "transformers", "scipy", "numpy", "pandas", "matplotlib", "mlflow", "seaborn", "scikit-learn",
+    "sympy", "networkx", "snakemake", "babel", "sqlalchemy",
+)  # fmt: skip
+"""Distributions whose docstrings are read; those that are not installed are passed over."""
+_SKIPPED_FOLDERS = {
+    "test", "tests", "testing", "idle_test", "site-packages", "dist-packages", "pydoc_data", "encodings", "turtledemo",
+    "__pycache__", "lib2to3", "_vendor", "_pyrepl",
+}  # fmt: skip
+_LONGEST_FILE = 250_000  # bytes: the few longer files are tables and generated code
+# A summary line, a blank line, prose. Parsing is what costs: files without two of these are not parsed for summaries.
+_PROMISING = re.compile(
+    r'"""(?:\n[ \t]*)?[^"\n]{25,110}\n[ \t]*\n[ \t]+(?!Parameters|Args|Arguments|Returns|Example|Raises|>>>|\.\.|[-*:])\S'
+)
+_Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def code(seed: int, settings: Corpus) -> Iterator[Example]:
+    """Yield documented functions of the standard library, and of the packages that the limits name, in turn; split by file."""
+    streams = [_functions(_standard_library(), Path(sysconfig.get_path("stdlib")), "code", seed, settings)]
+    for name in settings.limits.packages:
+        root, files = _package_files(name)
+        # One kind of chance a package: what summarization holds out is not trained on as code.
+        streams.append(_functions(files, root, "summarization", seed, settings))
+    return _in_turn(streams)
+
+
+def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Corpus) -> Iterator[Example]:
+    """Code examples file by file in a fixed shuffled order; `kind` names the chance that holds a file out."""
+    for file in _shuffled(files, root, seed):
+        name = file.relative_to(root).as_posix()
+        heldout = chance(seed, kind, name) < settings.heldout_share
+        text = _read(file)
+        lines = text.split("\n")
+        for node in _documented(text):
+            if isinstance(node, ast.ClassDef) or len(node.body) < 2:
+                continue
+            summary, rest = _split_docstring(node)
+            first, last = node.lineno - 1, node.end_lineno or node.lineno
+            signature = textwrap.dedent("\n".join(lines[first : node.body[0].lineno - 1]))
+            body = textwrap.dedent("\n".join(lines[(node.body[0].end_lineno or 0) : last])).strip("\n")
+            if not (summary and 120 <= len(body) <= settings.limits.body and 0 < len(signature) <= 160):
+                continue
+            doc = textwrap.fill(_excerpt(f"{summary} {rest}", 220), 76)
+            prompt = f"{signature.strip()}\n{textwrap.indent(f'{chr(34) * 3}{doc}{chr(34) * 3}', '    ')}\n"
+            yield Example("code", prompt, textwrap.indent(body, "    ") + "\n", name, heldout)
+
+
+def summarization(seed: int, settings: Corpus) -> Iterator[Example]:
+    """Yield groups of documented functions of one file, packages in turn, files in a fixed shuffled order; split by file."""
+    return _in_turn([_package(name, seed, settings) for name in PACKAGES])
+
+
+def _in_turn(streams: list[Iterator[Example]]) -> Iterator[Example]:
+    """One example of each after the other, so that a small corpus holds every source and not only the first."""
+    while streams:
+        for stream in list(streams):
+            example = next(stream, None)
+            if example is None:
+                streams.remove(stream)
+            else:
+                yield example
+
+
+def _standard_library() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    return [file for file in root.rglob("*.py") if not _SKIPPED_FOLDERS & set(file.relative_to(root).parts)]
+
+
+def _package_files(name: str) -> tuple[Path, list[Path]]:
+    """Where a distribution lies, and its Python files there; none when it is not installed."""
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Path(), []
+    root = Path(str(distribution.locate_file("")))
+    listed = [str(file) for file in distribution.files or () if file.suffix == ".py"]
+    return root, [root / file for file in listed if not _SKIPPED_FOLDERS & set(Path(file).parts)]
+
+
+def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
+    """Summarization examples of one distribution."""
+    root, files = _package_files(name)
+    seen: set[str] = set()
+    for file in _shuffled(files, root, seed):
+        source = file.relative_to(root).as_posix()
+        heldout = chance(seed, "summarization", source) < settings.heldout_share
+        entries = []
+        text = _read(file)
+        if len(_PROMISING.findall(text)) < 2:
+            continue
+        for node in _documented(text):
+            summary, rest = _split_docstring(node)
+            body = _excerpt(rest, settings.limits.excerpt)
+            if 25 <= len(summary) <= 110 and len(body) >= 40 and summary not in seen and body not in seen:
+                seen.update((summary, body))
+                entries.append((node.name, summary, body))
+        for start in range(0, len(entries) - 1, 4):
+            group = entries[start : start + 4]
+            if len(group) < 2:
+                continue
+            bodies = "\n".join(f"{entry}: {body}" for entry, _, body in group)
+            summaries = "".join(f"- {entry}: {summary}\n" for entry, summary, _ in group)
+            prompt = f"Summarize {', '.join(entry for entry, _, _ in group)}.\n\n{bodies}\n\nSummary:\n"
+            yield Example("summarization", prompt, summaries, source, heldout)
+
+
+def _shuffled(files: list[Path], root: Path, seed: int) -> list[Path]:
+    """Files in an order that depends on the seed and their names only."""
+    return sorted(files, key=lambda file: number(seed, "file", file.relative_to(root).as_posix()))
+
+
+def _read(file: Path) -> str:
+    """The file's text; empty for what is unreadable, not UTF-8 or a table."""
+    try:
+        return file.read_text(encoding="utf-8") if file.stat().st_size <= _LONGEST_FILE else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _documented(text: str) -> Iterator[_Documented]:
+    """Functions and classes with a docstring, at module or class level, in order of appearance."""
+    if '"""' not in text:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SyntaxWarning: invalid escapes in other people's files
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in tree.body:
+        members = node.body if isinstance(node, ast.ClassDef) else []
+        for item in (node, *members):
+            if isinstance(item, _Documented) and ast.get_docstring(item, clean=False):
+                yield item
+
+
+def _split_docstring(node: _Documented) -> tuple[str, str]:
+    """The docstring's first paragraph and the paragraph after it, if both are prose; whitespace collapsed."""
+    paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
+    summary = " ".join(paragraphs[0].split())
+    rest = paragraphs[1] if len(paragraphs) > 1 else ""
+    prose = not re.search(r"^\s*(>>>|\.\. |[-=*]{3,}|\w+:$|[-*:|+])|\n\s*[-=~]{3,}", rest, re.MULTILINE)
+    return (summary, " ".join(rest.split())) if summary.isascii() and rest.isascii() and prose else (summary, "")
+
+
+def _excerpt(text: str, longest: int) -> str:
+    """The first sentences of `text` up to `longest` characters, or as many whole words."""
+    if len(text) <= longest:
+        return text
+    cut = text[:longest]
+    end = cut.rfind(". ")
+    return cut[: end + 1] if end > longest // 2 else cut[: cut.rfind(" ")]

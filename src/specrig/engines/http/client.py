@@ -1,0 +1,238 @@
+"""What engines behind HTTP share: the client, the clock on the stream, and prompts in token ids. No engine by itself.
+
+Times are the client's own: from sending a request to each arrival, network included. Tokens are the server's own ids, never
+text tokenized again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import requests
+
+from specrig.cell import Cell
+from specrig.decoding.types import Counts, Generation
+from specrig.engines.base import EngineError
+from specrig.engines.tokenized import TokenizerEngine
+from specrig.models import hub
+from specrig.models.endpoint import Endpoint
+from specrig.models.pair import PairFiles
+
+if TYPE_CHECKING:
+    from requests import Response
+
+CONNECT_S = 10.0
+SILENCE_S = 300.0
+"""How long a server may send nothing before it counts as hung: a long prompt on a busy machine stays well below."""
+CONNECTIONS = 256
+READ_BYTES = 1 << 16
+"""Of a chunked answer, which streams are, a read ends with its chunk."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """One streamed completion. `arrivals`: (seconds since the request was sent, tokens that had arrived by then), growing."""
+
+    tokens: list[int] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    stop: Literal["eos", "length"] = "length"
+    counts: Counts | None = None
+
+    def arrived(self, seconds: float) -> None:
+        """Stamp the tokens that have come since the last arrival, if any."""
+        if len(self.tokens) > (self.arrivals[-1][1] if self.arrivals else 0):
+            self.arrivals.append((seconds, len(self.tokens)))
+
+
+class Client:
+    """One server. Every failure is an EngineError that names the address and what to do."""
+
+    def __init__(self, url: str, *, key_env: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.session = requests.Session()
+        adapter = requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
+        self.session.mount("http://", adapter)
+        self.session.mount("https://", adapter)
+        if urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1"):
+            self.session.trust_env = False  # a proxy cannot reach this machine's own servers
+        if key_env is not None:
+            key = os.environ.get(key_env)
+            if not key:
+                raise EngineError(f"{self.url}: its key is to be in the environment variable {key_env}, which is not set")
+            self.session.headers["Authorization"] = f"Bearer {key}"
+
+    def get(self, path: str, *, timeout_s: float = CONNECT_S) -> Response:
+        """A GET answered with success. Raises EngineError otherwise."""
+        try:
+            response = self.session.get(self.url + path, timeout=timeout_s)
+        except requests.RequestException as error:
+            raise self._unreachable(error) from error
+        return self._checked(response, path)
+
+    def find(self, path: str) -> Response | None:
+        """The same for what a server may lack: None for no such path or no server."""
+        try:
+            return self.get(path)
+        except EngineError:
+            return None
+
+    @cached_property
+    def model(self) -> str:
+        """The name of the first model that the server lists."""
+        listed = self.get("/v1/models").json().get("data") or [{}]
+        if not listed[0].get("id"):
+            raise EngineError(f"{self.url}: it lists no model; name it as `model:` of the server")
+        return str(listed[0]["id"])
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
+        """(seconds since sending, event) of a server-sent-event stream, up to its `[DONE]`.
+
+        Raises EngineError when the server cannot be reached, refuses, reports an error, breaks off or falls silent.
+        """
+        events = 0
+        started = time.perf_counter()
+        try:
+            with self.session.post(self.url + path, json=body, stream=True, timeout=(CONNECT_S, SILENCE_S)) as response:
+                self._checked(response, path)
+                for line in response.iter_lines(chunk_size=READ_BYTES):
+                    now = time.perf_counter() - started
+                    if not line.startswith(b"data:"):
+                        continue
+                    text = line.removeprefix(b"data:").strip()
+                    if text == b"[DONE]":
+                        return
+                    event = self._event(text)
+                    events += 1
+                    yield now, event
+        except requests.RequestException as error:
+            raise self._broken(error, events) from error
+        raise EngineError(f"{self.url}: the stream ended after {events} events without [DONE]; has the server died?")
+
+    def _event(self, text: bytes) -> dict[str, Any]:
+        try:
+            event = json.loads(text)
+        except ValueError as error:
+            raise EngineError(f"{self.url}: an event is not JSON: {text[:200]!r}") from error
+        if not isinstance(event, dict) or event.get("error"):
+            raise EngineError(f"{self.url}: the server reports: {_message(event)}")
+        return event
+
+    def _checked(self, response: Response, path: str) -> Response:
+        if response.ok:
+            return response
+        try:
+            said = _message(response.json())
+        except ValueError:
+            said = response.text[:300].strip()
+        raise EngineError(f"{self.url}{path}: refused with status {response.status_code}: {said or response.reason}")
+
+    def _broken(self, error: requests.RequestException, events: int) -> EngineError:
+        """What a request that failed on its way says of the server."""
+        if "Read timed out" in str(error):  # wrapped differently before and within the stream
+            return EngineError(f"{self.url}: silent for {SILENCE_S:g} s after {events} events; is the server hung?")
+        if events or isinstance(error, requests.exceptions.ChunkedEncodingError):
+            return EngineError(f"{self.url}: broke off in the middle of an answer, after {events} events; has the server died?")
+        return self._unreachable(error)
+
+    def _unreachable(self, error: Exception) -> EngineError:
+        # The innermost cause says it shortest, e.g. "[Errno 111] Connection refused".
+        text = str(getattr(error.args[0], "reason", error) if error.args else error) or type(error).__name__
+        reason = text.rsplit(": ", 1)[-1].strip("')> ")
+        return EngineError(f"{self.url}: no server answers there ({reason}); start it, or correct the url under `servers:`")
+
+
+def _message(event: Any) -> str:
+    """What an error says, in the forms that OpenAI's API, vLLM and SGLang give it."""
+    found = event.get("error", event) if isinstance(event, dict) else event
+    if isinstance(found, dict):
+        found = found.get("message") or found.get("detail") or found
+    return str(found)[:300]
+
+
+def timed(replies: Sequence[Reply], k: int) -> list[Generation]:
+    """Generations of a batch that was sent at once; times are the batch's.
+
+    `ttft_s` ends with the batch's first token, `decode_s` runs from there to its last. Tokens that came together with the first
+    took no measurable time of their own, so decode time is scaled to all decode tokens: it is that of the others, per token.
+    Raises EngineError for an answer that came in one piece though it is too long for one round: the server does not stream.
+    """
+    first = min(reply.arrivals[0][0] for reply in replies)
+    last = max(reply.arrivals[-1][0] for reply in replies)
+    tokens = sum(len(reply.tokens) - 1 for reply in replies)
+    together = sum(reply.arrivals[0][1] - 1 for reply in replies if reply.arrivals[0][0] == first)
+    if tokens == together and tokens > len(replies) * (k + 1):
+        raise EngineError(
+            "the whole answer came in one piece: times per token need a server (and proxies) that stream each token"
+        )
+    decode_s = (last - first) * (tokens / (tokens - together) if tokens > together else 1.0)
+    return [
+        Generation(
+            tokens=reply.tokens,
+            stop=reply.stop,
+            rounds=[],
+            overlap=0.0,
+            reached=0,
+            ttft_s=first,
+            prefill_s=first,
+            decode_s=decode_s,
+            counts=reply.counts,
+        )
+        for reply in replies
+    ]
+
+
+class HttpEngine(TokenizerEngine):
+    """Prompts to token ids here, token ids to a server, its stream to Generations. A batch is sent at once, one request a row."""
+
+    def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
+        super().__init__(pair, device=device, threads=threads)
+        self.tokenizer = hub.tokenizer(pair.target, pair.target_revision)
+        self._clients: dict[str, Client] = {}
+
+    @abstractmethod
+    def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
+        """One prompt's completion. alone: nothing else is being decoded, so that the server's totals are this prompt's."""
+
+    def ready(self, cell: Cell) -> None:
+        """Have the cell's server up before the clock runs."""
+
+    def generate(
+        self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
+    ) -> list[Generation]:
+        """See `Engine`."""
+        self.ready(cell)
+
+        def ask(prompt: Sequence[int], seed: int) -> Reply:
+            reply = self.ask(cell, prompt, max_new_tokens=max_new_tokens, seed=seed, alone=len(prompts) == 1)
+            if not reply.tokens:
+                raise EngineError(f"an answer of the server for {cell.name} held no token")
+            return reply
+
+        if len(prompts) == 1:
+            return timed([ask(prompts[0], seeds[0])], cell.k)
+        with ThreadPoolExecutor(max_workers=min(len(prompts), CONNECTIONS)) as pool:
+            return timed(list(pool.map(ask, prompts, seeds)), cell.k)
+
+    def client(self, url: str, endpoint: Endpoint | None = None) -> Client:
+        """The client of an address, kept over requests so that none pays for a new connection."""
+        if url not in self._clients:
+            self._clients[url] = Client(url, key_env=endpoint.api_key_env if endpoint else None)
+        return self._clients[url]
+
+    def peak_memory_mb(self) -> float:
+        """Not known: the memory is the server's."""
+        return 0.0
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            client.session.close()

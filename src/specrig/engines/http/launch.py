@@ -1,0 +1,127 @@
+"""A server as a child process: started, waited for, and gone without a trace. No engine by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from specrig.engines.base import EngineError
+from specrig.engines.http.client import Client
+
+READY_S = 1200.0
+"""How long a server may take to load: tens of GB of weights from a slow disk, and kernels to compile."""
+STOP_S = 20.0
+"""How long it may take to end by itself before it is killed."""
+TAIL = 15
+"""Lines of its log that an error quotes."""
+PR_SET_PDEATHSIG = 1
+
+
+class ServerProcess:
+    """`command` in a process group of its own, its output in a log, ready once `health` answers with success.
+
+    It dies with this process, also when that is killed (on Linux). Raises EngineError, which quotes the log's end, if it ends or
+    `ready_s` pass before it is ready.
+    """
+
+    def __init__(self, command: Sequence[str], url: str, *, health: str, ready_s: float = READY_S) -> None:
+        handle, name = tempfile.mkstemp(prefix="specrig-server-", suffix=".log")
+        self.log = Path(name)
+        self.name = " ".join(command[:3])
+        with os.fdopen(handle, "wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
+            )
+        self._family: set[psutil.Process] = set()
+        try:
+            self._wait(Client(url), health, ready_s)
+        except BaseException:  # Ctrl-C too: loading takes minutes
+            self.close(keep_log=True)
+            raise
+
+    def _wait(self, client: Client, health: str, ready_s: float) -> None:
+        deadline = time.monotonic() + ready_s
+        while client.find(health) is None:
+            if self.process.poll() is not None:
+                raise EngineError(self.ended("before it was ready"))
+            if time.monotonic() > deadline:
+                raise EngineError(f"{self.name} was not ready after {ready_s:g} s; {self._quoted()}")
+            time.sleep(0.2)
+        self._meet()
+
+    def _meet(self) -> None:
+        """Note whom it has started: once it is dead, nobody knows."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            main = psutil.Process(self.process.pid)
+            self._family |= {main, *main.children(recursive=True)}
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self.process.poll() is None
+
+    def died(self, within_s: float = 1.0) -> bool:
+        """Whether it is gone; its connections may break a moment before."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(within_s)
+        return not self.alive
+
+    def ended(self, when: str) -> str:
+        """What to say of a server that is gone: its exit status and its last words."""
+        return f"{self.name} {ending(self.process.poll())} {when}; {self._quoted()}"
+
+    def _quoted(self) -> str:
+        lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()][-TAIL:]
+        if not lines:
+            return "its log is empty"
+        # The last line names the exception: it belongs where only the first line of a message is kept.
+        return "\n".join([f"its log ends with: {lines[-1].strip()}", *lines, f"(whole log: {self.log})"])
+
+    def close(self, *, keep_log: bool = False) -> None:
+        """End the process and all it started, kindly first; returns when they are gone."""
+        self._meet()
+        members = list(self._family)
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, sent)
+            for member in members:  # those that left the group
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.send_signal(sent)
+            _, members = psutil.wait_procs(members, timeout=STOP_S)
+        self.process.wait()
+        if not keep_log:
+            self.log.unlink(missing_ok=True)
+
+
+def ending(code: int | None) -> str:
+    """What an exit code says: the signal that killed a process (negative codes), or its status."""
+    return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def die_with_parent() -> None:
+    """In a child process: ask the kernel for SIGTERM when the parent is gone (prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,260 @@
+"""vLLM in this process or a child of it: its drafters, its scheduler, its own acceptance metrics request by request.
+
+`speculative_config`, `per_request_spec_decode_metrics` and the request metrics are those of vLLM 0.32 (docs.vllm.ai, "Speculative
+Decoding"). Speculation is fixed when an engine starts, so one (method, k, options) is one engine, and the next one replaces it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from specrig.cell import Cell, digest
+from specrig.decoding.types import Generation
+from specrig.engines.base import EngineError, EngineOptions
+from specrig.engines.tokenized import TokenizedEngine
+from specrig.engines.vllm import cpu_sampling as vllm_cpu_sampling
+from specrig.engines.vllm.processes import Processes
+from specrig.engines.vllm.speculation import ARCTIC, CHAINS, METHODS, Request, speculation_of
+from specrig.models.pair import PairFiles
+
+KV_CACHE_BYTES = 1 << 30
+"""Of the CPU build, unless the pair's row gives a share: by default it would take half the machine's memory."""
+
+
+class Vllm(TokenizedEngine):
+    """Loads lazily: the runner asks for all cells of one (method, k, options) before it goes on to the next."""
+
+    name = "vllm"
+    paired = False
+    differences: ClassVar[Mapping[str, str]] = {
+        "draft_model": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
+        "eagle": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
+        "eagle3": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
+        "ngram": "vLLM takes the earliest match of the longest suffix, the native method the latest",
+        "suffix": "vLLM's trees (arctic-inference) take the continuation seen first among equally frequent ones, the native method the "
+        "latest; they count the suffix's own, unfinished occurrence too",
+    }
+
+    class Options(EngineOptions):
+        """vLLM's own choices, the same for baseline and methods."""
+
+        eager: bool = False
+        """Do not compile: starts in seconds, decodes more slowly."""
+        multiprocessing: bool = True
+        """Run the engine core as a child process, as vLLM does; false: in this process, which starts faster."""
+        draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
+        """How drafts are drawn above temperature 0 (vLLM's `draft_sample_method`)."""
+        cpu_sampling: Literal["stock", "cured"] = "stock"
+        """cured: mend the CPU build's speculative sampling above temperature 0 (see `vllm_cpu_sampling`)."""
+        max_num_seqs: int = Field(256, ge=1)
+        """Requests that decode at once, at most."""
+
+    def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
+        super().__init__(pair, device=device, threads=threads)
+        self._llm: Any = None
+        self._running = ""
+        self._processes = Processes()
+        self._peak_mb = 0.0
+        self._requests = 0
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """See `Engine`."""
+        if importlib.util.find_spec("vllm") is not None:
+            return None
+        return "vLLM is not installed: `make vllm` sets up its CPU build; on a GPU machine pip install 'specrig[vllm]'"
+
+    @classmethod
+    def refuses(cls, cell: Cell) -> str | None:
+        """Methods that vLLM lacks, trees, lossy acceptance, and suffix decoding without its library."""
+        if cell.method not in METHODS:
+            return f"vLLM has no {cell.method}; it has {', '.join(METHODS)}"
+        for name, needed in CHAINS.get(cell.method, {}).items():
+            if cell.options.get(name, needed) != needed:
+                return f"vLLM verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
+        if cell.method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
+            return f"vLLM's suffix decoding needs arctic-inference, which is built from source: {ARCTIC}"
+        return None
+
+    def generate(
+        self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
+    ) -> list[Generation]:
+        """See `Engine`. An engine that dies is closed, so that the next cell starts a new one."""
+        self._ready(cell)
+        try:
+            requests = self._stream(cell, prompts, max_new_tokens, seeds)
+        except Exception as error:
+            reason = self._processes.ended() or _said(error)
+            self.close()
+            raise EngineError(f"vLLM failed while it decoded: {reason}") from error
+        # Engine clocks: the core's timestamps of the first and last token; the first token's latency from the request's arrival.
+        first = max(request.times.first_token_ts for request in requests)
+        ended = max(request.times.last_token_ts for request in requests)
+        ttft = max(request.times.first_token_latency for request in requests)
+        return [
+            Generation(
+                tokens=request.tokens,
+                stop=request.stop,
+                rounds=request.rounds(),
+                overlap=0.0,
+                reached=0,
+                ttft_s=ttft,
+                prefill_s=ttft,
+                decode_s=ended - first,
+            )
+            for request in requests
+        ]
+
+    def _stream(self, cell: Cell, prompts: Sequence[Sequence[int]], max_new_tokens: int, seeds: Sequence[int]) -> list[Request]:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        engine = self._llm.llm_engine
+        found: dict[str, Request] = {}
+        for prompt, seed in zip(prompts, seeds, strict=True):
+            self._requests += 1
+            parameters = SamplingParams(
+                temperature=cell.temperature,
+                max_tokens=max_new_tokens,
+                seed=seed if cell.temperature > 0 else None,
+                ignore_eos=True,  # the same end-of-sequence ids in every engine: ours
+                stop_token_ids=sorted(self.eos),
+                detokenize=False,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            name = str(self._requests)
+            engine.add_request(name, TokensPrompt(prompt_token_ids=list(prompt)), parameters)
+            found[name] = Request()
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                request, (completion,) = found[output.request_id], output.outputs
+                if completion.token_ids:
+                    request.emitted.append(len(completion.token_ids))
+                    request.tokens += completion.token_ids
+                if output.finished:
+                    request.stop = "eos" if completion.finish_reason == "stop" else "length"
+                    request.times, request.speculation = output.metrics, completion.spec_decode_metrics
+        return list(found.values())
+
+    def _ready(self, cell: Cell) -> None:
+        """Have the engine of the cell's method, k and options running, in place of another."""
+        speculation = speculation_of(cell, self.pair, self.options.draft_sampling)
+        wanted = digest(speculation)
+        if self._llm is not None and self._running == wanted:
+            return
+        self.close()
+        self._prepare()
+        from vllm import LLM
+
+        self._processes = Processes()
+        try:
+            self._llm = LLM(**self.arguments(), **speculation)
+        except Exception as error:
+            self._processes.meet()
+            self.close()
+            raise EngineError(f"vLLM cannot start for {cell.method}: {_said(error)}") from error
+        self._processes.meet()
+        if self.options.multiprocessing:
+            self._processes.wake(self._llm.llm_engine.engine_core.outputs_queue)
+        self._running = wanted
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `vllm.LLM` but the speculation. The prefix cache is off: a prompt measured twice pays for prefill twice."""
+        pair = self.pair
+        optional = {
+            "revision": pair.target_revision,
+            "quantization": pair.quantization,
+            "gpu_memory_utilization": pair.gpu_memory_utilization,
+            "max_model_len": pair.max_model_len,
+        }
+        if self.device == "cpu" and pair.gpu_memory_utilization is None:
+            optional["kv_cache_memory_bytes"] = KV_CACHE_BYTES
+        return {
+            "model": pair.target,
+            "dtype": pair.dtype,
+            "tensor_parallel_size": pair.tensor_parallel,
+            "enforce_eager": self.options.eager,
+            "max_num_seqs": self.options.max_num_seqs,
+            "enable_prefix_caching": False,
+            "disable_log_stats": False,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+    def _prepare(self) -> None:
+        """What vLLM reads from the environment when it is imported or starts."""
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(self.options.multiprocessing))
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        if self.device == "cpu" and self.threads is not None:
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{self.threads - 1}")
+        # The CPU build's speculation is slow without Intel's OpenMP, which comes with it; a process must be started with it.
+        openmp, loaded = Path(sys.prefix, "lib", "libiomp5.so"), os.environ.get("LD_PRELOAD", "")
+        if self.options.multiprocessing and self.device == "cpu" and openmp.is_file() and "omp" not in loaded:
+            os.environ["LD_PRELOAD"] = ":".join(filter(None, (str(openmp), loaded)))
+        vllm_cpu_sampling.choose(self.options.cpu_sampling == "cured")
+        _quiet_llvmlite()
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any]) -> str:
+        """Package, version, and whether its CPU sampler is as shipped."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        chosen = cls.Options.model_validate(options)
+        for package in ("vllm-cpu", "vllm"):
+            try:
+                return f"{package} {version(package)}, {chosen.cpu_sampling} sampler"
+            except PackageNotFoundError:
+                continue
+        return ""
+
+    def peak_memory_mb(self) -> float:
+        """The largest resident memory seen after a generation, of this process and the engine's own."""
+        self._peak_mb = max(self._peak_mb, self._processes.resident_mb())
+        return self._peak_mb
+
+    def close(self) -> None:
+        """End the engine and every process it started, and free its memory."""
+        llm, self._llm, self._running = self._llm, None, ""
+        if llm is not None:
+            with contextlib.suppress(Exception):  # of one that is dead already
+                llm.llm_engine.engine_core.shutdown()
+            del llm
+            gc.collect()
+            if not self.options.multiprocessing:
+                from vllm.distributed import cleanup_dist_env_and_memory
+
+                cleanup_dist_env_and_memory()
+        self._processes.end()
+
+
+def _said(error: Exception) -> str:
+    """An error on one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _quiet_llvmlite() -> None:
+    """Let a second engine start in one process after n-gram drafting, which brings numba.
+
+    Its binding takes any attribute for a library function, `__dict__` too, and vLLM 0.32 looks every module's values over for that.
+    """
+    if "llvmlite.binding.ffi" not in sys.modules:
+        return
+    kind = type(sys.modules["llvmlite.binding.ffi"].lib)
+    lookup = kind.__getattr__
+
+    def getattr_(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lookup(self, name)
+
+    kind.__getattr__ = getattr_

@@ -1,0 +1,114 @@
+"""What vLLM is told about speculation, method by method, and what it tells back of a request. No engine by itself.
+
+`speculative_config` and `RequestSpecDecodeMetrics` are those of vLLM 0.32 (docs.vllm.ai, "Speculative Decoding").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from specrig.cell import Cell
+from specrig.decoding.types import Round
+from specrig.engines.base import EngineError
+from specrig.models.pair import PairFiles
+
+Configure = Callable[[Cell, PairFiles], dict[str, Any]]
+
+
+def _head(cell: Cell, pair: PairFiles) -> dict[str, Any]:
+    if cell.method not in pair.heads:
+        raise EngineError(f"pair {pair.name}: no trained {cell.method} head")
+    return {"method": cell.method, "model": str(pair.heads[cell.method]), **_revision(cell.method, pair)}
+
+
+def _draft_model(_: Cell, pair: PairFiles) -> dict[str, Any]:
+    if pair.draft is None:
+        raise EngineError(f"pair {pair.name}: draft_model needs a draft and the pair names none; fill the column in pairs.tsv")
+    known = {"model": pair.draft, "draft_tensor_parallel_size": pair.tensor_parallel}
+    return {"method": "draft_model", **known, **_revision("draft", pair)}
+
+
+def _revision(part: str, pair: PairFiles) -> dict[str, Any]:
+    return {"revision": pair.revisions[part]} if part in pair.revisions else {}
+
+
+def _ngram(cell: Cell, _: PairFiles) -> dict[str, Any]:
+    longest, shortest = cell.options.get("n", 3), cell.options.get("min_n", 1)
+    return {"method": "ngram", "prompt_lookup_max": longest, "prompt_lookup_min": shortest}
+
+
+def _suffix(cell: Cell, _: PairFiles) -> dict[str, Any]:
+    """Nothing is kept from one request to the next: a prompt measured twice must not find its own answer."""
+    names = ("max_tree_depth", "max_spec_factor", "min_token_prob")
+    given = {f"suffix_decoding_{name}": cell.options[name] for name in names if name in cell.options}
+    return {"method": "suffix", "suffix_decoding_max_cached_requests": 0, **given}
+
+
+METHODS: dict[str, Configure | None] = {
+    "autoregressive": None,
+    "naive_batching": None,
+    "draft_model": _draft_model,
+    "ngram": _ngram,
+    "medusa": _head,
+    "eagle": _head,
+    "eagle3": _head,
+    "suffix": _suffix,
+}
+"""Method -> its part of `speculative_config`; None: none."""
+ARCTIC = (
+    "`make vllm` does that where there is a C++ compiler; elsewhere pip install nanobind==2.9.2 grpcio-tools cmake && "
+    "pip install --no-build-isolation --no-deps arctic-inference==0.1.1"
+)
+"""Its build asks for an older torch of its own, hence without isolation."""
+SAMPLED = ("draft_model", "eagle", "eagle3")
+"""Methods whose drafts have a distribution to be drawn from."""
+CHAINS: dict[str, dict[str, Any]] = {
+    **{name: {"acceptance": "exact"} for name in ("draft_model", "ngram", "eagle")},
+    "medusa": {"tree": [1], "acceptance": "exact"},
+    "eagle3": {"nodes": 0},
+    "suffix": {"tree": False},
+}
+"""Method -> the values that its options must have for a chain, verified exactly: vLLM has no token trees."""
+
+
+def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str, Any]:
+    """Arguments of `vllm.LLM` that make it speculate as `cell` says, and tell of each request's steps; none for a baseline."""
+    configure = METHODS[cell.method]
+    if configure is None:
+        return {}
+    config = {**configure(cell, pair), "num_speculative_tokens": cell.k}
+    if config["method"] in SAMPLED:
+        config["draft_sample_method"] = draft_sampling
+    return {"speculative_config": config, "per_request_spec_decode_metrics": "detailed"}
+
+
+@dataclass(slots=True)
+class Request:
+    """One prompt's stream: how many tokens came with each engine step, and what vLLM says of it in the end."""
+
+    emitted: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    stop: Literal["eos", "length"] = "length"
+    times: Any = None
+    speculation: Any = None
+
+    def rounds(self) -> list[Round]:
+        """One entry a step after the first, which is prefill.
+
+        vLLM tells (drafted, accepted) of the steps that had a draft, in order; the others had none. Where a step emitted one token it may
+        be a step of either kind: which of several such it was is not told, and no figure depends on it.
+        """
+        told = (
+            list(zip(self.speculation.per_step_drafted, self.speculation.per_step_accepted, strict=True))
+            if self.speculation
+            else []
+        )
+        rounds = []
+        for number, emitted in enumerate(self.emitted[1:], 2):
+            last = number == len(self.emitted)
+            mine = bool(told) and (told[0][1] == emitted - 1 or (last and told[0][1] >= emitted))
+            drafted, accepted = told.pop(0) if mine else (0, 0)
+            rounds.append(Round(drafted, drafted, min(accepted, emitted), emitted, emitted < accepted + 1))
+        return rounds

@@ -1,0 +1,1 @@
+"""Where a model comes from and what is known of it before its weights are read."""

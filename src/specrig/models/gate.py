@@ -1,0 +1,108 @@
+"""The gate: pairs that can never work are refused from their config and tokenizer files, before any weight is read.
+
+No torch here. Speculation needs a decoder-only target and draft that share one vocabulary, id by id.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from specrig.models import facts, hub
+from specrig.models.pair import ModelError, PairFiles
+
+
+@cache
+def _json(folder: str, name: str, revision: str | None = None) -> dict[str, Any]:
+    """A JSON file of a model: from its folder, or from the hub (respecting offline mode and the cache)."""
+    path = hub.fetch(folder, name, revision)
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON ({error})") from error
+    return content
+
+
+def config(model: str, revision: str | None = None) -> dict[str, Any]:
+    """A model's config.json."""
+    return _json(model, "config.json", revision)
+
+
+def check_decoder(model: str, revision: str | None = None) -> None:
+    """Raise ModelError unless `model` (folder or hub id) is a decoder-only language model."""
+    reason = facts.no_decoder(model, config(model, revision))
+    if reason is not None:
+        raise ModelError(reason)
+
+
+def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
+    """Token -> id of a model's tokenizer.json, added tokens included; of older models, whose tokenizer lies in other files, too."""
+    try:
+        tokenizer = _json(model, "tokenizer.json", revision)
+    except hub.FileMissingError as missing:
+        return _older_vocabulary(model, revision, missing)
+    tokens = tokenizer.get("model", {}).get("vocab", {})
+    if isinstance(tokens, list):  # Unigram: a list of (token, score)
+        tokens = {entry[0]: index for index, entry in enumerate(tokens)}
+    return {**tokens, **{added["content"]: added["id"] for added in tokenizer.get("added_tokens", [])}}
+
+
+def _older_vocabulary(model: str, revision: str | None, missing: hub.FileMissingError) -> dict[str, int]:
+    """The same from a file of `OLDER`, as transformers reads it. Raises `missing` where there is none."""
+    for name in OLDER:
+        try:
+            hub.fetch(model, name, revision)
+        except hub.FileMissingError:
+            continue
+        found: dict[str, int] = hub.tokenizer(model, revision).get_vocab()
+        return found
+    raise missing  # without any, transformers would make up an empty tokenizer
+
+
+OLDER = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt")
+"""Where tokenizers have their tokens that are older than tokenizer.json: byte-level BPE, SentencePiece (two names), WordPiece."""
+
+
+def check_vocabulary(target: str, draft: str, target_revision: str | None = None, draft_revision: str | None = None) -> None:
+    """Raise ModelError unless both tokenizers map the same tokens to the same ids."""
+    ours, theirs = vocabulary(target, target_revision), vocabulary(draft, draft_revision)
+    if ours == theirs:
+        return
+    differing = sorted((token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]), key=ours.__getitem__)
+    example = ""
+    if differing:
+        token = differing[0]
+        example = f"; {token!r} is {ours[token]} in the target and {theirs[token]} in the draft"
+    raise ModelError(
+        f"the draft {draft} does not share the vocabulary of the target {target}: {len(theirs)} tokens against {len(ours)}, "
+        f"{len(ours.keys() ^ theirs.keys())} in one only, {len(differing)} with another id{example}. "
+        "Choose a draft of the same family, or a method without a draft model (ngram)"
+    )
+
+
+def config_of(pair: PairFiles) -> dict[str, dict[str, Any]]:
+    """`target` and `draft` -> config.json, from the shipped facts for a pair of random weights. Raises ModelError."""
+    found = {}
+    for part, model in (("target", pair.target), ("draft", pair.draft)):
+        if model is None:
+            continue
+        known = facts.known(model)
+        revision = pair.target_revision if part == "target" else pair.draft_revision
+        simulated = pair.simulated_acceptance is not None
+        found[part] = known.config if simulated and known else _json(model, "config.json", revision)
+    return found
+
+
+def context(pair: PairFiles) -> int | None:
+    """Positions that the target can address; None where its config does not say."""
+    config = config_of(pair.only(()))["target"]
+    return config.get("max_position_embeddings") or config.get("n_positions")
+
+
+def check_pair(pair: PairFiles) -> None:
+    """Everything that can be refused about a pair without reading weights."""
+    check_decoder(pair.target, pair.target_revision)
+    if pair.draft is not None:
+        check_decoder(pair.draft, pair.draft_revision)
+        check_vocabulary(pair.target, pair.draft, pair.target_revision, pair.draft_revision)

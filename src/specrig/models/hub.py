@@ -1,0 +1,116 @@
+"""Files of models: from a folder, or from the hub, with errors that say what to do. Offline mode (HF_HUB_OFFLINE) and the cache
+are huggingface_hub's. No torch here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from specrig.models import facts
+from specrig.models.pair import ModelError, PairFiles
+
+
+class FileMissingError(ModelError):
+    """A file that is not there: in the folder, in the repository, or offline in the cache. The hub itself answers, as far as it is asked."""
+
+
+def fetch(model: str, name: str, revision: str | None = None) -> Path:
+    """The path of one of a model's files. Raises FileMissingError when it is not there, ModelError when the hub does not give it."""
+    if Path(model).is_dir():
+        path = Path(model) / name
+        if not path.is_file():
+            raise FileMissingError(
+                f"{model}: no {name} there; a model folder needs config.json, model.safetensors and tokenizer.json"
+            )
+        return path
+    from huggingface_hub import hf_hub_download
+
+    return Path(_asked(model, name, lambda: hf_hub_download(model, name, revision=revision), revision))
+
+
+def fetch_folder(model: str, revision: str | None = None) -> Path:
+    """A folder with all of a model's (or a trained head's) files. Raises ModelError."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    return Path(_asked(model, "it", lambda: snapshot_download(model, revision=revision), revision))
+
+
+def tokenizer(model: str, revision: str | None = None) -> Any:
+    """A model's tokenizer, as transformers loads it. Raises ModelError. Imports transformers."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model, revision=revision)
+    except Exception as error:  # a format that is none, a library that is missing: each has its own
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        # Of a SentencePiece file that it cannot read transformers says that it may be tiktoken's.
+        if find_spec("sentencepiece") is None and ("tiktoken" in reason or "sentencepiece" in reason.lower()):
+            reason = "it is SentencePiece's, which is not installed: `pip install sentencepiece`"
+        raise ModelError(f"{model}: its tokenizer cannot be loaded: {reason}") from error
+
+
+def at_commits(pair: PairFiles) -> PairFiles:
+    """The pair with the commit of each part on the hub for its revision: all that is loaded afterwards is of that commit, however the
+    hub moves meanwhile, and the environment can name it.
+
+    A part whose commit cannot be learnt keeps its revision: loading it says why, if it is loaded at all.
+    """
+    if pair.simulated_acceptance is not None:
+        return pair  # shapes come from the shipped facts
+    commits = {}
+    for name, source in pair.sources.items():
+        if Path(source).is_dir():
+            continue
+        try:
+            # In the cache a file lies in snapshots/<commit>.
+            commits[name] = fetch(source, "config.json", pair.revisions.get(name)).parent.name
+        except ModelError:
+            continue
+    return replace(
+        pair,
+        target_revision=commits.get("target", pair.target_revision),
+        draft_revision=commits.get("draft", pair.draft_revision),
+        head_revisions=pair.head_revisions | {name: commit for name, commit in commits.items() if name in pair.heads},
+    )
+
+
+def present_commit(repository: str, kind: Literal["model", "dataset"]) -> str:
+    """The commit that the hub's default branch is at now. Raises ModelError."""
+    from huggingface_hub import HfApi
+
+    return _asked(repository, "its commit", lambda: str(HfApi().repo_info(repository, repo_type=kind).sha))
+
+
+def _asked(repository: str, what: str, ask: Callable[[], str], revision: str | None = None) -> str:
+    """What the hub answers; its refusals in words that name the fix."""
+    from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        return ask()
+    except GatedRepoError as error:
+        known = facts.known(repository)
+        asks = known.gated if known and known.gated else "ask for access on its page, then `hf auth login`"
+        raise ModelError(f"{repository}: gated, its owner lets in only who agreed to the terms: {asks}") from error
+    except RevisionNotFoundError as error:
+        reason = f"the hub has no revision {revision!r} of it; correct it in its row, or empty it there and run `specrig pin`"
+        raise ModelError(f"{repository}: {reason}") from error
+    except RemoteEntryNotFoundError as error:
+        raise FileMissingError(f"{repository}: its repository holds no {what}{f' at {revision}' if revision else ''}") from error
+    except Exception as error:  # whatever the client's own HTTP library raises
+        # To who has not logged in the hub says 401 of a repository that is private, and of one that is missing.
+        if isinstance(error, RepositoryNotFoundError) or getattr(getattr(error, "response", None), "status_code", None) == 401:
+            reason = "neither a folder here nor on the hub, or private: correct its row, or `hf auth login`"
+            raise ModelError(f"{repository}: {reason}") from error
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+            reason = "offline mode is on (HF_HUB_OFFLINE) and the cache does not hold it: unset it and run once with the network"
+            raise FileMissingError(f"{repository}: {what} cannot be had from the hub: {reason}") from error
+        said = str(error.__cause__ or error).splitlines() or [type(error).__name__]
+        reason = f"{said[0]}: check the network and HF_ENDPOINT; a folder's path does as well"
+        raise ModelError(f"{repository}: {what} cannot be had from the hub: {reason}") from error

@@ -1,0 +1,130 @@
+"""Where a pair's tokenizer and models come from: folders and the hub, or shapes alone. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from specrig.models.gate import check_pair, config, config_of
+from specrig.models.hub import tokenizer
+from specrig.models.pair import ModelError, PairFiles
+
+if TYPE_CHECKING:
+    import torch
+
+    from specrig.decoding.model import CachedModel
+
+
+class Weights(ABC):
+    """A pair's tokenizer, the ids that end a sequence, and its models."""
+
+    tokenizer: Any
+    eos: frozenset[int]
+
+    def __init__(self, pair: PairFiles) -> None:
+        self.pair = pair
+
+    @abstractmethod
+    def cached(self, part: str, device: str) -> CachedModel:
+        """`target` or `draft`, ready for the native loop. Raises ModelError."""
+
+    @abstractmethod
+    def model(self, part: str, device: str) -> Any:
+        """`target` or `draft` as a `…ForCausalLM` of the pair's precision. Raises ModelError where it cannot be loaded."""
+
+    def dtype(self) -> torch.dtype:
+        """The pair's precision. Raises ModelError for what is none."""
+        import torch
+
+        found = getattr(torch, self.pair.dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ModelError(
+                f"pair {self.pair.name}: dtype {self.pair.dtype!r} is no torch dtype; use float32, bfloat16 or float16"
+            )
+        return found
+
+
+class PretrainedWeights(Weights):
+    """Models with their weights, from folders or the hub; the gate has let the pair through."""
+
+    def __init__(self, pair: PairFiles) -> None:
+        super().__init__(pair)
+        check_pair(pair)
+        self.tokenizer = tokenizer(pair.target, pair.target_revision)
+        self.eos = self._eos()
+
+    def cached(self, part: str, device: str) -> CachedModel:
+        """See `Weights`."""
+        from specrig.decoding.transformers_model import cached_model
+
+        return cached_model(self.model(part, device), device=device)
+
+    def model(self, part: str, device: str) -> Any:
+        """See `Weights`."""
+        from transformers import AutoModelForCausalLM
+
+        pair = self.pair
+        if pair.quantization is not None:
+            raise ModelError(
+                f"pair {pair.name}: only an engine that serves (vllm) runs a target quantized as {pair.quantization}; "
+                "give the pair another row without it for this one"
+            )
+        source, revision = (pair.target, pair.target_revision) if part == "target" else (pair.draft, pair.draft_revision)
+        if source is None:
+            raise ModelError(
+                f"pair {pair.name}: this method needs a draft model and the pair names none; fill the column in pairs.tsv"
+            )
+        try:
+            model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=self.dtype())
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ModelError(f"{source}: cannot be loaded ({str(error).splitlines()[0]})") from error
+        return model.to(device).eval()
+
+    def _eos(self) -> frozenset[int]:
+        """As the model's generation config states them, else its config's, else the tokenizer's."""
+        from transformers import GenerationConfig
+
+        target, revision = self.pair.target, self.pair.target_revision
+        try:
+            ids = GenerationConfig.from_pretrained(target, revision=revision).eos_token_id
+        except OSError:
+            ids = None
+        ids = ids if ids is not None else config(target, revision).get("eos_token_id")
+        ids = ids if ids is not None else self.tokenizer.eos_token_id
+        return frozenset([ids] if isinstance(ids, int) else ids or [])
+
+
+class RandomWeights(Weights):
+    """Shapes with random weights: what is generated is no text, so bytes are tokens and nothing ends a sequence but its length."""
+
+    def __init__(self, pair: PairFiles) -> None:
+        super().__init__(pair)
+        self.configs = config_of(pair)
+        self.tokenizer = _Bytes()
+        self.eos = frozenset()
+
+    def cached(self, part: str, device: str) -> CachedModel:
+        """See `Weights`."""
+        from specrig.models.random_weights import random_model
+
+        return random_model(self.configs[part], device=device, dtype=self.dtype())
+
+    def model(self, part: str, device: str) -> Any:
+        """See `Weights`."""
+        raise ModelError(f"pair {self.pair.name} has random weights: only the native engine runs it")
+
+
+def weights_of(pair: PairFiles) -> Weights:
+    """A pair's weights as its row declares them. Raises ModelError for a pair that the gate refuses."""
+    return PretrainedWeights(pair) if pair.simulated_acceptance is None else RandomWeights(pair)
+
+
+class _Bytes:
+    """The face of a tokenizer: the prompt's length in tokens is its length in UTF-8 bytes."""
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode())}
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return ""

@@ -1,0 +1,173 @@
+"""What a study will ask of a machine, before anything is downloaded: sizes and memory of its pairs, and hours. No torch here.
+
+Sizes are exact where the architecture is known (shipped facts, a local config.json, the study's own recipe). Hours are a bound from
+memory bandwidth, for planning only: never shown beside measurements.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specrig.measurement.freshness import baseline_of
+from specrig.measurement.runner import WARMUP_TOKENS
+from specrig.models import facts
+from specrig.models.facts import BYTES, Shape
+from specrig.study.rows import TRAINED
+from specrig.study.study import Study
+from specrig.training.budget import training_flop
+from specrig.training.recipe import Recipe
+from specrig.training.recipe import Shape as TrainedShape
+
+GB = 1e9
+PROMPT_TOKENS = 1024
+"""Tokens of a prompt, for the size of the cache."""
+WORKSPACE_BYTES = 1.5e9
+"""Activations, the libraries' own workspace and the driver's context."""
+BANDWIDTH = {"cuda": 2.0e12, "cpu": 20e9}
+"""Bytes/s from memory: an A100 80 GB, and two channels of a desktop or small server."""
+REACHED = 0.6
+"""Share of the bandwidth that decoding reaches."""
+LAYER_S = {"cuda": 50e-6, "cpu": 100e-6}
+"""What a layer costs however small it is: its launches."""
+TRAINING = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
+"""Operations/s that training reaches, and where: a quarter of the card's peak in bfloat16; what `configs/quick.yaml` reached."""
+LOADING = 1e9
+"""Bytes/s of loading weights from disk."""
+ASSUMPTION = (
+    f"each pass reads the weights once at {REACHED:.0%} of {{bandwidth}} GB/s ({{machine}}), no method faster than its baseline, "
+    "prompts and drafts free, downloads and training not counted"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PairSize:
+    """A pair's models: None where the architecture is not known."""
+
+    pair: str
+    dtype: str
+    target: Shape | None
+    draft: Shape | None
+    batch: int
+    tokens: int
+    """Of a sequence: prompt and what follows."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Both models' weights, as far as they are known."""
+        return sum(shape.weight_bytes(self.dtype) for shape in (self.target, self.draft) if shape)
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """Weights, key/value caches and workspace; None without the target's shape."""
+        if self.target is None:
+            return None
+        caches = sum(
+            shape.cache_bytes(self.batch * min(self.tokens, shape.context), self.dtype)
+            for shape in (self.target, self.draft)
+            if shape
+        )
+        return self.weight_bytes + caches + WORKSPACE_BYTES
+
+
+def pair_sizes(study: Study) -> list[PairSize]:
+    """Sizes of the pairs that will run, in the study's order."""
+    batch = max((cell.batch_size for cell in study.grid.cells), default=1)
+    tokens = PROMPT_TOKENS + study.max_new_tokens
+    return [_pair_size(study, pair, batch, tokens) for pair in dict.fromkeys(cell.pair for cell in study.grid.cells)]
+
+
+def gated(study: Study) -> dict[str, list[str]]:
+    """What owners ask for -> their models that the study would download."""
+    found: dict[str, list[str]] = {}
+    for pair in dict.fromkeys(cell.pair for cell in study.grid.cells):
+        row = study.rows.pairs[pair]
+        for model in (row.target, row.draft) if row.weights == "pretrained" else ():
+            known = facts.known(model)
+            if known and known.gated and known.name not in found.setdefault(known.gated, []):
+                found[known.gated].append(known.name)
+    return found
+
+
+def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
+    """(hours of measuring, what they assume). Pairs of unknown size count for nothing and are named in the assumption."""
+    device = "cuda" if study.uses_gpu() else "cpu"
+    pass_s = {
+        size.pair: max(
+            size.target.active_parameters * BYTES[size.dtype] / (BANDWIDTH[device] * REACHED),
+            size.target.layers * LAYER_S[device],
+        )
+        for size in sizes
+        if size.target is not None
+    }
+    seconds = 0.0
+    for (_, pair, _), cells in study.grid.jobs.items():
+        if pair not in pass_s:
+            continue
+        baselines = {(baseline_of(cell).name, cell.batch_size): baseline_of(cell) for cell in cells}
+        for cell in (*cells, *baselines.values()):
+            rounds = -(-study.grid.prompt_count(cell.batch_size) // cell.batch_size) * study.repeats
+            seconds += (rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS) * pass_s[pair]
+        seconds += next(size.weight_bytes for size in sizes if size.pair == pair) / LOADING
+    machine = "an A100 80 GB" if device == "cuda" else "CPU"
+    text = ASSUMPTION.format(bandwidth=f"{BANDWIDTH[device] / GB:,.0f}", machine=machine)
+    unknown = [size.pair for size in sizes if size.target is None]
+    return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
+
+
+def training(study: Study) -> str:
+    """What the study trains, what that costs and how long it takes somewhere; `nothing` where it trains nothing."""
+    flop, named = 0.0, []
+    for pair, row in study.rows.pairs.items():
+        models = [model for trained, model in study.grid.trained if trained == pair]
+        named += [f"{model} of {pair}" for model in models]
+        flop += training_flop(study.training, ["joint"] if row.base else models) if models else 0.0
+    if not named:
+        return "nothing"
+    speed, machine = TRAINING["cuda" if study.uses_gpu() else "cpu"]
+    return f"{', '.join(named)} ({flop / 1e15:.2g} PFLOP: {flop / speed / 60:.0f} minutes on {machine}, start-ups aside)"
+
+
+def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
+    row = study.rows.pairs[pair]
+    recipe = study.training
+    return PairSize(
+        pair,
+        row.dtype,
+        _shape(TRAINED if row.trains else row.target, "target", recipe),
+        _shape(row.draft, "draft", recipe),
+        batch,
+        tokens,
+    )
+
+
+def _shape(model: str | None, part: str, recipe: Recipe) -> Shape | None:
+    if model == TRAINED:
+        return _trained(recipe.target if part == "target" else recipe.draft, recipe.vocabulary)
+    known = facts.known(model)
+    config: dict[str, Any] | None = known.config if known else None
+    file = Path(model or "", "config.json").expanduser()
+    if config is None and model and file.is_file():
+        config = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        shape = Shape(config) if config else None
+        return shape if shape and shape.parameters else None
+    except KeyError:  # an architecture that names its sizes otherwise
+        return None
+
+
+def _trained(shape: TrainedShape, vocabulary: int) -> Shape:
+    return Shape(
+        {
+            "model_type": "llama",
+            "hidden_size": shape.hidden,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "intermediate_size": shape.intermediate,
+            "vocab_size": vocabulary,
+            "max_position_embeddings": shape.context,
+            "tie_word_embeddings": True,
+        }
+    )

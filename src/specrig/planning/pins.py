@@ -1,0 +1,137 @@
+"""Revisions of what a study takes from the hub: which rows name none, and writing the present commits into their tables. No torch here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from specrig.decoding.drafters import registry as methods
+from specrig.measurement.records import write_atomically
+from specrig.models.hub import present_commit
+from specrig.models.pair import ModelError
+from specrig.study.rows import TRAINED, dialect, looks_like_path
+from specrig.study.study import Study
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A cell of a table that names no revision. source: hub id; for a head the cell holds it, else it is empty."""
+
+    file: Path
+    row: str
+    column: str
+    source: str
+    kind: Literal["model", "dataset"]
+
+    def filled(self, cell: str, commit: str) -> str:
+        """The cell with a commit: after the head's hub id in `heads`, else alone."""
+        if self.column != "heads":
+            return commit
+        return re.sub(rf"={re.escape(self.source)}(?=\s|$)", f"={self.source}@{commit}", cell)
+
+
+def unpinned(study: Study) -> list[Pin]:
+    """What a study loads from the hub without a revision, in the order of its tables."""
+    tables, found = study.tables, []
+    for name, row in study.rows.pairs.items():
+        if row.weights == "random":
+            continue  # nothing is loaded
+        entries = [entry for entry in study.methods if name in (entry.pairs or study.pairs)]
+        needs = {need for entry in entries for need in methods()[entry.method].needs}
+        if not row.trains and row.target_revision is None:
+            found.append(Pin(tables.pairs, name, "target_revision", row.target, "model"))
+        if "draft" in needs and row.draft not in (None, TRAINED) and row.draft_revision is None:
+            found.append(Pin(tables.pairs, name, "draft_revision", str(row.draft), "model"))
+        heads = {head: source for head, source in row.head_folders.items() if head in needs and head not in row.head_revisions}
+        found += [Pin(tables.pairs, name, "heads", source, "model") for source in dict.fromkeys(heads.values())]
+    for name, task in study.rows.tasks.items():
+        if task.kind == "hub" and task.revision is None:
+            found.append(Pin(tables.tasks, name, "revision", task.source, "dataset"))
+    return [pin for pin in found if pin.kind == "dataset" or not looks_like_path(pin.source)]
+
+
+def pin(study: Study, console: Console, *, check: bool) -> bool:
+    """Ask the hub for the present commit of all that is not pinned, and write them into the study's tables, these cells alone.
+
+    check: only tell. Returns whether all is pinned now. Raises ModelError, after the others are written, with what the hub refuses.
+    """
+    pins = unpinned(study)
+    commits: dict[tuple[str, str], str] = {}
+    refused: dict[tuple[str, str], str] = {}
+    for one in pins:
+        key = one.kind, one.source
+        if key not in commits | refused:
+            try:
+                commits[key] = present_commit(one.source, one.kind)
+            except ModelError as error:
+                refused[key] = str(error)
+    found = [(one, commits[one.kind, one.source]) for one in pins if (one.kind, one.source) in commits]
+    for file in dict.fromkeys(one.file for one, _ in found):
+        own = [(one, commit) for one, commit in found if one.file == file]
+        if not check:
+            _write(file, own)
+        console.print(f"[bold]{file}[/]{': not pinned' if check else ''}", highlight=False)
+        for one, commit in own:
+            line = f"  {one.row}: {one.column}: {one.source} is at {commit}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if found and not check:
+        console.print("Cells that were measured without are measured again.")
+    if not pins:
+        console.print("Everything that the study takes from the hub is pinned.")
+    if refused:
+        raise ModelError("\n".join(refused.values()))
+    return not (check and pins)
+
+
+def _write(file: Path, pins: Sequence[tuple[Pin, str]]) -> None:
+    """Fill the cells; every other record of the table stays as it stands. A column that the table lacks is added at its end."""
+    # Line ends are kept as they are.
+    text = file.read_bytes().decode("utf-8")
+    records = list(_records(text, file))
+    header = records[0][1]
+    columns = [*header, *dict.fromkeys(one.column for one, _ in pins if one.column not in header)]
+    name = header.index(NAMES[pins[0][0].kind])
+    written = [_record(columns, records[0][0], file) if columns != header else records[0][0]]
+    for raw, cells in records[1:]:
+        wanted = [(one, commit) for one, commit in pins if cells[name : name + 1] and cells[name].strip() == one.row]
+        if not wanted:
+            written.append(raw)
+            continue
+        cells = [*cells, *[""] * (len(columns) - len(cells))]
+        for one, commit in wanted:
+            cells[columns.index(one.column)] = one.filled(cells[columns.index(one.column)], commit)
+        written.append(_record(cells, raw, file))
+    write_atomically(file, "".join(written))
+
+
+NAMES = {"model": "pair", "dataset": "task"}
+"""The column with a row's name, in the table that holds such a source."""
+
+
+def _records(text: str, file: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each record of a table as it stands there, and its cells."""
+    lines: list[str] = []
+
+    def taken() -> Iterator[str]:
+        for line in io.StringIO(text, newline=""):
+            lines.append(line)
+            yield line
+
+    for cells in csv.reader(taken(), **dialect(file)):
+        yield "".join(lines), cells
+        lines.clear()
+
+
+def _record(cells: Sequence[str], raw: str, file: Path) -> str:
+    """A record with these cells and the line end of the one that it replaces."""
+    end = raw[len(raw.rstrip("\r\n")) :]
+    out = io.StringIO(newline="")
+    csv.writer(out, lineterminator=end, **dialect(file)).writerow(cells)
+    return out.getvalue()

@@ -1,0 +1,1 @@
+"""What a result rests on: the code, the files and the machine."""

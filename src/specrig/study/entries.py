@@ -1,0 +1,87 @@
+"""Entries of a study's `methods:`: a method with its k's and options, expanded into variants. No torch here."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+
+from specrig.decoding.drafters import registry as methods
+from specrig.settings import Settings
+
+K_RANGE = range(1, 17)
+
+# `k: 4` and `k: [4]` mean the same, so that `--config k=4`-like overrides stay short.
+_listed = BeforeValidator(lambda value: value if isinstance(value, list | tuple) or value is None else [value])
+Names = Annotated[list[str], _listed]
+Temperatures = Annotated[list[Annotated[float, Field(ge=0, le=10)]], _listed]
+BatchSizes = Annotated[list[Annotated[int, Field(ge=1)]], _listed]
+
+
+class MethodEntry(Settings):
+    """One entry of `methods:`: a method with its k's and its own options; a list of values of an option is a sweep."""
+
+    method: str
+    k: Annotated[list[int], _listed] = Field(default_factory=lambda: [4])
+    """Draft tokens a round, 1 to 16; methods that use no k ignore it."""
+    temperatures: Temperatures | None = None
+    """Instead of the study's, for this entry; likewise the next three."""
+    tasks: Names | None = None
+    pairs: Names | None = None
+    batch_sizes: BatchSizes | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The method's options (`specrig methods` lists them); they may also stand beside `k`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_options(cls, value: Any) -> Any:
+        """Keys that are not the entry's own are options of the method; `checks` looks at their names."""
+        if isinstance(value, str):
+            return {"method": value}
+        if not isinstance(value, dict):
+            return value
+        own = {key: item for key, item in value.items() if key in cls.model_fields}
+        rest = {key: item for key, item in value.items() if key not in cls.model_fields}
+        return {**own, "options": {**(own.get("options") or {}), **rest}} if rest else own
+
+    @property
+    def ks(self) -> list[int]:
+        """The k's of its cells: [0] for a method that uses none."""
+        return self.k if methods()[self.method].uses_k else [0]
+
+    def variants(self) -> list[tuple[str, dict[str, Any]]]:
+        """(label, all options) of every combination. The label names options that are swept or differ from the default.
+
+        So a label does not change when a value is added to a sweep, and measured cells keep their names.
+        """
+        kind = methods()[self.method].Options
+        swept = {name: value for name, value in self.options.items() if is_sweep(kind, name, value)}
+        result = []
+        for values in product(*swept.values()):
+            given = {**self.options, **dict(zip(swept, values, strict=True))}
+            options = kind.model_validate(given)
+            defaults = {name: info.get_default(call_default_factory=True) for name, info in kind.model_fields.items()}
+            named = [name for name in given if name in swept or getattr(options, name) != defaults[name]]
+            label = "-".join(_label(name, getattr(options, name)) for name in sorted(named))
+            result.append((label, options.model_dump(mode="json")))
+        return result
+
+
+def is_sweep(kind: type[BaseModel], name: str, value: Any) -> bool:
+    """Whether `value` lists several values of the option (a list may also be ONE value of an option that is a list)."""
+    if not isinstance(value, list) or name not in kind.model_fields:
+        return False
+    try:
+        TypeAdapter[Any](kind.model_fields[name].annotation or Any).validate_python(value)
+    except ValidationError:
+        return True
+    return False
+
+
+def _label(name: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        value = "_".join(map(str, value))
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return name + re.sub(r"[^A-Za-z0-9.]+", "_", text)

@@ -1,0 +1,58 @@
+"""Where the models and prompts of a study lie. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specrig.models.pair import PairFiles
+from specrig.study.config import Config
+from specrig.study.grid import Grid
+from specrig.study.rows import TRAINED
+
+
+class Paths:
+    """Folders and files of a study; `root` is the results folder they lie in or are put into (`Study.root`)."""
+
+    def __init__(self, config: Config, grid: Grid) -> None:
+        self._config = config
+        self._grid = grid
+
+    def model(self, pair: str, model: str, root: Path) -> str | None:
+        """Folder or hub id of a pair's target, draft or head; None for one it does not have."""
+        row = self._config.rows.pairs[pair]
+        if model not in ("target", "draft"):
+            trained = str(root / "models" / pair / model) if row.trains else None
+            return row.head_folders.get(model, trained)
+        source: str | None = getattr(row, model)
+        made = row.trains if model == "target" else source == TRAINED
+        return str(root / "models" / pair / model) if made else source
+
+    def pair_files(self, pair: str, root: Path) -> PairFiles:
+        """Where the parts of a pair lie, and how its row wants it loaded."""
+        row = self._config.rows.pairs[pair]
+        target = self.model(pair, "target", root)
+        assert target is not None  # the column is required
+        heads = self._grid.heads(pair)
+        return PairFiles(
+            name=pair,
+            target=target,
+            draft=self.model(pair, "draft", root),
+            target_revision=row.target_revision,
+            draft_revision=row.draft_revision,
+            dtype=row.dtype,
+            simulated_acceptance=row.simulated_acceptance,
+            heads={head: Path(folder) for head in heads if (folder := self.model(pair, head, root)) is not None},
+            head_revisions=row.head_revisions,
+            servers=tuple(server for server in self._config.servers if server.pair == pair),
+            tensor_parallel=row.tensor_parallel,
+            quantization=row.quantization,
+            gpu_memory_utilization=row.gpu_memory_utilization,
+            max_model_len=row.max_model_len,
+            engine_options=self._config.engine_options,
+        )
+
+    def prompt_file(self, task: str, root: Path) -> Path:
+        """The file with a task's prompts."""
+        row = self._config.rows.tasks[task]
+        folder = {"corpus": "prompts", "url": "data", "hub": "data"}.get(row.kind)
+        return root / folder / f"{task}.jsonl" if folder else Path(row.source).expanduser()

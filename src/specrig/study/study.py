@@ -1,0 +1,68 @@
+"""A study as the stages use it: its keys, the grid that follows from them, and where its files lie. No torch at import.
+
+`study.load` reads one from a config, or from a resolved `results/<study>/study.json`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from specrig.study.config import Config
+from specrig.study.grid import Grid
+from specrig.study.paths import Paths
+from specrig.study.problems import Problem, StudyError
+from specrig.tasks import Prompt, PromptError, read_prompts
+
+
+class Study(Config):
+    """A resolved study: the config's keys, and the rows of the tables that they name."""
+
+    @cached_property
+    def grid(self) -> Grid:
+        """Cells, jobs, refusals, models to train."""
+        return Grid(self)
+
+    @cached_property
+    def paths(self) -> Paths:
+        """Where its models and prompts lie."""
+        return Paths(self, self.grid)
+
+    @property
+    def root(self) -> Path:
+        """Folder of everything the study makes, but for the report."""
+        return self.results / self.study
+
+    @property
+    def report(self) -> Path:
+        """The report's file."""
+        return self.reports / self.study / "report.html"
+
+    def prompts_of(self, task: str, root: Path) -> list[Prompt]:
+        """The first prompts of a task, as many as its largest batch asks for.
+
+        Raises PromptError for a file that holds none, breaks its format or is not fetched yet.
+        """
+        row, file = self.rows.tasks[task], self.paths.prompt_file(task, root)
+        if row.fetched and not file.is_file():
+            raise PromptError(
+                f"{file} is not there yet: `specrig prompts --study {root / 'study.json'} --task {task}` fetches it"
+            )
+        own = {} if row.kind != "file" else {"sha256": row.sha256, **row.mapping}
+        return read_prompts(file, limit=self.grid.prompts_wanted(task), **own)
+
+    def uses_gpu(self) -> bool:
+        """Whether jobs will want a GPU, as far as this machine can tell without torch (it may not be the one they run on)."""
+        return self.device == "cuda" or (self.device == "auto" and Path("/proc/driver/nvidia/version").exists())
+
+    def resolved_device(self) -> str:
+        """`cuda` or `cpu`, as the machine it is asked on has it. Imports torch. Raises StudyError for a GPU that is not there."""
+        if self.device == "cpu":
+            return self.device
+        import torch
+
+        found = torch.cuda.is_available()
+        if self.device == "cuda" and not found:
+            fix = "say `device: cpu` or `auto`; on a machine with a GPU install its driver and a CUDA build of PyTorch"
+            raise StudyError([Problem("", "device", f"cuda, but PyTorch {torch.__version__} finds no GPU on this machine", fix)])
+        return "cuda" if found else "cpu"

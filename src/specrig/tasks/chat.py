@@ -1,0 +1,33 @@
+"""Prompts as turns of a conversation, in the chat template of a pair's tokenizer. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specrig.models import hub
+from specrig.models.pair import PairFiles
+from specrig.tasks.prompts import Prompt
+from specrig.tasks.sources import PromptError
+
+
+def in_chat_template(prompts: Sequence[Prompt], task: str, pair: PairFiles) -> list[Prompt]:
+    """Each text as the user's turn, up to where the answer begins. Raises PromptError where the tokenizer has no template."""
+    if pair.simulated_acceptance is not None:
+        raise PromptError(
+            f"task {task!r} wants a chat template and pair {pair.name!r} has random weights, thus none; leave one out"
+        )
+    tokenizer = hub.tokenizer(pair.target, pair.target_revision)
+    if not tokenizer.chat_template:
+        raise PromptError(
+            f"task {task!r} wants a chat template and the tokenizer of {pair.target} has none: take an instruction-tuned model, or a "
+            "row of the task without `chat`"
+        )
+    # The tokenizer will put its first token in front by itself, so one in the template would stand there twice.
+    first = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else None
+    found = []
+    for prompt in prompts:
+        turn = [{"role": "user", "content": prompt.text}]
+        text = str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+        found.append(replace(prompt, text=text.removeprefix(first or "")))
+    return found
