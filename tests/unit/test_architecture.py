@@ -18,20 +18,20 @@ MODULES = sorted(
 )
 # What a floor may import of the package besides itself. Those not named are the upper floors, which may import all.
 FLOORS = {
+    "settings": set(),
     "decoding": set(),
     "cell": set(),
-    "problems": set(),
-    "digests": set(),
-    "facts": set(),
-    "tasks": set(),
-    "engines": {"cell", "decoding", "facts"},
-    "training": {"decoding"},
-    "audit": {"cell", "decoding", "engines", "measurement", "tasks", "digests"},
-    "measurement": {"cell", "decoding", "digests", "engines", "tasks"},
-    "rows": {"problems"},
-    "reported": {"problems", "rows"},
-    "analysis": {"cell", "facts", "measurement", "reported", "tasks"},
-    "reporting": {"analysis", "cell", "decoding", "facts", "measurement", "problems", "reported", "rows", "study"},
+    "models": {"cell", "decoding", "settings"},
+    "provenance": {"models"},
+    "tasks": {"models"},
+    "corpus": {"settings"},
+    "training": {"corpus", "decoding", "settings"},
+    "engines": {"cell", "decoding", "models", "settings"},
+    "study": {"cell", "corpus", "decoding", "engines", "models", "settings", "tasks", "training"},
+    "measurement": {"cell", "decoding", "engines", "models", "provenance", "study", "tasks"},
+    "audit": {"cell", "decoding", "engines", "measurement", "models", "study"},
+    "analysis": {"cell", "measurement", "models", "study", "tasks"},
+    "reporting": {"analysis", "cell", "decoding", "measurement", "models", "study"},
     "tracking": {"analysis", "cell", "measurement", "reporting", "study"},
 }
 

@@ -9,7 +9,7 @@ import pytest
 from specrig import cli
 from specrig.decoding.drafters import registry
 from specrig.measurement.records import RecordError
-from specrig.study.study import study
+from specrig.study import load
 
 
 def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_errors_are_short(
         raise error
 
     monkeypatch.delenv("SPECRIG_DEBUG", raising=False)
-    monkeypatch.setattr(study, "load_study", fail)
+    monkeypatch.setattr(load, "load_study", fail)
     assert cli.run(["plan", "x.yaml"]) == code
     shown = capsys.readouterr().err
     assert expected in shown
@@ -91,7 +91,7 @@ def test_errors_are_short(
 
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECRIG_DEBUG", "1")
-    monkeypatch.setattr(study, "load_study", lambda *_: 1 / 0)
+    monkeypatch.setattr(load, "load_study", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.run(["plan", "x.yaml"])
 
