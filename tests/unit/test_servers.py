@@ -23,7 +23,8 @@ from specrig.analysis import acceptance
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError
-from specrig.engines.http.client import Client, Reply, counters, timed
+from specrig.engines.http import counters
+from specrig.engines.http.client import Client, Reply, timed
 from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.engines.native import Native
 from specrig.engines.server import Server

@@ -21,7 +21,7 @@ from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation
 from specrig.engines.base import EngineError, EngineOptions
 from specrig.engines.tokenized import TokenizedEngine
-from specrig.engines.vllm import cpu_sampling as vllm_cpu_sampling
+from specrig.engines.vllm import cpu_sampling
 from specrig.engines.vllm.processes import Processes
 from specrig.engines.vllm.speculation import ARCTIC, CHAINS, METHODS, Request, speculation_of
 from specrig.models.pair import PairFiles
@@ -54,7 +54,7 @@ class Vllm(TokenizedEngine):
         draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
         """How drafts are drawn above temperature 0 (vLLM's `draft_sample_method`)."""
         cpu_sampling: Literal["stock", "cured"] = "stock"
-        """cured: mend the CPU build's speculative sampling above temperature 0 (see `vllm_cpu_sampling`)."""
+        """cured: mend the CPU build's speculative sampling above temperature 0 (see `cpu_sampling`)."""
         max_num_seqs: int = Field(256, ge=1)
         """Requests that decode at once, at most."""
 
@@ -201,7 +201,7 @@ class Vllm(TokenizedEngine):
         openmp, loaded = Path(sys.prefix, "lib", "libiomp5.so"), os.environ.get("LD_PRELOAD", "")
         if self.options.multiprocessing and self.device == "cpu" and openmp.is_file() and "omp" not in loaded:
             os.environ["LD_PRELOAD"] = ":".join(filter(None, (str(openmp), loaded)))
-        vllm_cpu_sampling.choose(self.options.cpu_sampling == "cured")
+        cpu_sampling.choose(self.options.cpu_sampling == "cured")
         _quiet_llvmlite()
 
     @classmethod
