@@ -52,14 +52,14 @@ def test_cells_are_every_combination(workplace: Path) -> None:
 
 def test_an_entry_overrides_temperatures_and_tasks(workplace: Path) -> None:
     entries = [{"method": "ngram", "k": 2, "temperatures": 1, "tasks": "code"}]
-    assert [cell.slug for cell in load_study(written(methods=entries)).cells()] == ["code-k2-t1-b1"]
+    assert [cell.slug for cell in load_study(written(methods=entries)).grid.cells] == ["code-k2-t1-b1"]
 
 
 def test_a_list_of_an_option_is_a_sweep_with_labels(workplace: Path) -> None:
-    cells = load_study(written(tasks=["code"], methods=[{"method": "ngram", "k": 2, "n": [2, 3]}])).cells()
+    cells = load_study(written(tasks=["code"], methods=[{"method": "ngram", "k": 2, "n": [2, 3]}])).grid.cells
     assert [(cell.variant, cell.options["n"]) for cell in cells] == [("n2", 2), ("n3", 3)]
     assert all(cell.options["min_n"] == 1 for cell in cells), "defaults are part of a cell"
-    longer = load_study(written(tasks=["code"], methods=[{"method": "ngram", "k": 2, "n": [2, 3, 4]}])).cells()
+    longer = load_study(written(tasks=["code"], methods=[{"method": "ngram", "k": 2, "n": [2, 3, 4]}])).grid.cells
     assert longer[:2] == cells, "a longer sweep keeps the cells it had"
 
 
@@ -72,18 +72,17 @@ def test_an_option_that_is_a_list_is_swept_by_a_list_of_lists(workplace: Path, m
             branches: list[int] = Field(default_factory=lambda: [2, 1])
 
     registry = {**drafters.registry(), "branching": Branching}
-    monkeypatch.setattr("specrig.study.study.methods", lambda: registry)
-    monkeypatch.setattr("specrig.study.entries.methods", lambda: registry)
-    monkeypatch.setattr("specrig.study.checks.methods", lambda: registry)
+    for module in ("entries", "grid", "checks.names", "checks.entries", "checks.cells"):
+        monkeypatch.setattr(f"specrig.study.{module}.methods", lambda: registry)
     monkeypatch.setattr("specrig.engines.native.registry", lambda: registry)
-    one = load_study(written(tasks=["code"], methods=[{"method": "branching", "branches": [4, 2]}])).cells()
+    one = load_study(written(tasks=["code"], methods=[{"method": "branching", "branches": [4, 2]}])).grid.cells
     assert [cell.options["branches"] for cell in one] == [[4, 2]]
-    two = load_study(written(tasks=["code"], methods=[{"method": "branching", "branches": [[4, 2], [3]]}])).cells()
+    two = load_study(written(tasks=["code"], methods=[{"method": "branching", "branches": [[4, 2], [3]]}])).grid.cells
     assert [cell.variant for cell in two] == ["branches4_2", "branches3"]
 
 
 def test_a_method_without_k_has_one_cell_a_task(workplace: Path) -> None:
-    assert {cell.k for cell in load_study(written(methods=["autoregressive"])).cells()} == {0}
+    assert {cell.k for cell in load_study(written(methods=["autoregressive"])).grid.cells} == {0}
 
 
 def test_a_resolved_study_stands_alone(workplace: Path) -> None:
@@ -92,8 +91,8 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
     Path("configs/pairs.tsv").unlink()
     again = load_study(Path("study.json"))
     assert again == study
-    assert again.cells() == study.grid.cells
-    assert again.pair_files("embedded", again.root).target == "results/trial/models/embedded/target"
+    assert again.grid.cells == study.grid.cells
+    assert again.paths.pair_files("embedded", again.root).target == "results/trial/models/embedded/target"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,13 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from specrig.study import checks
+from specrig.study.checks.cells import check_cells, check_refusals
+from specrig.study.checks.entries import check_entry
+from specrig.study.checks.folders import check_folders
+from specrig.study.checks.names import check_engine_options, check_names
+from specrig.study.checks.pairs import check_pairs
+from specrig.study.checks.servers import check_servers
+from specrig.study.checks.tasks import check_tasks
 from specrig.study.claims import read_claims
 from specrig.study.problems import Positions, Problem, Problems, StudyError, nearest, reason_of
 from specrig.study.rows import Pair, Task, read_rows
@@ -34,22 +40,22 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     tasks = read_rows(draft.tables.tasks, Task, problems)
     if draft.tables.reported is not None:
         read_claims(draft.tables.reported, problems)
-    checks.check_names(draft, pairs, tasks, broken, problems)
-    checks.check_engine_options(draft, problems)
+    check_names(draft, pairs, tasks, broken, problems)
+    check_engine_options(draft, problems)
     for index, entry in enumerate(draft.methods):
-        checks.check_entry(draft, index, entry, pairs, problems)
-    checks.check_servers(draft, problems)
+        check_entry(draft, index, entry, pairs, problems)
+    check_servers(draft, problems)
     problems.stop()
     used = dict.fromkeys([*draft.pairs, *(name for entry in draft.methods for name in entry.pairs or ())])
     used |= dict.fromkeys(base for name in used if (base := pairs[name].base) in pairs)
     rows = {"pairs": {name: pairs[name] for name in used}, "tasks": {name: tasks[name] for name in draft.tasks}}
     study = Study.model_validate({**draft.model_dump(), "rows": rows})
-    checks.check_cells(study, problems)
-    checks.check_pairs(study, problems)
-    checks.check_tasks(study, problems)
-    checks.check_folders(study, problems)
+    check_cells(study, problems)
+    check_pairs(study, problems)
+    check_tasks(study, problems)
+    check_folders(study, problems)
     problems.stop()
-    checks.check_refusals(study, problems)
+    check_refusals(study, problems)
     problems.stop()
     return study
 
@@ -75,28 +81,31 @@ def read_config(file: Path) -> dict[str, Any]:
 def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[str]]:
     """A Study from the sound parts of `config`, and the top-level keys that were not sound (they are in `problems`).
 
-    What is broken is cut out, so that the checks that follow still see the rest.
+    What is broken is cut out, so that the checks that follow still see the rest. Raises StudyError where nothing sound is left.
     """
-    rest: dict[str, Any] = copy.deepcopy(config)
-    broken: set[str] = set()
-    if not rest.get("study"):
+    config = copy.deepcopy(config)
+    if not config.get("study"):
         problems.key(["study"], "the study has no name", "add `study: <name>`")
-        rest["study"] = "unnamed"
-    for _ in range(5):
-        try:
-            return Study.model_validate(rest), broken
-        except ValidationError as error:
-            for issue in reversed(error.errors()):
-                # Names of union members and validators are no part of the config.
-                path = _inside(rest, issue["loc"])
-                broken.add(str(path[0]))
-                if issue["type"] == "extra_forbidden":
-                    problems.unknown(path, "key", path[-1], _fields(path[:-1]))
-                else:
-                    problems.key(path, reason_of(issue), f"you gave {issue['input']!r}" if "input" in issue else "")
-                _cut(rest, path)
-    problems.stop()
-    raise AssertionError("validation neither succeeds nor says why")
+        config["study"] = "unnamed"
+    try:
+        return Study.model_validate(config), set()
+    except ValidationError as error:
+        issues = error.errors()
+    # Names of union members and validators, which pydantic adds to a place, are no part of the config.
+    places = [_inside(config, issue["loc"]) for issue in issues]
+    for issue, path in zip(issues, places, strict=True):
+        if issue["type"] == "extra_forbidden":
+            problems.unknown(path, "key", path[-1], _fields(path[:-1]))
+        else:
+            problems.key(path, reason_of(issue), f"you gave {issue['input']!r}" if "input" in issue else "")
+    # Items are cut from the end of a list, so that the places before them still hold.
+    for place in sorted({tuple(path) for path in places}, reverse=True):
+        _cut(config, place)
+    try:
+        return Study.model_validate(config), {str(path[0]) for path in places}
+    except ValidationError:  # what is left leans on what was cut
+        problems.stop()
+        raise
 
 
 def _inside(config: Any, path: Sequence[str | int]) -> list[str | int]:

@@ -1,0 +1,50 @@
+"""Cells: none twice, each with the models it needs, and some that an engine can run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from specrig.decoding.drafters import registry as methods
+from specrig.engines import registry as engines
+from specrig.study.problems import Problems
+from specrig.study.study import Study
+
+
+def check_cells(study: Study, problems: Problems) -> None:
+    """No cell twice; every method has the models it needs."""
+    seen: dict[tuple[object, ...], int] = {}
+    reported: set[tuple[int, str]] = set()
+    for index, cell in study.grid.asked:
+        same = *cell.job, cell.k, cell.task, cell.temperature, cell.batch_size, repr(sorted(cell.options.items()))
+        if same in seen and (index, cell.method) not in reported:
+            reported.add((index, cell.method))
+            other = seen[same]
+            reason = f"cell {cell.name} is there already" + (f", from methods[{other}]" if other != index else "")
+            problems.key(["methods", index], reason, "remove the repeated k, value or entry")
+        seen.setdefault(same, index)
+    for index, entry in enumerate(study.methods):
+        for pair in entry.pairs or study.pairs:
+            if all(_served(study, engine, pair, entry.method) for engine in study.engines):
+                continue  # the models lie with the servers
+            for need in methods()[entry.method].needs:
+                if study.paths.model(pair, need, study.root) is None:
+                    column = "draft" if need == "draft" else "heads"
+                    problems.key(
+                        ["methods", index],
+                        f"{entry.method} needs a {need.replace('_', ' ')} and pair {pair!r} has none",
+                        f"fill the {column} column of {study.tables.pairs}, or restrict the entry with `pairs:`",
+                    )
+
+
+def _served(study: Study, engine: str, pair: str, method: str) -> bool:
+    """Whether servers alone run a method's cells on a pair."""
+    named = any((server.engine, server.pair, server.method) == (engine, pair, method) for server in study.servers)
+    return named or not engines()[engine].loads_pairs
+
+
+def check_refusals(study: Study, problems: Problems) -> None:
+    """Some engine can run some cell."""
+    if not study.grid.cells:
+        reasons = Counter(refusal.reason for refusal in study.grid.refusals)
+        listed = "; ".join(f"{reason} ({count} cells)" for reason, count in reasons.most_common(3))
+        problems.key(["engines"], f"no engine can run any cell: {listed}", "install the engine, or choose another")
