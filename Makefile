@@ -30,12 +30,13 @@ study: $(READY)  ## set up, run the study, say where the report is
 test: $(READY_DEV)  ## run the tests
 	@$(BIN)/pytest $(ARGS)
 
-lint: $(READY_DEV)  ## formatting, lint and types of the package and the workflow
+lint: $(READY_DEV)  ## formatting, lint, types and the directions of imports
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 ui: $(READY)  ## MLflow's pages of the study, on this machine only
 	@root=$$($(BIN)/specrig where $(CONFIG) | sed -n 's/^Results: //p')

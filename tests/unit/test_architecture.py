@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ast
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,60 +13,36 @@ import pytest
 from specrig.provenance import digests
 
 PACKAGE = Path(digests.ROOT)
-MODULES = sorted(
-    ".".join(("specrig", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
-    for path in PACKAGE.rglob("*.py")
+
+
+def linted(root: Path) -> subprocess.CompletedProcess[str]:
+    """The contracts of pyproject.toml held against the package in `root`/src."""
+    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports('pyproject.toml', no_cache=True))"
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    return subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
+
+
+def test_imports_run_one_way(repository: Path) -> None:
+    result = linted(repository)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "said"),
+    [
+        ("decoding/sampling.py", "from specrig.engines import registry", "Each floor imports only those below it BROKEN"),
+        ("decoding/types.py", "from specrig.decoding import verify_tree", "import each other in a circle BROKEN"),
+        ("analysis/statistics.py", "import torch", "Records, analysis and reports need no torch BROKEN"),
+        ("new_module.py", "x = 1", "new_module"),
+    ],
 )
-# What a floor may import of the package besides itself. Those not named are the upper floors, which may import all.
-FLOORS = {
-    "settings": set(),
-    "decoding": set(),
-    "cell": set(),
-    "models": {"cell", "decoding", "settings"},
-    "provenance": {"models"},
-    "tasks": {"models"},
-    "corpus": {"settings"},
-    "training": {"corpus", "decoding", "settings"},
-    "engines": {"cell", "decoding", "models", "settings"},
-    "study": {"cell", "corpus", "decoding", "engines", "models", "settings", "tasks", "training"},
-    "measurement": {"cell", "decoding", "engines", "models", "provenance", "study", "tasks"},
-    "audit": {"cell", "decoding", "engines", "measurement", "models", "study"},
-    "analysis": {"cell", "measurement", "models", "study", "tasks"},
-    "reporting": {"analysis", "cell", "decoding", "measurement", "models", "study"},
-    "tracking": {"analysis", "cell", "measurement", "reporting", "study"},
-}
-
-
-def floor(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
-
-
-def external(module: str) -> set[str]:
-    """Top-level packages that a module imports, in functions too, but not for type checkers."""
-    tree = ast.parse(digests.source(module).read_text())
-    return {name.split(".")[0] for name in digests.imported(tree)}
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_run_one_way(module: str) -> None:
-    used = {floor(name) for name in digests.imports(module)} - {floor(module), ""}
-    if floor(module) in FLOORS:
-        assert used <= FLOORS[floor(module)], f"{module} reaches up to {used - FLOORS[floor(module)]}"
-    assert not used & {"cli", "__main__"} or module == "specrig.__main__"
-    assert "snakemake" not in external(module)
-
-
-@pytest.mark.parametrize("module", [name for name in MODULES if floor(name) in {"analysis", "reporting"}])
-def test_analysis_and_reporting_need_no_torch(module: str) -> None:
-    for used in digests.closure(module):
-        if floor(used) in {"analysis", "reporting"} or used == "specrig.measurement.records":
-            assert not external(used) & {"torch", "transformers"}, f"{module} imports torch through {used}"
-
-
-def test_decoding_knows_no_files_and_no_tracking() -> None:
-    for module in MODULES:
-        if floor(module) == "decoding":
-            assert not external(module) & {"json", "yaml", "mlflow", "pandas", "pathlib"}, module
+def test_an_import_against_the_stream_is_named(repository: Path, tmp_path: Path, module: str, line: str, said: str) -> None:
+    shutil.copytree(repository / "src" / "specrig", tmp_path / "src" / "specrig", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(repository / "pyproject.toml", tmp_path)
+    with (tmp_path / "src" / "specrig" / module).open("a") as file:
+        file.write(f"\n{line}\n")
+    result = linted(tmp_path)
+    assert result.returncode == 1 and said in result.stdout
 
 
 @pytest.mark.parametrize("heavy", [["torch", "transformers", "pandas", "mlflow", "matplotlib"]])
