@@ -18,11 +18,11 @@ from synthetic import cell_records
 from specrig.analysis.cells import cells_table
 from specrig.analysis.energy import COLUMNS
 from specrig.cell import Cell
-from specrig.engines.base import EngineError
 from specrig.engines.native import Native
 from specrig.measurement import energy, runner
 from specrig.measurement.energy import Meter, NvmlMeter, RaplMeter, SampledEnergy, metered
 from specrig.measurement.records import DeviceState, Record, RecordError, read_records, study_records, write_records
+from specrig.models.pair import ModelError
 from specrig.provenance.gpu import gpu_handles
 from specrig.reporting.tables import write_tables
 from specrig.study.load import load_study
@@ -273,7 +273,7 @@ def test_a_servers_model_needs_no_config(monkeypatch: pytest.MonkeyPatch) -> Non
     from specrig.provenance import environment
 
     def unknown(pair: PairFiles) -> Any:
-        raise EngineError("not here")
+        raise ModelError("not here")
 
     monkeypatch.setattr(environment, "config_of", unknown)
     assert environment.target_shape(PairFiles("p", "nobody/knows")) == {}
