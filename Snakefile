@@ -10,6 +10,7 @@ if not workflow.overwrite_configfiles:
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/convert.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/prompts.smk"
 include: "workflow/rules/measure.smk"

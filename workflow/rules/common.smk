@@ -1,6 +1,7 @@
 # Every helper of the workflow: the study, the files each stage makes, and what decides whether a stage is stale.
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from specrig.provenance.digests import audit_digest, code_digest, job_digest, st
 from specrig.engines import registry as engines
 from specrig.planning.listing import needs
 from specrig.study.load import load_study
+from specrig.models.gguf import FILES as CONVERTED_FILES
+from specrig.models.gguf import located
 from specrig.study.problems import StudyError
 from specrig.corpus.example import TASKS
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT
@@ -101,6 +104,7 @@ wildcard_constraints:
     pair="|".join(STUDY.rows.pairs),
     task="|".join(STUDY.tasks),
     model="|".join(STAGES),
+    source="|".join(map(re.escape, STUDY.grid.converted)) or "-",
     method="|".join(sorted({entry.method for entry in STUDY.methods})),
 
 
@@ -127,6 +131,13 @@ def try_tracking_again():
     return f"\n{reason} The next run tries again.\n"
 
 
+def converted(wildcards):
+    """What decides the folder that a GGUF file is turned into: its name, precision, size and time of change."""
+    source, dtype = STUDY.grid.converted[wildcards.source]
+    about = located(source).stat()
+    return digest([source, dtype, about.st_size, int(about.st_mtime)])
+
+
 def recipe(*parts):
     """The keys of `training:` that a stage depends on: changing another one leaves its outputs alone."""
     return STUDY.training.model_dump_json(include={"seed", *parts})
@@ -137,7 +148,9 @@ def model_files(pair, models):
     files = []
     for model in models:
         folder = STUDY.paths.model(pair, model, STUDY.root)
-        if (pair, model) in STUDY.grid.trained:
+        if model in STUDY.rows.pairs[pair].gguf:
+            files += [f"{folder}/{name}" for name in CONVERTED_FILES]
+        elif (pair, model) in STUDY.grid.trained:
             files += [f"{folder}/{name}" for name in FILES]
         elif folder is not None and Path(folder).is_dir():
             files.append(f"{folder}/config.json")

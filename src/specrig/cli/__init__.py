@@ -98,7 +98,7 @@ def prompts(study: StudyFile, task: Annotated[str, typer.Option(help="Row of tas
     fetch_prompts(loaded, task, loaded.root)
 
 
-for verb in (training.corpus, training.train, training.write_text, training.train_jointly):
+for verb in (training.convert, training.corpus, training.train, training.write_text, training.train_jointly):
     app.command()(verb)
 
 

@@ -21,6 +21,18 @@ def corpus(study: StudyFile) -> None:
     build(loaded.training.corpus, loaded.training.seed, loaded.root)
 
 
+def convert(study: StudyFile, source: Annotated[str, typer.Option(help="Name of a converted folder")]) -> None:
+    """Turn a GGUF file that a pair names into a model folder."""
+    loaded = load(study)
+    if source not in loaded.grid.converted:
+        known = ", ".join(loaded.grid.converted) or "none"
+        raise typer.BadParameter(f"study {loaded.study} converts no {source!r} (it converts: {known})")
+    from specrig.models.gguf import convert as run
+
+    file, dtype = loaded.grid.converted[source]
+    run(file, loaded.paths.converted(file, dtype, loaded.root), dtype)
+
+
 def train(
     study: StudyFile,
     pair: PairName,

@@ -15,6 +15,8 @@ from specrig.measurement.freshness import baseline_of
 from specrig.measurement.runner import WARMUP_TOKENS
 from specrig.models import facts
 from specrig.models.facts import BYTES, Shape
+from specrig.models.gguf import config as gguf_config
+from specrig.models.gguf import is_gguf
 from specrig.study.rows import TRAINED
 from specrig.study.study import Study
 from specrig.training.budget import training_flop
@@ -148,6 +150,8 @@ def _shape(model: str | None, part: str, recipe: Recipe) -> Shape | None:
         return _trained(recipe.target if part == "target" else recipe.draft, recipe.vocabulary)
     known = facts.known(model)
     config: dict[str, Any] | None = known.config if known else None
+    if is_gguf(model):
+        config = gguf_config(str(model))
     file = Path(model or "", "config.json").expanduser()
     if config is None and model and file.is_file():
         config = json.loads(file.read_text(encoding="utf-8"))

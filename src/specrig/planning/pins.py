@@ -14,6 +14,7 @@ from rich.console import Console
 
 from specrig.decoding.drafters import registry as methods
 from specrig.measurement.records import write_atomically
+from specrig.models.gguf import is_gguf
 from specrig.models.hub import present_commit
 from specrig.models.pair import ModelError
 from specrig.study.rows import TRAINED, dialect, looks_like_path
@@ -54,7 +55,7 @@ def unpinned(study: Study) -> list[Pin]:
     for name, task in study.rows.tasks.items():
         if task.kind == "hub" and task.revision is None:
             found.append(Pin(tables.tasks, name, "revision", task.source, "dataset"))
-    return [pin for pin in found if pin.kind == "dataset" or not looks_like_path(pin.source)]
+    return [pin for pin in found if pin.kind == "dataset" or not (looks_like_path(pin.source) or is_gguf(pin.source))]
 
 
 def pin(study: Study, console: Console, *, check: bool) -> bool:

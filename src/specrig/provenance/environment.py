@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -57,6 +58,9 @@ def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, A
         name: {"source": source, **(model_digest(source) or {"revision": pair.revisions.get(name)})}
         for name, source in pair.sources.items()
     }
+    for name, source in pair.sources.items():
+        if (made_from := Path(source) / "source.json").is_file():  # see `models.gguf.convert`
+            models[name]["made_from"] = json.loads(made_from.read_text(encoding="utf-8"))
     models["target"] |= target_shape(pair)
     return {
         "captured": datetime.now(UTC).isoformat(timespec="seconds"),

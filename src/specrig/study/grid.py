@@ -10,7 +10,7 @@ from typing import NamedTuple
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
-from specrig.models import facts
+from specrig.models import facts, gguf
 from specrig.models.endpoint import endpoint_of
 from specrig.study.config import Config
 from specrig.study.rows import TRAINED
@@ -69,6 +69,12 @@ class Grid:
             found += [(pair, "draft")] if row.draft == TRAINED else []
             found += [(pair, head) for head in self.heads(pair) if row.trains and head not in row.head_folders]
         return found
+
+    @cached_property
+    def converted(self) -> dict[str, tuple[str, str]]:
+        """Name of a converted folder -> (GGUF file as a row names it, precision) of all that the study's pairs are made of."""
+        rows = self._config.rows.pairs.values()
+        return {gguf.slug(model, row.dtype): (model, row.dtype) for row in rows for model in row.gguf.values()}
 
     def heads(self, pair: str) -> list[str]:
         """Names of the trained heads that the study's methods need on a pair, and those that Medusa-2 begins with or makes."""

