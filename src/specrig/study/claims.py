@@ -31,7 +31,7 @@ class Claim(Settings):
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     """The row's name, by which tables and reports call the claim."""
     source: str = Field(min_length=1)
-    """Document, table, version: enough to find the figure again."""
+    """Author or site, title, table, date: enough to find the figure again; what is not known is called unknown."""
     target: str = Field(min_length=1)
     """Hub id, or the source's name for it; `any` for a general statement."""
     draft: str = ""
