@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
-from specrig.decoding.heads import initialise
+from specrig.decoding.heads import eagle3, initialise
 from specrig.decoding.model import CachedModel
 from specrig.decoding.replay import Function, Recording, Replay
 from specrig.decoding.transformers_model import cached_model
@@ -93,6 +93,12 @@ class Lab:
         if not folder.exists():
             initialise(name, folder, self.target.config, self._draft.config, seed=5)
         return folder
+
+    def cut_vocabulary(self, tokens: list[int]) -> None:
+        """Replace the EAGLE-3 head by one that knows these tokens only."""
+        config = eagle3.head_config(self.target.config, len(tokens))
+        offsets = torch.tensor(tokens) - torch.arange(len(tokens))
+        eagle3.save(self.head("eagle3"), config, eagle3.random_tensors(config, 5, 0.15) | {"d2t": offsets})
 
     def drafter(self, name: str, **options: Any) -> Drafter:
         method = registry()[name]

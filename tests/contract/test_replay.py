@@ -46,8 +46,10 @@ def lab() -> Lab:
     return Lab(vocab_size=40, replayed=True)
 
 
-def rounds_and_waits(lab: Lab, method: str, temperature: float, tokens: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    drafter = lab.drafter(method)
+def rounds_and_waits(
+    lab: Lab, method: str, temperature: float, tokens: int, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[int, int]:
+    drafter = lab.drafter(method, **options)
     with monkeypatch.context() as patch:
         # As on a GPU: host values travel in one way that does not wait, trees are judged at once.
         patch.setattr(verify_tree, "_walked", verify_tree._judged)
@@ -93,6 +95,16 @@ def test_the_host_waits_once_a_round(lab: Lab, method: str, temperature: float, 
     allowed = 2 if method == "lookahead" else 1
     assert many > few
     assert waits_many - waits_few <= allowed * (many - few)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("nodes", [0, 6])
+def test_a_cut_vocabulary_is_mapped_without_a_wait(nodes: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(vocab_size=40, replayed=True)
+    lab.cut_vocabulary(list(range(39, 0, -3)))
+    found = [rounds_and_waits(lab, "eagle3", temperature, tokens, monkeypatch, nodes=nodes) for tokens in (60, 20, 60)]
+    (few, waits_few), (many, waits_many) = found[1:]
+    assert many > few and waits_many - waits_few <= many - few
 
 
 @pytest.mark.parametrize("drawn", [True, False])

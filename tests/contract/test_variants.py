@@ -12,11 +12,12 @@ import torch
 from models import Lab
 
 from specrig.audit.distribution import GTest, exact_distribution, g_test
+from specrig.decoding import sampling, verify, verify_tree
 from specrig.decoding.drafters.eagle2 import Eagle2
 from specrig.decoding.drafters.medusa import Layout
 from specrig.decoding.heads.medusa import MedusaHeads
 from specrig.decoding.loop import generate
-from specrig.decoding.types import Context, Drafter
+from specrig.decoding.types import Context, Draft, Drafter
 
 PROMPT, LENGTH, ROWS, BATCHES, K = [3, 5, 3, 5], 3, 1000, 6, 3
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -46,6 +47,62 @@ def outcome_test(lab: Lab, drafter: Drafter) -> GTest:
         found = generate(lab.target, drafter, [PROMPT] * ROWS, k=K, max_new_tokens=LENGTH, temperature=1.0, seeds=seeds)
         samples += [generation.tokens for generation in found]
     return g_test(samples, expected)
+
+
+@pytest.fixture(scope="module")
+def cut() -> Lab:
+    """A head that knows five of the eight tokens, in no order."""
+    lab = Lab(vocab_size=8, noise=0.5)
+    lab.cut_vocabulary([6, 1, 3, 0, 5])
+    return lab
+
+
+def known_tokens(drafter: Any) -> Any:
+    """The same drafter; it is checked that it drafts what it knows, from distributions over what it knows."""
+    propose = drafter.propose
+
+    def checked(context: Context, k: int) -> Draft:
+        draft = propose(context, k)
+        assert set(draft.tokens.unique().tolist()) <= {0, 1, 3, 5, 6}
+        assert draft.probs is None or draft.probs.shape[-1] == 5
+        return draft
+
+    drafter.propose = checked
+    return drafter
+
+
+CUT: list[dict[str, Any]] = [{"nodes": 0}, {"nodes": 4, "top_k": 2}, {"nodes": 12, "top_k": 5}]
+
+
+@pytest.mark.parametrize("options", CUT)
+def test_a_cut_vocabulary_keeps_the_targets_distribution(cut: Lab, options: dict[str, Any]) -> None:
+    test = outcome_test(cut, known_tokens(cut.drafter("eagle3", **options)))
+    assert test.p_value > 1e-4, test
+
+
+@pytest.mark.parametrize("options", CUT)
+def test_a_cut_vocabulary_keeps_the_greedy_output(cut: Lab, options: dict[str, Any]) -> None:
+    prompts = [PROMPT, [1, 2], [7, 7, 7], [6, 0, 4, 2, 1]]
+    plain = generate(cut.target, cut.drafter("autoregressive"), prompts, k=0, max_new_tokens=40, temperature=0)
+    found = generate(cut.target, known_tokens(cut.drafter("eagle3", **options)), prompts, k=K, max_new_tokens=40, temperature=0)
+    assert [row.tokens for row in found] == [row.tokens for row in plain]
+
+
+def test_a_cut_vocabulary_whose_places_pass_for_tokens_is_caught(cut: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft probabilities put at the wrong tokens of the target's vocabulary."""
+    right = sampling.widened
+
+    def shifted(probs: torch.Tensor, vocabulary: torch.Tensor | None, V: int) -> torch.Tensor:
+        assert vocabulary is not None
+        return right(probs, vocabulary.flip(0), V)
+
+    for module in (verify, verify_tree):
+        monkeypatch.setattr(module, "widened", shifted)
+    drafter = cut.drafter("eagle3")
+    # The random head is nearly flat, where one token's probability is as good as another's.
+    head, flat = drafter.head, drafter.head._logits
+    monkeypatch.setattr(head, "_logits", lambda hidden: 4 * flat(hidden))
+    assert outcome_test(cut, drafter).p_value < 1e-9
 
 
 def lopsided(drafter: Any) -> Any:

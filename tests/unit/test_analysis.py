@@ -119,7 +119,7 @@ def test_a_prompt_that_decodes_nothing_has_no_ratio() -> None:
 
 
 def test_worked_check_of_the_reported_row() -> None:
-    """facts/methods.md: α 0.72, k 5, c 1.24/8.03 predict about 1.73 (175 -> 290 tokens/s is 1.66)."""
+    """Row R003 of configs/reported.csv, Llama 3.1 8B ← 3.2 1B: α 0.72, k 5, c 1.24B/8.03B predict about 1.73; 175 -> 290 tokens/s is 1.66."""
     assert cost_model.expected_tokens(0.72, 5) == pytest.approx(3.07, abs=0.005)
     assert cost_model.walltime_improvement(0.72, 5, 1.24 / 8.03) == pytest.approx(1.73, abs=0.01)
 

@@ -150,7 +150,7 @@ def test_the_first_divergence_is_found_with_both_logits() -> None:
 
 
 def test_a_truncated_output_is_no_match() -> None:
-    """A comparison that zips two outputs would pass this one (methods.md, pitfall 3)."""
+    """A comparison that zips two outputs, and so ends with the shorter one, would pass this one."""
     divergence = first_divergence(record([5, 3], [5, 3, 9]), [7], lambda _: [0.0] * 10)
     assert divergence is not None
     assert divergence.gap == float("inf")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -197,8 +197,8 @@ def test_the_training_head_is_the_decoding_head(tmp_path: Path) -> None:
             for token in tokens[0, 12 - back :]:
                 logits, output = head.step(token.unsqueeze(0), output)
             torch.testing.assert_close(steps[back][0, -1], output[0], atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(layer.logits(steps[back][0, -1], model), logits[0], atol=1e-4, rtol=1e-4)
-            assert logits[0].isfinite().nonzero().flatten().tolist() == [0, 3, 4, 11, 20, 22]
+            torch.testing.assert_close(layer.draft_logits(steps[back][0, -1]), logits[0], atol=1e-4, rtol=1e-4)
+            assert head.named(torch.arange(6)).tolist() == [0, 3, 4, 11, 20, 22]
 
 
 def pair_of(target: Any, folder: Path) -> Any:
@@ -275,6 +275,42 @@ def test_a_reduced_vocabulary_drafts_its_tokens_only_and_keeps_the_output(target
                 )
                 assert [row.tokens for row in found] == [row.tokens for row in plain]
         assert all((draft.tokens % 2 == 0).all() and (draft.tokens <= 16).all() for draft in offered)
+        # Its distributions never leave its own vocabulary; the verifier maps what it needs.
+        drawn = [draft for draft in offered if draft.probs is not None]
+        assert drawn and all(draft.probs.shape[-1] == 9 for draft in drawn)
+        assert all(draft.vocabulary.tolist() == list(range(0, 17, 2)) for draft in drawn)
+
+
+def test_a_published_head_with_a_mask_of_its_tokens_is_read(target, tmp_path: Path) -> None:
+    config = head_config(target.config, 9)
+    tensors = random_tensors(config, 3, 0.3) | {"d2t": torch.arange(9)}
+    save(tmp_path, config, tensors)
+    reached = torch.zeros(V, dtype=torch.bool)
+    reached[::2][:9] = True
+    save_file(load_file(tmp_path / "model.safetensors") | {"t2d": reached}, tmp_path / "model.safetensors")
+    head = load(tmp_path, target)
+    target.start(1, 64)
+    head.begin(context([5, 9]), torch.zeros(1, 1, D))
+    assert head.named(torch.arange(9)).tolist() == reached.nonzero().flatten().tolist()
+
+
+def test_a_head_that_lists_its_tokens_in_any_order_drafts_the_same(target, tmp_path: Path) -> None:
+    """d2t need not rise; and of a target whose last tokens are padding none of those is drafted."""
+    config = head_config(target.config, 9)
+    ids, order = torch.arange(0, 17, 2), torch.tensor([4, 0, 8, 2, 1, 7, 3, 6, 5])
+    tensors = random_tensors(config, 3, 0.3) | {"d2t": ids - torch.arange(9)}
+    mixed = tensors | {"d2t": ids[order] - torch.arange(9), "lm_head.weight": tensors["lm_head.weight"][order]}
+    drafts = []
+    for some in (tensors, mixed):
+        for text_tokens in (V, 13):
+            target.vocab_size = text_tokens
+            head = Eagle3Head(config, some, target)
+            target.start(1, 64)
+            head.begin(context([5, 9]), torch.ones(1, 1, D))
+            logits, _ = head.advance(context([5, 9]))
+            drafts.append((head.named(torch.arange(logits.shape[-1])).tolist(), logits))
+    assert [names for names, _ in drafts] == 2 * [[*range(0, 17, 2)], [*range(0, 13, 2)]]
+    torch.testing.assert_close([logits for _, logits in drafts[:2]], [logits for _, logits in drafts[2:]])
 
 
 def test_the_most_frequent_tokens_are_kept() -> None:

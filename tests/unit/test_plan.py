@@ -143,6 +143,10 @@ def test_training_costs_what_its_models_and_tokens_cost() -> None:
     both, one = training_flop(recipe, ["draft", "eagle"]), training_flop(recipe, ["draft"])
     assert both - one == pytest.approx(training_flop(recipe, ["eagle"]) - text) and both > one
     assert set(STAGES) | {"joint"} == set(budget._COSTS), "every stage has its cost"
+    # A head's cost follows its own settings, and no other head's.
+    longer = recipe.model_copy(update={"eagle3": recipe.eagle3.model_copy(update={"steps": 2 * recipe.eagle3.steps})})
+    assert training_flop(longer, ["eagle3"]) > training_flop(recipe, ["eagle3"])
+    assert training_flop(longer, ["eagle"]) == training_flop(recipe, ["eagle"])
 
 
 def test_plan_says_what_training_costs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from synthetic import write_study
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from specrig.decoding import drafters
 from specrig.measurement.records import Rounds, Run
+from specrig.reporting import style
 from specrig.reporting.document import write_report
 from specrig.reporting.environment import differing, environment_rows, machine, parameters
 from specrig.reporting.figures import FILES, training_curves, write_figures
 from specrig.reporting.narrative import conclusion, repetition_warnings
 from specrig.reporting.samples import sources, spans
 from specrig.reporting.study_data import Job, read_study
-from specrig.reporting.style import METHODS, method_colour, method_marker
+from specrig.reporting.style import method_colour, method_marker
 from specrig.reporting.summary import best_rows, speedup_summary
 
 VOID = {"meta", "br", "link", "img", "hr", "col", "input"}
@@ -190,9 +192,19 @@ def test_training_curves_pass_over_a_torn_line(study: Path) -> None:
 
 
 def test_methods_are_told_apart() -> None:
-    looks = [(method_colour(method), method_marker(method)) for method in METHODS if method != "naive_batching"]
+    looks = [(method_colour(method), method_marker(method)) for method in style.listed()]
     assert len(looks) == len(set(looks))
     assert method_colour("mine") == method_colour("mine")
+
+
+def test_styles_follow_the_registered_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, no other, each once; one more gets a look of its own and comes last, without a word in `style`."""
+    assert sorted(style.listed()) == sorted(drafters.registry())
+    looks = {(method_colour(method), method_marker(method)) for method in style.listed()}
+    monkeypatch.setattr(style, "methods", lambda: {"another": None, **drafters.registry()})
+    assert style.listed()[-1] == "another"
+    assert (method_colour("another"), method_marker("another")) not in looks
+    assert style.method_order(["unknown", "another", "eagle"]) == ["eagle", "another", "unknown"]
 
 
 def run_of(tokens: list[int], accepted: list[int], emitted: list[int]) -> Run:

@@ -14,8 +14,10 @@ from pydantic import Field
 from specrig.decoding import drafters
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.types import MethodOptions
+from specrig.engines import registry as engines
 from specrig.engines.native import Native
 from specrig.planning.listing import SCHEMAS, schema_text
+from specrig.settings import Settings
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 
@@ -257,3 +259,40 @@ def test_configs_fit_the_schema(repository: Path) -> None:
         jsonschema.validate(yaml.safe_load(path.read_text()), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**BASE, "promts": 3}, schema)
+
+
+def undescribed(node: Any, place: str = "") -> list[str]:
+    """Properties without a description, at every level of a JSON schema."""
+    if isinstance(node, list):
+        return [found for index, item in enumerate(node) for found in undescribed(item, f"{place}[{index}]")]
+    if not isinstance(node, dict):
+        return []
+    properties = node.get("properties") or {}
+    own = [f"{place}.{key}" for key, value in properties.items() if not str(value.get("description") or "").strip()]
+    return own + [found for key, value in node.items() for found in undescribed(value, f"{place}.{key}")]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_key_is_described_in_its_schema(repository: Path, name: str) -> None:
+    schema = json.loads((repository / f"workflow/schemas/{name}.schema.json").read_text())
+    assert undescribed(schema) == []
+
+
+def test_a_key_without_a_description_is_found() -> None:
+    class Inner(Settings):
+        told: int = 0
+        """A number."""
+        untold: int = 0
+
+    class Outer(Settings):
+        inner: list[Inner] = Field(default_factory=list)
+        """Some."""
+        bare: Inner | None = None
+
+    assert undescribed(Outer.model_json_schema()) == [".bare", ".$defs.Inner.untold"]
+
+
+def test_every_option_of_an_engine_is_described() -> None:
+    assert engines()
+    for kind in engines().values():
+        assert undescribed(kind.Options.model_json_schema()) == []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specrig.audit.distribution import GTest, g_test
+from specrig.decoding import verify_tree
 from specrig.decoding.sampling import Sampler, draw
 from specrig.decoding.types import Draft, Verdict
 from specrig.decoding.verify import verify
@@ -212,6 +213,37 @@ def test_tree_verification_keeps_the_targets_distribution(probs: bool) -> None:
     expected = {(a, b): float(p[V, a] * p[a, b]) for a in range(V) for b in range(V)}
     assert g_test(samples, expected).p_value > 1e-4
     assert 0.3 < sum(map(len, verdict.paths)) / ROWS < 2
+
+
+@pytest.mark.parametrize("shape", ["chain", "block", "walked", "judged"])
+def test_a_draft_of_a_cut_vocabulary_is_judged_as_if_it_were_of_the_whole(shape: str) -> None:
+    """q over 3 of 5 tokens with its map, against the same q written over all 5: the same verdict, path by path."""
+    p, _ = world(4)
+    known = torch.tensor([0, 2, 4])
+    rows, parents = 500, None if shape in ("chain", "block") else [[-1, -1, 0]] * 500
+    generator = torch.Generator().manual_seed(1)
+    q = torch.rand(rows, 3, 3, generator=generator).softmax(-1)
+    places = (
+        [torch.multinomial(q[:, 0], 2, generator=generator)]
+        if parents
+        else [draw(q[:, :2], torch.rand(rows, 2, generator=generator))]
+    )
+    places.append(draw(q[:, 1 if parents else 2], torch.rand(rows, generator=generator)).unsqueeze(1))
+    tokens = known[torch.cat(places, 1)]
+    whole = torch.zeros(rows, 3, V)
+    whole[..., known] = q
+    told = []
+    for draft in (Draft(tokens, parents, q, vocabulary=known), Draft(tokens, parents, whole)):
+        logits = target_logits(p, tokens)
+        if shape == "judged":
+            uniforms = torch.rand(rows, 4, generator=torch.Generator().manual_seed(2))
+            verdict = verify_tree._judged(draft, torch.softmax(logits, -1), uniforms)
+        else:
+            verdict = verify(draft, logits, Sampler(1.0, range(rows)), block=shape == "block")
+        told.append((verdict.tokens, verdict.paths, verdict.reached, verdict.overlap))
+    assert told[0] == told[1]
+    assert {len(path) for path in told[0][1]} == ({0, 1, 2} if parents else {0, 1, 2, 3})
+    assert {token for row in told[0][0] for token in row} == set(range(V))
 
 
 def greedy_logits(*argmaxes: int) -> Tensor:

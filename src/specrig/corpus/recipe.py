@@ -11,9 +11,13 @@ class CorpusSizes(Settings):
     """Characters of training text per task (upper bounds: code and summarization end with the installed sources)."""
 
     code: int = Field(default=900_000, ge=2_000)
+    """Functions of the standard library and of the packages that `limits` names."""
     summarization: int = Field(default=900_000, ge=2_000)
+    """Docstrings of installed packages, with their first lines as the summary."""
     translation: int = Field(default=600_000, ge=2_000)
+    """Dates, amounts and names in English with their German, Czech, Turkish or Chinese forms, from the Unicode CLDR."""
     creative_writing: int = Field(default=800_000, ge=2_000)
+    """Short stories from a grammar of heroes, places and treasures."""
 
 
 class Limits(Settings):
@@ -31,7 +35,9 @@ class Corpus(Settings):
     """What text to gather."""
 
     characters: CorpusSizes = CorpusSizes()
+    """Characters of training text per task."""
     limits: Limits = Limits()
+    """Which installed sources become text, and how long a text may be."""
     heldout_share: float = Field(default=0.1, gt=0, lt=0.5)
     """Share of files (code, summarization) and of entity combinations (translation, creative writing) never trained on."""
     heldout_texts: int = Field(default=32, ge=1)

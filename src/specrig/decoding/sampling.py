@@ -24,6 +24,13 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, thresholds, right=True).squeeze(-1)
 
 
+def widened(probs: Tensor, vocabulary: Tensor | None, V: int) -> Tensor:
+    """Distributions `[..., Vd]` over the tokens `vocabulary` `[Vd]` as ones over all V tokens, `[..., V]`; None: they are that already."""
+    if vocabulary is None:
+        return probs
+    return probs.new_zeros((*probs.shape[:-1], V)).index_copy_(-1, vocabulary, probs)
+
+
 class Sampler:
     """Temperature and one random stream a row. At temperature 0 nothing is random."""
 

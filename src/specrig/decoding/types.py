@@ -44,6 +44,8 @@ class Draft:
     probs: None for deterministic candidates (the draft distribution is one-hot); else `[B, m, V]`, where `probs[:, j]` is
         the distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain this
         simply is the distribution token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
+    vocabulary: None where the last axis of `probs` is the target's vocabulary; else `[Vd]` int64, the target's token that each of
+        its Vd places stands for, and every other token has probability 0. (`tokens` always are the target's.)
     lengths: None if every row offers all its nodes; else how many of them count, from the first (the rest, probes aside, is
         padding). For chains the loop lowers them to `Context.depths`.
     width: most children of a node, where known.
@@ -56,6 +58,7 @@ class Draft:
     lengths: list[int] | None = None
     probes: int = 0
     width: int | None = None
+    vocabulary: Tensor | None = None
 
     @property
     def offered(self) -> list[int]:

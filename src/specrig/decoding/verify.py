@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specrig.decoding.device import on_device
-from specrig.decoding.sampling import Sampler, draw
+from specrig.decoding.sampling import Sampler, draw, widened
 from specrig.decoding.simulated import SimulatedAcceptance
 from specrig.decoding.types import Criterion, Draft, Verdict
 from specrig.decoding.verify_tree import verify_tree
@@ -76,15 +76,16 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
         return Verdict([[token] for token in only], [[] for _ in only], [0.0] * B, [0] * B, [[] for _ in only])
     index = draft.tokens.unsqueeze(-1)
     p_token = p[:, :n].gather(-1, index).squeeze(-1)
-    if draft.probs is None:
+    q = None if draft.probs is None else widened(draft.probs, draft.vocabulary, p.shape[-1])
+    if q is None:
         q_token, shared = torch.ones_like(p_token), p_token
     else:
-        q_token = draft.probs.gather(-1, index).squeeze(-1)
-        shared = torch.minimum(p[:, :n], draft.probs).sum(-1)
+        q_token = q.gather(-1, index).squeeze(-1)
+        shared = torch.minimum(p[:, :n], q).sum(-1)
     places = torch.arange(1, n + 1, device=p.device)
     offered = torch.full((B, 1), n, device=p.device) if draft.lengths is None else on_device(lengths, p.device).unsqueeze(1)
     if block:
-        lent, chance = _block(p, q_token, p_token, draft, None if draft.lengths is None else offered)
+        lent, chance = _block(p, q, q_token, p_token, None if draft.lengths is None else offered)
         kept = uniforms[:, :n] < chance
     else:
         # u < p/q as u*q < p: no division, and p = 0 is never accepted.
@@ -96,10 +97,10 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
     rest = p.gather(1, counts.unsqueeze(-1).expand(-1, -1, p.shape[-1])).squeeze(1)
     if block:
         rest = rest * torch.where(counts > 0, lent.gather(1, (counts - 1).clamp(min=0)), 1.0)
-    if draft.probs is None:
+    if q is None:
         left = rest.scatter(1, draft.tokens.gather(1, rejected), 0.0)
     else:
-        left = (rest - draft.probs.gather(1, rejected.unsqueeze(-1).expand(-1, -1, p.shape[-1])).squeeze(1)).clamp_(min=0.0)
+        left = (rest - q.gather(1, rejected.unsqueeze(-1).expand(-1, -1, p.shape[-1])).squeeze(1)).clamp_(min=0.0)
     # Where all were accepted the bonus token comes from p, as it does where rounding left nothing.
     left = torch.where((counts < offered) & (left.sum(-1, keepdim=True) > 0), left, rest)
     extra = draw(left, uniforms.gather(1, offered).squeeze(1))
@@ -122,7 +123,7 @@ def _add(verdict: Verdict, accepted: int, length: int, drafted: list[int], extra
     verdict.reached.append(min(accepted + 1, length))
 
 
-def _block(p: Tensor, q_token: Tensor, p_token: Tensor, draft: Draft, offered: Tensor | None) -> tuple[Tensor, Tensor]:
+def _block(p: Tensor, q: Tensor | None, q_token: Tensor, p_token: Tensor, offered: Tensor | None) -> tuple[Tensor, Tensor]:
     """Of a chain (2403.10444, eq. 3 and 4), both `[B, n]`: the running product w of p/q, cut to 1 at each step, and the chance that the
     chain is accepted up to here, given that it was not up to any later position.
 
@@ -134,10 +135,10 @@ def _block(p: Tensor, q_token: Tensor, p_token: Tensor, draft: Draft, offered: T
         weights.append((weights[-1] * ratio).clamp(max=1.0))
     w = torch.stack(weights[1:], -1)
     n = w.shape[1]
-    if draft.probs is None:  # q is one-hot: all of w p but the drafted token's share is left
+    if q is None:  # one-hot: all of w p but the drafted token's share is left
         left = (w[:, :-1] - w[:, :-1] * p_token[:, 1:]).clamp(min=0.0)
     else:
-        left = (w[:, :-1].unsqueeze(-1) * p[:, 1:n] - draft.probs[:, 1:]).clamp_(min=0.0).sum(-1)
+        left = (w[:, :-1].unsqueeze(-1) * p[:, 1:n] - q[:, 1:]).clamp_(min=0.0).sum(-1)
     rest = left + 1.0 - w[:, :-1]
     # Nothing left and w = 1: p and q agree on the next position, and what is drawn there afresh is drawn from p.
     chance = torch.cat((torch.where(rest > 0, left / rest, 1.0), w[:, -1:]), -1)

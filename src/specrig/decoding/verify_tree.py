@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specrig.decoding.device import on_device
-from specrig.decoding.sampling import Sampler, draw
+from specrig.decoding.sampling import Sampler, draw, widened
 from specrig.decoding.types import Criterion, Draft, Verdict
 
 Children = dict[int, list[int]]
@@ -138,7 +138,8 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
         while node is not None:
             here, rest = node, p[row, node + 1]
             siblings = children.get(node, [])
-            left = None if draft.probs is None or not siblings else draft.probs[row, node + 1]
+            known = None if draft.probs is None or not siblings else draft.probs[row, node + 1]
+            left = None if known is None else widened(known, draft.vocabulary, len(rest))
             if siblings:
                 shares[node + 1] = float(rest[tokens[siblings[0]]] if left is None else torch.minimum(rest, left).sum())
             node = None
@@ -175,7 +176,7 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     table = table[:, :m, :width]
     tokens = torch.cat((draft.tokens, draft.tokens.new_zeros(B, 1)), 1)
     chances = torch.cat((uniforms[:, :n], uniforms.new_ones(B, 1)), 1)
-    rest, left = p[:, :m], draft.probs
+    rest, left = p[:, :m], None if draft.probs is None else widened(draft.probs, draft.vocabulary, p.shape[-1])
     first = tokens.gather(1, table[:, :, 0])
     shares = rest.gather(-1, first.unsqueeze(-1)).squeeze(-1) if left is None else torch.minimum(rest, left).sum(-1)
     accepted = torch.zeros(B, n + 1, dtype=torch.bool, device=p.device)

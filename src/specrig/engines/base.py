@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -94,7 +95,8 @@ class Engine(ABC):
         """Peak memory since `reset_peak_memory` where the device counts itself, else of this process."""
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        # getrusage(2) counts KiB on Linux, bytes on macOS.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
     def close(self) -> None:  # noqa: B027
         """Free memory and processes."""

@@ -1,4 +1,4 @@
-"""What a job ran on, captured once per job: a speedup without its environment cannot be compared (methods.md, pitfall 9)."""
+"""What a job ran on, captured once per job: without its environment a speedup cannot be compared with any other."""
 
 from __future__ import annotations
 

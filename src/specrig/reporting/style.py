@@ -14,11 +14,11 @@ PAPER = "#fefefe"
 """Gaps between coloured areas; swapped likewise."""
 GRID = "#b8c2cc"
 
-METHODS = [
+FIRST = [
     *["autoregressive", "naive_batching", "draft_model", "adaptive_k", "ngram", "lookahead", "medusa"],
-    *["eagle", "eagle2", "tree", "medusa_draft", "remote_draft", "eagle3", "suffix", "token_recycling"],
+    *["eagle", "eagle2", "tree", "medusa_draft", "eagle3", "suffix", "token_recycling"],
 ]
-"""Order of methods in tables and legends; a method not named here comes after them, by name."""
+"""Order of methods in tables and legends; a method not named here comes after them, by name (see `listed`)."""
 
 # Wong, Nature Methods 8, 441 (2011), and seven more: told apart by all common kinds of colour blindness, mid-toned enough for light and dark pages.
 PALETTE = [
@@ -31,10 +31,10 @@ PALETTE = [
     "#8c6bb1",
     "#a6761d",
     "#6b8e23",
-    "#882255",
     "#44aa99",
     "#117733",
     "#cc6677",
+    "#882255",
 ]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">"]
 TASK_PALETTE = [
@@ -54,10 +54,15 @@ LOSSY_NOTE = "† lossy: its acceptance rule does not keep the target's distribu
 FAILED_NOTE = "Struck through: the audit found output that differs from the target's own."
 
 
-def method_order(methods: Iterable[str]) -> list[str]:
-    """The different methods, in the order of `METHODS`."""
-    known = {name: number for number, name in enumerate(METHODS)}
-    return sorted(set(methods), key=lambda name: (known.get(name, len(METHODS)), name))
+def listed() -> list[str]:
+    """Every registered method, in the order of tables and legends; what it looks like follows from its place here."""
+    return [*FIRST, *(name for name in methods() if name not in FIRST)]
+
+
+def method_order(named: Iterable[str]) -> list[str]:
+    """The different methods among these, in the order of `listed`; those that are not registered come last, by name."""
+    known = {name: number for number, name in enumerate(listed())}
+    return sorted(set(named), key=lambda name: (known.get(name, len(known)), name))
 
 
 def method_colour(method: str) -> str:
@@ -134,6 +139,6 @@ def rc() -> Any:
 
 
 def _number(method: str) -> int:
-    named = [name for name in METHODS if name not in BASELINES]
-    # A method from elsewhere: its name decides, so that it keeps its colour whatever else is in the study.
+    named = [name for name in listed() if name not in BASELINES]
+    # A method that is not registered (another's records): its name decides, so that it keeps its colour whatever else is in the study.
     return named.index(method) if method in named else len(named) + sum(method.encode())

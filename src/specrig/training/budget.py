@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+from specrig.training.eagle_recipe import HeadTraining
 from specrig.training.recipe import Optimisation, Recipe, Shape
 
 LEARNING = 3
@@ -76,9 +77,8 @@ def _joint(recipe: Recipe) -> float:
     return token * recipe.medusa.joint.steps * recipe.medusa.batch * recipe.text.sequence + states
 
 
-def _eagle(recipe: Recipe, inputs: int, reads: int) -> float:
-    """`inputs` hidden widths enter the head, `reads` its attention."""
-    settings = recipe.eagle3 if inputs == 3 else recipe.eagle
+def _eagle(recipe: Recipe, settings: HeadTraining, inputs: int, reads: int) -> float:
+    """A head trained with these settings: `inputs` hidden widths enter it, `reads` its attention."""
     D, inner = recipe.target.hidden, recipe.target.intermediate
     weights = inputs * D * D + (3 * reads + 1) * D * D + 3 * D * inner + recipe.vocabulary * D
     learnt = settings.rollout * settings.steps * settings.batch * recipe.text.sequence
@@ -90,7 +90,7 @@ _COSTS = {
     "draft": _draft,
     "medusa": lambda recipe: _medusa(recipe, recipe.target),
     "draft_medusa": lambda recipe: _medusa(recipe, recipe.draft) + _states(recipe, recipe.target, recipe.medusa.corpus_sequences),
-    "eagle": lambda recipe: _eagle(recipe, 2, 1),
-    "eagle3": lambda recipe: _eagle(recipe, 3, 2),
+    "eagle": lambda recipe: _eagle(recipe, recipe.eagle, 2, 1),
+    "eagle3": lambda recipe: _eagle(recipe, recipe.eagle3, 3, 2),
     "joint": _joint,
 }

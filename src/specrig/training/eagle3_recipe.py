@@ -11,6 +11,7 @@ class Eagle3Training(HeadTraining):
     """What EAGLE-3 changes: no feature loss, no noise; its steps weigh unequally, its vocabulary may be smaller."""
 
     steps: int = Field(default=50, ge=1)
+    """Optimiser steps."""
     lr: float = Field(default=1e-2, gt=0)
     """Peak learning rate of AdamW, for norms and LM head."""
     matrix_lr: float = Field(default=0.08, gt=0)

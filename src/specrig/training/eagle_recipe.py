@@ -11,6 +11,7 @@ class HeadTraining(Settings):
     """How long a head that drafts on its own output trains, and on what text."""
 
     steps: int = Field(default=60, ge=1)
+    """Optimiser steps."""
     batch: int = Field(default=8, ge=1)
     """Sequences a step."""
     lr: float = Field(default=3e-3, gt=0)

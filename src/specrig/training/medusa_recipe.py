@@ -11,6 +11,7 @@ class JointTraining(Settings):
     """Medusa-2: after the heads alone, heads and model together (2401.10774, section 2.2.2)."""
 
     steps: int = Field(default=15, ge=1)
+    """Optimiser steps."""
     lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate of AdamW for the model; the heads keep theirs, several times as high."""
     matrix_lr: float = Field(default=2e-3, gt=0)
@@ -23,10 +24,12 @@ class MedusaTraining(Settings):
     """How many heads, how long they train, on what text."""
 
     heads: int = Field(default=4, ge=1, le=16)
+    """Heads: the first drafts the token after the next, each further one a token later."""
     own_lm_heads: bool = True
     """Whether every head trains an LM head of its own, as the paper does; else all share the model's, frozen. Sharing drafts faster
     but learns slowly: SiLU is bounded below, so h + SiLU(Wh + b) can hardly lower any part of h."""
     steps: int = Field(default=60, ge=1)
+    """Optimiser steps."""
     batch: int = Field(default=8, ge=1)
     """Sequences a step."""
     lr: float = Field(default=1e-3, gt=0)
@@ -40,3 +43,4 @@ class MedusaTraining(Settings):
     corpus_sequences: int = Field(default=128, ge=0)
     """Sequences of the corpus to learn from; their hidden states are computed once."""
     joint: JointTraining = JointTraining()
+    """How a `medusa2:` pair trains its model and its heads together."""

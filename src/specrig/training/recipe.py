@@ -21,9 +21,13 @@ class Shape(Settings):
     """A Llama-architecture model (no biases, tied embeddings, as many key/value heads as heads)."""
 
     layers: int = Field(ge=1)
+    """Decoder layers."""
     hidden: int = Field(ge=8)
+    """Width of the residual stream; a multiple of twice the heads."""
     heads: int = Field(ge=1)
+    """Attention heads a layer."""
     intermediate: int = Field(ge=8)
+    """Inner width of the gated feed-forward block."""
     context: int = Field(default=512, ge=16)
     """Longest sequence the model accepts, in tokens."""
 
@@ -43,13 +47,16 @@ class Growth(Settings):
     """A stage of a model that starts shallow and grows: so many layers until that share of the steps."""
 
     until: float = Field(gt=0, lt=1)
+    """Share of the steps at which this stage ends."""
     layers: int = Field(ge=1)
+    """Layers that the model has during this stage."""
 
 
 class Optimisation(Settings):
     """How long and how to train one model."""
 
     steps: int = Field(ge=1)
+    """Optimiser steps."""
     batch: int = Field(default=8, ge=1)
     """Sequences a step."""
     sequence: int = Field(default=256, ge=8)
@@ -65,6 +72,7 @@ class Optimisation(Settings):
     lr: float = Field(default=1e-2, gt=0)
     """Peak learning rate of AdamW."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Share of a matrix that each step takes away, times the learning rate."""
     warmup: float = Field(default=0.02, ge=0, le=1)
     """Share of the steps over which the rate rises."""
     decay: float = Field(default=0.6, ge=0, le=1)
@@ -111,19 +119,31 @@ class Recipe(Settings):
     """Everything that decides the embedded models of a study."""
 
     seed: int = 0
+    """Seed of the corpus, of the initial weights and of the order of the training text."""
     corpus: Corpus = Corpus()
+    """The text to learn from, and how much of it is held out."""
     vocabulary: int = Field(default=4096, ge=300)
+    """Tokens of the tokenizer that is trained on the corpus and shared by target and draft."""
     target: Shape = Shape(layers=6, hidden=384, heads=6, intermediate=1024)
+    """Shape of the target."""
     draft: Shape = Shape(layers=2, hidden=128, heads=2, intermediate=352)
+    """Shape of the draft model."""
     target_training: Optimisation = Optimisation(
         steps=260, growth=(Growth(until=0.6, layers=2), Growth(until=0.75, layers=4)), evaluations=2
     )
+    """How the target is trained, on the corpus."""
     draft_training: Optimisation = Optimisation(steps=200, evaluations=2)
+    """How the draft model is trained, with the target as its teacher."""
     text: TargetText = TargetText()
+    """What the trained target writes, for its draft and its heads to learn from."""
     distillation: Distillation = Distillation()
+    """How the draft model learns from the target."""
     medusa: MedusaTraining = MedusaTraining()
+    """How the Medusa heads are trained."""
     eagle: EagleTraining = EagleTraining()
+    """How the head of `eagle` and `eagle2` is trained."""
     eagle3: Eagle3Training = Eagle3Training()
+    """How the head of `eagle3` is trained."""
 
     @model_validator(mode="after")
     def _sequences_fit(self) -> Recipe:

@@ -49,13 +49,14 @@ class Eagle(Drafter):
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         for step in range(k):
-            token, q = sampler.next(logits, [depth > step for depth in context.depths])
+            place, q = sampler.next(logits, [depth > step for depth in context.depths])
+            token = self.head.named(place)
             tokens.append(token)
             if q is not None:
                 probs.append(q)
             if step + 1 < k:
                 logits, feature = self.head.step(token, feature)
-        return Draft(torch.stack(tokens, 1), probs=torch.stack(probs, 1) if probs else None)
+        return Draft(torch.stack(tokens, 1), probs=torch.stack(probs, 1) if probs else None, vocabulary=self.head.vocabulary)
 
     def observe(self, verdict: Verdict) -> None:
         """Keep the true features of what was accepted."""

@@ -56,7 +56,7 @@ def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]
 def _sources(q: Tensor | None, parents: Tensor, chosen: Tensor, width: int) -> Tensor | None:
     """The distributions that the children of the root and of each chosen node were drawn from; those of childless nodes mean nothing.
 
-    q: `[B, M, V]` the root's, then those of the expanded nodes in the order of their children, `width` each; parents: `[B, N]`.
+    q: `[B, M, Vd]` the root's, then those of the expanded nodes in the order of their children, `width` each; parents: `[B, N]`.
     """
     import torch
 
@@ -109,16 +109,17 @@ class Eagle2(Eagle):
         ancestry = torch.cat(parents, 1)
         chosen, kept = rerank(torch.cat(values, 1), ancestry, self.options.nodes)
         drawn = torch.cat([q for q in probs if q is not None], 1) if q is not None else None
-        return Draft(torch.cat(tokens, 1).gather(1, chosen), kept, _sources(drawn, ancestry, chosen, width), width=width)
+        sources = _sources(drawn, ancestry, chosen, width)
+        return Draft(torch.cat(tokens, 1).gather(1, chosen), kept, sources, width=width, vocabulary=self.head.vocabulary)
 
     def _children(self, context: Context, logits: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`width` children of each of `logits` `[B, m, V]`: tokens and log-worths `[B, m, width]`; q `[B, m, V]`, None if greedy."""
+        """`width` children of each of `logits` `[B, m, Vd]`: tokens and log-worths `[B, m, width]`; q `[B, m, Vd]`, None if greedy."""
         if context.sampler.greedy:
             best = logits.float().log_softmax(-1).topk(width, -1)
-            return best.indices, best.values, None
+            return self.head.named(best.indices), best.values, None
         counts = [0 if done else logits.shape[1] for done in context.done]
-        tokens, q = context.sampler.candidates(logits, width, counts)
+        places, q = context.sampler.candidates(logits, width, counts)
         assert q is not None
         worth = (1 - DRAWN) * q.topk(width, -1).values
         worth[..., 0] += DRAWN
-        return tokens, worth.clamp_(max=1.0).log(), q  # rounding must not put a child above its parent
+        return self.head.named(places), worth.clamp_(max=1.0).log(), q  # rounding must not put a child above its parent

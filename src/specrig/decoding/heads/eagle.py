@@ -40,12 +40,16 @@ _TAKEN_OVER = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps",
     "max_position_embeddings", "rope_parameters", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "dtype",
 )  # fmt: skip
+_NOT_READ = ("embed_tokens.weight", "t2d")
+"""What published checkpoints hold besides: the target's embedding again, and which of its tokens `d2t` reaches (a mask `[V]`)."""
 
 
 class EagleHead(LlamaModel):
-    """The head with its cache, and with the target's embedding and LM head. B rows, D hidden width, V vocabulary."""
+    """The head with its cache, and with the target's embedding and LM head. B rows, D hidden width, V vocabulary, Vd the head's."""
 
     title: ClassVar[str] = "EAGLE"
+    vocabulary: Tensor | None = None
+    """`[Vd]` rising ids of the target's tokens that its logits are of; None: of all V."""
 
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do not fit."""
@@ -83,13 +87,21 @@ class EagleHead(LlamaModel):
     def run(self, tokens: Tensor, features: Tensor, *, last: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Entries of `tokens` `[B, n]`, each with the `features` `[B, n, D]` of the position before it, behind the cache.
 
-        Returns logits `[B, n, V]` of the tokens that follow (with `last` `[B, 1, V]`) and the predicted features `[B, n, D]`.
+        Returns logits `[B, n, Vd]` of the tokens that follow (with `last` `[B, 1, Vd]`) and the predicted features `[B, n, D]`.
         """
         return self.forward(tokens, last=last, features=features)
 
+    def draft_among(self, V: int) -> None:
+        """Draft none but the target's first V tokens: what follows them is padding, no text."""
+        self.vocab_size = V
+
+    def named(self, drafted: Tensor) -> Tensor:
+        """The target's tokens that places in the head's own vocabulary stand for, of any shape."""
+        return drafted if self.vocabulary is None else self.vocabulary[drafted]
+
     def begin(self, context: Context, features: Tensor) -> None:
         """Take in the prompts but for each row's last entry: `features` `[B, P, D]`, rows left-aligned."""
-        self.vocab_size = self.target.vocab_size
+        self.draft_among(self.target.vocab_size)
         self.start_like(self.target)
         self._above = None
         last = [len(tokens) - 2 for tokens in context.tokens]  # the prompt's last position: its feature yields the first draft
@@ -101,7 +113,7 @@ class EagleHead(LlamaModel):
         self._wait(features, [[end] for end in last])
 
     def advance(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Catch up with the context: next-token logits `[B, V]` and the feature `[B, D]` predicted for the last token."""
+        """Catch up with the context: next-token logits `[B, Vd]` and the feature `[B, D]` predicted for the last token."""
         rows = [
             [] if done else tokens[-count:]
             for tokens, done, count in zip(context.tokens, context.done, self._counts, strict=True)
@@ -111,13 +123,13 @@ class EagleHead(LlamaModel):
         return logits[:, 0], at_each(features, [max(len(row) - 1, 0) for row in rows])
 
     def step(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """One more token `[B]` on the feature `[B, D]` predicted for the one before: logits `[B, V]`, feature `[B, D]`."""
+        """One more token `[B]` on the feature `[B, D]` predicted for the one before: logits `[B, Vd]`, feature `[B, D]`."""
         logits, predicted = self.run(tokens.unsqueeze(1), features.unsqueeze(1))
         self.keep([[0]] * len(tokens))
         return logits[:, 0], predicted[:, 0]
 
     def branch(self, tokens: Tensor, features: Tensor, above: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One level of a tree: `tokens` `[B, w]` on their parents' `features` `[B, w, D]`; logits `[B, w, V]`, features `[B, w, D]`.
+        """One level of a tree: `tokens` `[B, w]` on their parents' `features` `[B, w, D]`; logits `[B, w, Vd]`, features `[B, w, D]`.
 
         above: `[B, w]` each node's parent among the nodes of the level before; None for the level below the context.
         Only the new level runs: its nodes see the context and their ancestors, whose entries are still in the cache.
@@ -151,7 +163,7 @@ class EagleHead(LlamaModel):
         self._features = features[torch.arange(len(positions), device=self.device).unsqueeze(1), index]
 
     def _take(self, rows: list[list[int]], features: Tensor) -> tuple[Tensor, Tensor]:
-        """Run and keep entries of true features; logits behind each row's last one `[B, 1, V]`, features `[B, n, D]`."""
+        """Run and keep entries of true features; logits behind each row's last one `[B, 1, Vd]`, features `[B, n, D]`."""
         width = features.shape[1]
         result = self.run(padded(rows, width, self.device), features, last=[max(len(row) - 1, 0) for row in rows])
         self.keep([range(len(row)) for row in rows])
@@ -236,7 +248,8 @@ def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
         tensors = read(folder)
     except OSError as error:
         raise DecodingError(f"{folder}: no {kind.title} head there ({str(error).splitlines()[0]})") from error
-    tensors.pop("embed_tokens.weight", None)  # some checkpoints repeat the target's
+    for name in _NOT_READ:
+        tensors.pop(name, None)
     try:
         return kind(config, tensors, target)
     except DecodingError as error:

@@ -13,11 +13,14 @@ Cache and rounds are EAGLE's (`heads.eagle`).
 Checkpoint (what vLLM loads): config.json of a Llama with one layer and `eagle_config.eagle_aux_hidden_state_layer_ids` (j is the
 stream after j layers), model.safetensors with `fc.weight` `[D, 3D]` (low first), `midlayer.*` with `self_attn.{q,k,v}_proj.weight`
 `[., 2D]` (embedding first), `norm.weight`, `lm_head.weight` `[Vd, D]`. With a reduced vocabulary (`draft_vocab_size` Vd < V)
-`d2t` `[Vd]` int64: draft token i is the target's token i + d2t[i].
+`d2t` `[Vd]` int64: draft token i is the target's token i + d2t[i]. Logits stay those of the Vd tokens: to draft one costs what a
+vocabulary of Vd costs, and only ids are mapped. Published heads carry `t2d` too, the mask `[V]` of the tokens that d2t reaches.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,6 +46,8 @@ class Eagle3Head(EagleHead):
     """The head with its cache, its LM head, and the target's embedding. Rows share one set of aux layers."""
 
     title: ClassVar[str] = "EAGLE-3"
+    _every: Tensor
+    _ids: Sequence[int] = ()
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         super()._check(tensors, target)
@@ -68,9 +73,20 @@ class Eagle3Head(EagleHead):
             weights[f"midlayer.{name}.weight"] for name in ("input_layernorm", "hidden_norm")
         )
         self.norm = weights["norm.weight"]
-        self.head = Linear(weights["lm_head.weight"])
-        offsets = weights.get("d2t")
-        self.places = None if offsets is None else torch.arange(len(offsets), device=self.device) + offsets
+        rows = weights["lm_head.weight"]
+        if "d2t" in weights:
+            places = torch.arange(len(rows), device=self.device) + weights["d2t"]
+            # Rising, so that the tokens below a bound are the first ones.
+            self._every, order = places.sort()
+            self._ids, rows = self._every.tolist(), rows[order]
+        self.head = Linear(rows)
+
+    def draft_among(self, V: int) -> None:
+        """See `EagleHead`; of a cut vocabulary those of its tokens that are among them."""
+        super().draft_among(V)
+        if self._ids:
+            self.vocab_size = bisect_left(self._ids, V)
+            self.vocabulary = self._every[: self.vocab_size]
 
     @torch.inference_mode()
     def fuse(self, streams: Tensor) -> Tensor:
@@ -88,13 +104,7 @@ class Eagle3Head(EagleHead):
 
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.head(F.rms_norm(hidden, (self.hidden_size,), self.norm, self.eps))
-        if self.places is None:
-            return logits
-        # A token that the head does not know is never drafted.
-        every = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
-        every[..., self.places] = logits
-        return every
+        return self.head(F.rms_norm(hidden, (self.hidden_size,), self.norm, self.eps))
 
 
 def choose_aux_layers(layers: int) -> tuple[int, int, int]:

@@ -54,7 +54,7 @@ class Vllm(TokenizedEngine):
         draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
         """How drafts are drawn above temperature 0 (vLLM's `draft_sample_method`)."""
         cpu_sampling: Literal["stock", "cured"] = "stock"
-        """cured: mend the CPU build's speculative sampling above temperature 0 (see `cpu_sampling`)."""
+        """cured: mend the CPU build's speculative sampling above temperature 0 (see `engines.vllm.cpu_sampling`)."""
         max_num_seqs: int = Field(256, ge=1)
         """Requests that decode at once, at most."""
 

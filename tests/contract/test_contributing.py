@@ -1,0 +1,62 @@
+"""The worked example of CONTRIBUTING.md works: its text, put where the page says, passes what the page says checks it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DRAFTS = """
+from types import SimpleNamespace
+import torch
+from specrig.decoding.drafters import registry
+method = registry()["repeat_last"]
+context = SimpleNamespace(tokens=[[1, 7], [2, 9]], sampler=SimpleNamespace(device=torch.device("cpu")))
+print(method(method.Options(limit=2), None).propose(context, 4).tokens.tolist())
+"""
+
+
+@pytest.fixture(scope="module")
+def package(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with the example as one more file in `drafters`."""
+    source = tmp_path_factory.mktemp("package") / "src"
+    shutil.copytree(repository / "src/specrig", source / "specrig", ignore=shutil.ignore_patterns("__pycache__"))
+    blocks = re.findall(r"`src/(\S+\.py)`:\n\n```python\n(.*?)```", (repository / "CONTRIBUTING.md").read_text(), flags=re.S)
+    ((place, code),) = blocks
+    assert place == "specrig/decoding/drafters/repeat_last.py" and not (source / place).exists()
+    (source / place).write_text(code)
+    return source
+
+
+def run(package: Path, repository: Path, *arguments: str) -> str:
+    """What Python prints in the repository with that package."""
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    done = subprocess.run([sys.executable, *arguments], cwd=repository, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_example_is_listed_and_drafts(package: Path, repository: Path) -> None:
+    assert "repeat_last" in run(package, repository, "-m", "specrig", "methods")
+    assert run(package, repository, "-c", DRAFTS).strip() == "[[7, 7], [9, 9]]"
+
+
+def test_the_example_passes_the_contract_of_every_method(package: Path, repository: Path) -> None:
+    """The very command of the page, for the tests that it promises; each of them ran, none was passed over."""
+    assert "pytest tests/contract -k repeat_last" in (repository / "CONTRIBUTING.md").read_text()
+    files = ["tests/contract/test_drafters.py", "tests/contract/test_replay.py"]
+    told = run(package, repository, "-m", "pytest", *files, "-k", "repeat_last", "-rA", "-p", "no:cacheprovider")
+    passed = set(re.findall(r"^PASSED \S+::(test_\w+)\[", told, flags=re.M))
+    assert passed >= {
+        "test_greedy_equals_autoregressive",
+        "test_a_batch_of_eight_equals_its_rows_alone",
+        "test_sampled_distribution_is_the_targets",
+        "test_accounting_adds_up",
+        "test_stops_at_end_of_sequence",
+        "test_the_host_waits_once_a_round",
+    }
