@@ -10,9 +10,10 @@ Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -174,36 +175,40 @@ def agreement(head: Layer, target: Llama, texts: Tensor, counted: Tensor, depth:
     return [round(count / max(1, int(wanted.sum())), 4) for count in same]
 
 
+@dataclass(frozen=True, slots=True)
+class HeadKind(Generic[Head, Settings]):
+    """What differs between the trainings of two kinds of head: everything else is `fit`'s."""
+
+    name: str
+    """The head's folder beside the target's, and its name in a pair."""
+    settings: Settings
+    make: Callable[[Llama], Head]
+    """An untrained head for a target."""
+    loss_of: Callable[[Head, Llama, Tensor, Tensor, Settings, torch.Generator], Tensor]
+    """Of (head, target, tokens `[B, T + 1]`, the target's states of them, settings, generator of noise): the loss, one number."""
+
+
 def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Train an EAGLE head for `models`/target and write the folder `models`/eagle: see `fit`."""
-    fit("eagle", Layer, head_loss, recipe.eagle, recipe, corpus_dir, models, progress, device)
+    fit(HeadKind("eagle", recipe.eagle, Layer, head_loss), recipe, corpus_dir, models, progress=progress, device=device)
 
 
-def fit(
-    name: str,
-    make: Callable[[Llama], Head],
-    loss_of: Callable[[Head, Llama, Tensor, Tensor, Settings, torch.Generator], Tensor],
-    settings: Settings,
-    recipe: Recipe,
-    corpus_dir: Path,
-    models: Path,
-    progress: bool,
-    device: str,
-) -> None:
-    """Train the head that `make` gives for `models`/target and write `models`/`name` (config.json, model.safetensors).
+def fit(kind: HeadKind[Head, Settings], recipe: Recipe, corpus_dir: Path, models: Path, *, progress: bool, device: str) -> None:
+    """Train a head of this kind for `models`/target and write `models`/`kind.name` (config.json, model.safetensors).
 
     Also writes its `training.jsonl`: the loss, and at the end the agreement with the target by depth. Raises CorpusError for a
     missing corpus, TrainingError when there is no target or no text of it, or the loss is not finite.
     """
+    settings = kind.settings
     target, text, where = trained(models, "target"), read_text(models), place(device)
     tokenizer = load_tokenizer(target)
     teacher = llama.load(target).to(where).eval().requires_grad_(False)
-    head = make(teacher)
+    head = kind.make(teacher)
     head.initialise(recipe.seed + 3).to(where)
     schedule = Optimisation(steps=settings.steps, batch=settings.batch, lr=settings.lr, matrix_lr=settings.matrix_lr)
     optimizer = Optimizer(head, schedule)
     generator = torch.Generator(where).manual_seed(recipe.seed + 3)
-    with training(models / name, settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
+    with training(models / kind.name, settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
         run.begin({"head": (head, optimizer)}, [generator])
         texts = moved(with_corpus(text.train, settings.corpus_sequences, corpus_dir, tokenizer, recipe.seed + 3), where)
         hidden = states(teacher, texts, head.streams)  # once: a step then costs the head alone
@@ -211,7 +216,7 @@ def fit(
         for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):
             rows = moved(rows, where)
             tokens = texts[rows]
-            loss = loss_of(head, teacher, tokens, hidden[rows], settings, generator)
+            loss = kind.loss_of(head, teacher, tokens, hidden[rows], settings, generator)
             run.take_step(step, [loss], tokens=step * tokens.numel(), lr=settings.lr)
         # The choice after the end of the text is never drafted.
         counted = text.written & (text.heldout != end_of_text(tokenizer))

@@ -127,4 +127,5 @@ def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, d
             return Layer(target)
         return Layer(target, frequent(read_text(models).train, wanted, target.vocabulary))
 
-    eagle.fit("eagle3", make, head_loss, recipe.eagle3, recipe, corpus_dir, models, progress, device)
+    kind = eagle.HeadKind("eagle3", recipe.eagle3, make, head_loss)
+    eagle.fit(kind, recipe, corpus_dir, models, progress=progress, device=device)

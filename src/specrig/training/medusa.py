@@ -95,18 +95,19 @@ def train_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, 
     Also writes its `training.jsonl`: the loss, and at the end how often each head's first choice is what the target says to held-out
     prompts. Raises CorpusError for a missing corpus, TrainingError when there is no model or text, or the loss is not finite.
     """
-    _train_frozen(recipe, corpus_dir, models, "target", models / "medusa", progress, device)
+    _train_frozen(recipe, corpus_dir, models, of="target", name="medusa", progress=progress, device=device)
 
 
 def train_draft_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Heads of `models`/draft, written to `models`/draft_medusa; they have to please the target, which is their teacher."""
-    _train_frozen(recipe, corpus_dir, models, "draft", models / "draft_medusa", progress, device)
+    _train_frozen(recipe, corpus_dir, models, of="draft", name="draft_medusa", progress=progress, device=device)
 
 
-def _train_frozen(recipe: Recipe, corpus_dir: Path, models: Path, name: str, out: Path, progress: bool, device: str) -> None:
-    with within_memory(out.name):
-        session = Session(recipe, corpus_dir, models, name, device)
-    with training(out, session.settings.steps, progress, session.key) as run:
+def _train_frozen(recipe: Recipe, corpus_dir: Path, models: Path, *, of: str, name: str, progress: bool, device: str) -> None:
+    """Train heads on the frozen model `models`/`of` and write them to `models`/`name`."""
+    with within_memory(name):
+        session = Session(recipe, corpus_dir, models, of, device)
+    with training(models / name, session.settings.steps, progress, session.key) as run:
         heads = Heads(session.model, session.settings).to(session.where)
         session.fit(heads, run)
         session.finish(heads, run)
