@@ -10,7 +10,7 @@ from specrig.decoding.device import on_device, padded
 from specrig.decoding.model import CachedModel
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.simulated import SimulatedAcceptance
-from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Parents, Round
+from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Parents, Round, Verdict
 from specrig.decoding.verify import verify
 
 SPARE_SLOTS = 256
@@ -78,7 +78,7 @@ def generate(
         verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block, simulated=simulated)
         verdict.logits, verdict.hidden, verdict.features = logits, hidden, target.features
         target.keep([[0, *(node + 1 for node in path)] if on else [] for path, on in zip(verdict.paths, active, strict=True)])
-        offered = _offered(draft)
+        offered = _offered(draft, verdict)
         for row in range(B):
             if context.done[row]:
                 verdict.tokens[row] = []
@@ -149,14 +149,12 @@ def _limit(draft: Draft, depths: list[int]) -> None:
         draft.lengths = [min(length, depth) for length, depth in zip(draft.offered, depths, strict=True)]
 
 
-def _offered(draft: Draft) -> list[tuple[int, int]]:
+def _offered(draft: Draft, verdict: Verdict) -> list[tuple[int, int]]:
     """Per row (draft tokens that could be accepted, length of the longest path among them)."""
-    if draft.parents is None:
+    if verdict.parents is None:
         return [(count, count) for count in draft.offered]
-    if isinstance(draft.parents, torch.Tensor):
-        draft.parents = draft.parents.tolist()
     result = []
-    for parents, count in zip(draft.parents, draft.offered, strict=True):
+    for parents, count in zip(verdict.parents, draft.offered, strict=True):
         depth: list[int] = []
         for parent in parents[:count]:
             depth.append(1 if parent < 0 else depth[parent] + 1)

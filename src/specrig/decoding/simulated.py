@@ -25,8 +25,9 @@ class SimulatedAcceptance:
     def __call__(self, verdict: Verdict, draft: Draft, active: Sequence[bool]) -> Verdict:
         """The verdict with its paths redrawn: a geometric number of levels along each node's first child, then the target's token."""
         tokens, paths, overlap, reached = [], [], [], []
+        counts = draft.offered
         for row, drafted in enumerate(verdict.drafted):
-            offered = _first_path(draft, row) if active[row] else []
+            offered = _first_path(verdict, row, counts[row]) if active[row] else []
             accepted = 0
             while accepted < len(offered) and self.streams[row].random() < self.alpha:
                 accepted += 1
@@ -34,16 +35,15 @@ class SimulatedAcceptance:
             tokens.append([*(drafted[node] for node in paths[-1]), verdict.tokens[row][-1]])
             reached.append(min(accepted + 1, len(offered)))
             overlap.append(self.alpha * reached[-1])
-        return Verdict(tokens, paths, overlap, reached, verdict.drafted)
+        return Verdict(tokens, paths, overlap, reached, verdict.drafted, verdict.parents)
 
 
-def _first_path(draft: Draft, row: int) -> list[int]:
-    """The nodes from the root along each node's first child: a chain's own nodes, in a tree its likeliest branch."""
-    count = draft.offered[row]
-    if draft.parents is None:
+def _first_path(verdict: Verdict, row: int, count: int) -> list[int]:
+    """Of a row that offers its first `count` nodes: a chain's nodes; in a tree those from the root along each node's first child."""
+    if verdict.parents is None:
         return list(range(count))
     first: dict[int, int] = {}
-    for node, parent in enumerate(draft.parents[row][:count]):
+    for node, parent in enumerate(verdict.parents[row][:count]):
         first.setdefault(parent, node)
     path: list[int] = []
     node = -1

@@ -72,7 +72,8 @@ class Verdict:
         (correction after a rejection, bonus when a whole path was accepted). Stop rules have not been applied.
     paths: per row the accepted node indices, root to leaf.
     overlap, reached: per row Σ over reached positions of Σ_x min(p, q), and the count of those positions (alpha's parts).
-    drafted: per row all tokens of the draft, as the host knows them.
+    drafted, parents: per row the tokens of all the draft's nodes and the parents of these, as the host knows them; parents is None
+        for a chain. A drafter that needs them takes them from here: to ask the device would make the host wait.
     logits: `[B, n + 1, V]`, hidden: `[B, n + 1, D]` of the target at the root and every node: what feature-based drafters
         learn from. `hidden` is the state after the final norm; `features` `[B, n + 1, FD]` joins the
         streams that the drafter asked for (`feature_layers`, F of them).
@@ -83,6 +84,7 @@ class Verdict:
     overlap: list[float]
     reached: list[int]
     drafted: list[list[int]] = field(default_factory=list)
+    parents: list[Sequence[int]] | None = None
     logits: Tensor | None = None
     hidden: Tensor | None = None
     features: Tensor | None = None
