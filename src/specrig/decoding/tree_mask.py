@@ -14,7 +14,10 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 
 def widened(own: Tensor, extra: int) -> Tensor:
-    """`own` `[B, n, m]` (see `CachedModel._own`) with `extra` tokens appended that see only the context and themselves: `[B, n + extra, m + extra]`."""
+    """`own` `[B, n, m]` (see `CachedModel._own`) with `extra` tokens appended: `[B, n + extra, m + extra]`.
+
+    An appended token sees only the context and itself.
+    """
     if not extra:
         return own
     n = own.shape[1]

@@ -266,7 +266,7 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
 
 
 def typical_acceptance(threshold: float, alpha: float) -> Criterion:
-    """Medusa's rule: accept x where p(x) > min(threshold, alpha * exp(-H(p))), H the entropy in nats (2401.10774, section 3.3.2)."""
+    """Medusa's rule: accept x where p(x) > min(threshold, alpha * exp(-H(p))), H the entropy in nats (2401.10774)."""
 
     def least(p: Tensor) -> Tensor:
         entropy = -(p * p.clamp(min=1e-20).log()).sum(-1)
