@@ -1,4 +1,4 @@
-"""A lean Llama for training: the same function as `transformers.LlamaForCausalLM`, with fewer and larger operations.
+"""A Llama for training. It computes the same function as `transformers.LlamaForCausalLM`, with fewer and larger operations.
 
 Query, key and value are one matrix, gate and up are one matrix, and the output head is the embedding. Saved in Hugging Face
 format under Hugging Face's names; a test holds the two forwards equal. Shapes: B sequences, T tokens, D hidden, V vocabulary.
@@ -79,9 +79,10 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def grow(self, layers: int) -> None:
-        """Deepen to `layers` without changing the function: each new layer copies the one below, its outputs zero.
+        """Deepen the model to `layers` layers without changing its function.
 
-        Stacking as in "Stacking Your Transformers" (arXiv:2405.15319), made function-preserving by the zero outputs.
+        Each new layer is a copy of the one below it whose output matrices are zero, so it adds nothing to the residual stream yet.
+        Stacking as in "Stacking Your Transformers" (arXiv:2405.15319); the zero outputs are this project's.
         """
         old, grown, last = list(self.layers), [], -1
         for index in range(layers):

@@ -33,6 +33,7 @@ class DraftModel(Drafter):
         """Sample k tokens a row, each given the ones before."""
         import torch
 
+        # The draft model first runs what the last round added, then one token a step: logits [B, V] each time.
         sampler = context.sampler
         logits = self.model.catch_up(context.tokens, context.done)
         self.base = [len(tokens) for tokens in context.tokens]

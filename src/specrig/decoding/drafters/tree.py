@@ -1,7 +1,7 @@
 """Tree speculation with a draft model: several continuations a level, verified in one target pass.
 
-SpecInfer, 2305.09781. At temperature 0 a node's children are the draft's most likely tokens, above they are drawn from it without
-replacement, which is what multi-candidate rejection sampling needs (Algorithm 2 there).
+SpecInfer, 2305.09781. At temperature 0 a node's children are the draft's most likely tokens. Above it they are drawn from the draft's
+distribution without replacement, as multi-candidate rejection sampling needs them (Algorithm 2 there).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def topology(branching: list[int], depth: int) -> list[list[int]]:
 
 
 class Tree(Drafter):
-    """The draft model runs once a level over all nodes so far; its cache only ever holds the context."""
+    """The draft model runs once a level, over all nodes drafted so far; its cache keeps nothing but the context."""
 
     name = "tree"
     summary = "draft-model tree, several candidates a level verified in one pass (SpecInfer 2305.09781)"
