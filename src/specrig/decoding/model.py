@@ -230,6 +230,7 @@ class CachedModel(ABC):
         # How far each slot lies behind the row's context, [B, end]: below 0 it is context, from 0 to m - 1 a column of `own`,
         # and from m on nobody's.
         behind = torch.arange(end, device=self.device) - base
+        # What each token sees, [B, n, end]: all of the context, and of the columns of `own` what that says.
         among = behind.clamp(0, m - 1).unsqueeze(1).expand(-1, n, -1)
         mask = own.gather(-1, among) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
         slots = base + torch.arange(m - n, m, device=self.device)
@@ -243,6 +244,7 @@ class CachedModel(ABC):
         bases = self._bases()
         reach = max(bases) + (n if own is None else own.shape[-1]) + extra
         self._room(reach)
+        # Tokens added by the rounding see only the context and themselves; nobody sees them, and `forward` cuts them off.
         inputs = [F.pad(tokens, (0, extra)), on_device(bases, self.device)]
         if own is not None:
             inputs.append(widened(own, extra))

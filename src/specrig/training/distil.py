@@ -68,6 +68,7 @@ def distillation_loss(model: Llama, teacher: Llama, kl_weight: float) -> Callabl
         tokens = moved(batch[0], where)
         with autocast(where):
             with torch.no_grad():
+                # The teacher's logits [B · T, V], from its states where these are stored.
                 hidden = teacher(tokens[:, :-1]) if batch[1] is None else batch[1]
                 goal = teacher.logits(hidden).flatten(0, 1)
             logits = model.logits(model(tokens[:, :-1])).flatten(0, 1)

@@ -84,6 +84,7 @@ class Layer(nn.Module):
         values: list[Tensor] = []
         features = incoming = self.fuse(states)
         for step in range(steps):
+            # x: the residual stream [B, T, D]; reads: what attention projects.
             x, reads = self.enter(embedded, incoming)
             q, k, v = F.linear(reads, self.qkv).view(B, T, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
             # Keys and values of all steps so far side by side, [B, heads, (step + 1) · T, head size]; `_visible` says who sees which.
@@ -157,6 +158,7 @@ def head_loss(
     total = torch.zeros((), device=where)
     with autocast(where):
         for predicted in head(embedded, fed, settings.rollout, target.cos[:T], target.sin[:T]):
+            # The two losses of the module's docstring; each step weighs the same.
             total = total + settings.feature_weight * F.smooth_l1_loss(predicted.float(), goals)
             logits = target.logits(predicted).flatten(0, 1)
             total = total + settings.logits_weight * distillation(logits, likely, unused, 1.0)
@@ -174,6 +176,7 @@ def agreement(head: Layer, target: Llama, texts: Tensor, counted: Tensor, depth:
     texts, T = texts.to(where), texts.shape[1] - 1
     same, wanted = [0] * depth, counted[:, 1:].to(where)
     with autocast(where):
+        # The target's first choice at every position but the first, [N, T], against the head's after 1, 2, … steps.
         states = target(texts, head.streams)
         choices = target.logits(states[:, 1:, -target.shape.hidden :]).argmax(-1)
         embedded = F.embedding(texts[:, 1:], target.embedding)

@@ -105,6 +105,7 @@ def head_loss(
     unused = torch.zeros(len(likely), dtype=torch.int64, device=where)  # labels, of no weight
     total, weight, weights = torch.zeros((), device=where), 1.0, 0.0
     with autocast(where):
+        # The weight of step i is step_decay to the power i.
         for predicted in head(embedded, states[:, :-1], settings.rollout, target.cos[:T], target.sin[:T]):
             total = total + weight * distillation(head.draft_logits(predicted).flatten(0, 1), likely, unused, 1.0)
             weights += weight

@@ -35,11 +35,13 @@ def continuations(model: Llama, prompts: Sequence[list[int]], width: int, temper
     heat = torch.tensor([temperatures[row % len(temperatures)] for row in range(B)], device=where)
     start = 0
     for position in range(shortest, width):
+        # Run what the cache lacks: first the shortest prompt's length of every row, then one token a step. [B, n, D].
         hidden = _step(model, out[:, start:position], start, keys, values)
         logits = model.logits(hidden[:, -1]).float()
         # The Gumbel-max trick: argmax of logits + T · noise is a draw at temperature T, and plain argmax at T = 0. [B].
         noise = -torch.empty_like(logits).exponential_(generator=generator).log()
         drawn = (logits + heat[:, None] * noise).argmax(-1)
+        # -1 marks what no prompt has filled.
         out[:, position] = torch.where(out[:, position] < 0, drawn, out[:, position])
         start = position
     return out.cpu()

@@ -38,11 +38,13 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`[B, T, D]` -> `[B, T, D]`; `cos` and `sin` are `[T, head size]`."""
         B, T, D = x.shape
+        # Attention: queries, keys and values from one product, [B, T, 3D] -> three of [B, heads, T, head size].
         normed = F.rms_norm(x, (D,), self.attention_norm, EPSILON)
         q, k, v = F.linear(normed, self.qkv).view(B, T, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + F.linear(mixed.transpose(1, 2).reshape(B, T, D), self.out)
+        # MLP: SwiGLU.
         gate, up = F.linear(F.rms_norm(x, (D,), self.mlp_norm, EPSILON), self.gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, self.down)
 
@@ -59,6 +61,7 @@ class Llama(nn.Module):
         self.embedding = nn.Parameter(torch.empty(vocabulary, shape.hidden))
         self.layers = nn.ModuleList(Layer(shape) for _ in range(layers or shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden))
+        # Rotary tables [context, head size]: position times frequency, the same for both halves of a head.
         head = shape.hidden // shape.heads
         frequency = ROPE_BASE ** (-torch.arange(0, head, 2).float() / head)
         angle = torch.outer(torch.arange(shape.context).float(), frequency).repeat(1, 2)

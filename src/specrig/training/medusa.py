@@ -186,9 +186,11 @@ class Session:
             tokens = self.texts[rows]
             with autocast(self.where):
                 with torch.no_grad():
+                    # The teacher: the stored states through the LM head as it was before.
                     goal = F.linear(self.taught[rows], before)
                 hidden = self.model(tokens)
                 logits = self.model.logits(hidden[:, :-1]).flatten(0, 1)
+                # The model's own loss, then the heads' beside it with weight lambda_0 (2401.10774, section 2.2.2).
                 own = distillation(logits, goal[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), settings.kl_weight)
                 loss = own + joint.heads_weight * heads_loss(heads, self.model.embedding, hidden, goal, tokens, settings)
             own_curve.note(step, own, tokens=step * tokens.numel())
@@ -230,6 +232,7 @@ def rank_accuracies(heads: Heads, model: Llama, texts: Tensor, written: Tensor) 
         for ahead in range(1, 2 + len(heads)):
             states = hidden[:, :-ahead]
             counts = torch.zeros(RANKS)
+            # Which positions count: `ahead` 1 is the LM head's token t + 1, 2 is head 0's token t + 2, and so on.
             asked = (written[:, 1 : 1 + states.shape[1]] & written[:, ahead:]).to(where)
             answers = texts[:, ahead:].to(where)[asked]
             for state, answer in zip(states[asked].split(2048), answers.split(2048), strict=True):

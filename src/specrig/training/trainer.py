@@ -128,6 +128,7 @@ def evaluate(model: Llama, heldout: dict[str, Heldout]) -> Losses:
     where = model.embedding.device
     for task, texts in heldout.items():
         total, count = torch.zeros((), dtype=torch.float64, device=where), 0
+        # Texts of similar length go together, so that little is padding; -100 labels it, which the loss leaves out.
         longest_first, together = sorted(texts.tokens, key=len, reverse=True), rows_at_once(where)
         for start in range(0, len(longest_first), together):
             rows = [tokens[: model.shape.context + 1] for tokens in longest_first[start : start + together]]

@@ -109,9 +109,11 @@ class Layout:
 
         probs = None
         if ranked or context.sampler.greedy:
+            # [B, depth, V] -> the table of the most likely tokens [B, depth · width] -> one token a node [B, n].
             tokens = logits.topk(self.width, -1).indices.flatten(1)[:, constant(tuple(self.places), logits.device)]
         else:
             counts = [min(depth, self.depth) for depth in context.depths]
+            # A row draws for no more levels than it can use, so that it samples the same in a batch as alone.
             drawn, probs = context.sampler.candidates(logits, self.width, counts)
             tokens = drawn.flatten(1)[:, constant(tuple(self.draws), logits.device)]
         if self.parents == list(range(-1, len(self.parents) - 1)):

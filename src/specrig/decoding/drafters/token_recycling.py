@@ -125,6 +125,7 @@ class TokenRecycling(Drafter):
             tokens += last.keys()
             nodes += last.values()
             self.known[row].update(last)
+        # One top-k over the logits [scored, V] of all rows' scored tokens.
         at, place, node = on_device([rows, tokens, nodes], self.device)
         self.matrix[at, place] = verdict.logits[at, node].topk(self.width, -1).indices.int()
 

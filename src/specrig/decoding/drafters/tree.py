@@ -59,6 +59,7 @@ class Tree(Drafter):
         probs: list[Tensor] = []
         parents: list[int] = []
         for level, nodes in enumerate(levels):
+            # Children of every node of the level above, by its logits: [B, m, width] -> [B, m · width].
             width = len(nodes) // max(1, len(levels[level - 1]) if level else 1)
             counts = [0 if done else logits.shape[1] for done in context.done]
             chosen, q = context.sampler.candidates(logits, width, counts)
@@ -67,6 +68,7 @@ class Tree(Drafter):
             if q is not None:
                 probs.append(q)
             if level + 1 < len(levels):
+                # The whole tree runs again, since the cache keeps none of it; only the new level's logits are read.
                 grown = torch.cat(tokens, 1)
                 logits = self.model.forward(grown, parents=[parents] * B)[0][:, -len(nodes) :]
         return Draft(torch.cat(tokens, 1), parents=[parents] * B, probs=torch.cat(probs, 1) if probs else None)

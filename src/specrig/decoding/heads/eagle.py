@@ -170,6 +170,7 @@ class EagleHead(LlamaModel):
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
         assert features is not None
+        # [B, n, 2D] -> [B, n, D]. There is no input norm: attention reads the residual stream itself.
         x = self.fc(torch.cat((F.embedding(tokens, self.embedding), features), -1))
         return self.block(0, self.blocks[0], x, self.view(step), reads=x)
 

@@ -81,7 +81,7 @@ class Eagle3Head(EagleHead):
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
         assert features is not None
-        x, D = features.clone(), self.hidden_size  # the layer may use it up
+        x, D = features.clone(), self.hidden_size  # the layer may overwrite its residual stream
         embedded = F.rms_norm(F.embedding(tokens, self.embedding), (D,), self.embedding_norm, self.eps)
         reads = torch.cat((embedded, F.rms_norm(x, (D,), self.feature_norm, self.eps)), -1)
         return self.block(0, self.blocks[0], x, self.view(step), reads)
