@@ -134,9 +134,11 @@ def test_judging_all_nodes_is_walking_one_path(drawn: bool) -> None:
     assert walked.overlap == pytest.approx(judged.overlap, abs=1e-5)
     assert len({tuple(path) for path in walked.paths}) > 5
     by_device = draft()
-    by_device.parents = torch.tensor(by_device.parents)
-    assert verify_tree._judged(by_device, p, uniforms).tokens == judged.tokens
-    assert by_device.parents == draft().parents  # read once, known from then on
+    by_device.parents = grown = torch.tensor(by_device.parents)
+    found = verify_tree._judged(by_device, p, uniforms)
+    assert found.tokens == judged.tokens
+    assert found.parents == judged.parents == draft().parents, "read once, the host knows them from the verdict"
+    assert by_device.parents is grown, "judging a draft does not change it"
 
 
 def test_a_recording_repeats_what_it_recorded() -> None:

@@ -48,7 +48,7 @@ def test_an_import_against_the_stream_is_named(repository: Path, tmp_path: Path,
 @pytest.mark.parametrize("heavy", [["torch", "transformers", "pandas", "mlflow", "matplotlib"]])
 def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> None:
     code = (
-        "import sys; from pathlib import Path; import specrig.cli, specrig.planning.listing\n"
+        "import sys; from pathlib import Path; import specrig.cli, specrig.planning.plan_view, specrig.planning.methods_view\n"
         "from specrig.provenance.digests import STAGES, job_digest, stage_digest; from specrig.study.load import load_study\n"
         "study = load_study(Path('configs/quick.yaml'))\n"
         "[job_digest(cell.engine, cell.method) for cell in study.grid.cells]\n"

@@ -16,7 +16,7 @@ from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.types import MethodOptions
 from specrig.engines import registry as engines
 from specrig.engines.native import Native
-from specrig.planning.listing import SCHEMAS, schema_text
+from specrig.planning.schemas import SCHEMAS, schema_text
 from specrig.settings import Settings
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError

@@ -18,6 +18,7 @@ from specrig.cell import Cell
 from specrig.measurement.records import RecordError, read_records
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.latex import latex
 from specrig.reporting.study_data import read_study
 from specrig.reporting.style import method_name
 from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
@@ -128,7 +129,7 @@ def test_latex_is_balanced_and_escaped() -> None:
     shown = Grid(
         ["a_b", "50 %"], [[Entry("x & y_1", bold=True), Entry("1.0", "[0.9, 1.1]")]], caption="100 % of #1", label="tab:a_b"
     )
-    text = grid.latex(shown)
+    text = latex(shown)
     body = [line for line in text.splitlines() if not line.startswith("%")]
     assert r"\textbf{x \& y\_1}" in text and r"50\,\%" in text and r"100\,\% of \#1" in text
     assert not [line for line in body if re.search(r"(?<!\\)[%#]", line.removesuffix("%"))]
@@ -142,11 +143,11 @@ def test_latex_is_balanced_and_escaped() -> None:
 
 def test_latex_says_once_what_rows_share_and_breaks_over_pages() -> None:
     rows = [[Entry(pair), Entry(f"m{number}"), Entry("-1.5")] for number in range(3) for pair in ("large", "small")]
-    text = grid.latex(Grid(["pair", "method", "gain"], rows, labels=2, groups=1))
+    text = latex(Grid(["pair", "method", "gain"], rows, labels=2, groups=1))
     assert text.count("large") == text.count("small") == 1
     assert text.index("large") < text.index("m2") < text.index("small")
     assert "$-$1.5" in text and "longtable" not in text
-    long = grid.latex(Grid(["method", "gain"], [[Entry("m"), Entry("1.5")]] * 60))
+    long = latex(Grid(["method", "gain"], [[Entry("m"), Entry("1.5")]] * 60))
     assert r"\begin{longtable}{lr}" in long and r"\endhead" in long and r"\begin{table}" not in long
 
 

@@ -18,7 +18,7 @@ from specrig.provenance.digests import (
     stage_digest,
 )
 from specrig.engines import registry as engines
-from specrig.planning.listing import needs
+from specrig.planning.estimate import needs
 from specrig.study.load import load_study
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located

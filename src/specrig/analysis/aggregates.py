@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specrig.analysis.commands import preferred
+from specrig.analysis.task_names import preferred
 from specrig.study.claims import TIMED, Claim
 
 SETTING = ("engine", "pair", "method", "k", "variant", "temperature", "batch_size")

@@ -17,8 +17,9 @@ import pandas as pd
 from specrig.analysis import theory
 from specrig.analysis.aggregates import means, parts
 from specrig.analysis.cells import row_dicts
-from specrig.analysis.commands import DTYPES, Catalogue, command, matches_task
+from specrig.analysis.commands import DTYPES, Catalogue, command
 from specrig.analysis.roofline import model_facts
+from specrig.analysis.task_names import matches_task
 from specrig.analysis.theory import Theory
 from specrig.models import facts
 from specrig.models.facts.devices import find_device

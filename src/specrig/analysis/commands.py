@@ -1,119 +1,128 @@
-"""What would measure a claim that nobody measured yet: one command, and what stands in its way."""
+"""The command that would measure a claim that nobody measured here yet, and what stands in its way."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from specrig.analysis.roofline import model_facts
-from specrig.study.claims import Claim
+from specrig.analysis.task_names import of_benchmark, plain, preferred
+from specrig.study.claims import TIMED, Claim
 
-DATA_SETS = {
-    "cnndm": ("cnndm", "cnndailymail", "specbenchsummarization"),
-    "wmt14deen": ("wmt14deen", "specbenchtranslation"),
-    "wmtende": ("wmtende", "wmt14ende", "wmt16ende"),
-    "nq": ("naturalquestions", "specbenchqa"),
-    "gsm8k": ("gsm8k", "specbenchmath"),
-}
-"""How the names of rows of tasks.tsv may end that hold a source's data set, where not in its own name."""
+STUDY, GPU_STUDY, PAIRS = "configs/quick.yaml", "configs/gpu.yaml", "configs/pairs.tsv"
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
-"""What sources call the dtypes of pairs.tsv."""
+"""A source's name of a precision -> the dtype in pairs.tsv."""
+
+
+class KnownPair(NamedTuple):
+    """A row of pairs.tsv: the target, the draft ("" where the row has none), and the names of the heads that the row lists."""
+
+    target: str
+    draft: str = ""
+    heads: Collection[str] = ()
+
+    def lacks(self, needs: Collection[str]) -> list[str]:
+        """Those of a method's needed models (`draft`, or a head's name) that the row does not give."""
+        return [need for need in needs if not (self.draft if need == "draft" else need in self.heads)]
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What could be measured here: pairs (name -> target, draft, heads), names of tasks, methods (name -> models needed)."""
+    """What could be measured here: pairs by name, names of tasks, and methods (name -> the models that it needs)."""
 
-    pairs: Mapping[str, tuple[str, str, Collection[str]]] = field(default_factory=dict)
+    pairs: Mapping[str, KnownPair] = field(default_factory=dict)
     tasks: Collection[str] = ()
     methods: Mapping[str, Collection[str]] = field(default_factory=dict)
     pair_columns: Sequence[str] = ("pair", "target", "draft", "target_revision", "draft_revision", "dtype")
     """Header of pairs.tsv."""
 
 
-def matches_task(claim: Claim, name: str) -> bool:
-    """Whether a row of tasks.tsv is the claim's task: its name ends in the data set where the source names one, else it holds the kind."""
-    slug, written = plain(claim.data_set), plain(name)
-    if slug:
-        return written.endswith(DATA_SETS.get(slug, (slug,)))
-    return bool(claim.task_name) and plain(claim.task_name) in written
-
-
 def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tuple[str, str | None]:
-    """(the shell command that would measure the claim, what stands in its way); an empty command where there is none.
+    """(the shell command that would measure the claim, what stands in its way or None).
 
-    parts: the tasks that an aggregate is taken over.
-
-    Run at the root of the repository. A pair that pairs.tsv lacks is added first.
+    The command runs at the root of the repository as it is printed: it adds the pair's row where pairs.tsv lacks one. It is empty where
+    something has to be made first: a method, a task's row, a head. An obstacle beside a command says in what its study would differ
+    from the source's. parts: the tasks that the claim is a mean over.
     """
-    method = claim.base_method
-    if method not in catalogue.methods:
-        if claim.general:
-            return "", "a statement about any method"
-        return "", f"no method {method!r} here (`specrig methods` lists those there are): add a drafter of that name"
+    needs = catalogue.methods.get(claim.base_method)
+    if needs is None and claim.general:
+        return "", "a statement about any method"
+    if needs is None:
+        return "", f"no method {claim.base_method!r} here (`specrig methods` lists those there are): add a drafter of that name"
     if claim.general:
-        return "make CONFIG=configs/methods.yaml", None
+        # Any pair will do. A speed without hardware means a GPU.
+        return f"make CONFIG={GPU_STUDY if claim.metric in TIMED else STUDY}", None
     if model_facts(claim.target) is None:
         return "", f"{claim.target} cannot be downloaded, or SpecRig does not know it"
-    draft = claim.drafts[-1] if claim.drafts and method == "draft_model" else ""
-    heads = [need for need in catalogue.methods[method] if need != "draft"]
-    same = [(name, own, has) for name, (target, own, has) in catalogue.pairs.items() if target == claim.target]
-    fitting = [(name, has) for name, own, has in same if not draft or own == draft]
-    named = [name for name, _ in sorted(fitting, key=lambda pair: len(set(heads) - set(pair[1])))]
-    chosen, missing = _tasks(claim, catalogue.tasks, parts)
-    pair = named[0] if named else re.sub(r"[^A-Za-z0-9._-]", "-", claim.target.split("/")[-1])
-    row = {"pair": pair, "target": claim.target, "draft": draft, "dtype": DTYPES.get(claim.precision.lower(), "bfloat16")}
-    line = r"\t".join(row.get(column, "") for column in catalogue.pair_columns)
-    add = "" if named else f"printf '{line}\\n' >> configs/pairs.tsv && "
-    entry = {"method": method, **({"k": list(claim.ks)} if claim.ks else {})}
-    changes = {
-        "study": claim.id,
-        "pairs": [pair],
-        "tasks": chosen,
-        "methods": [entry],
-        "temperatures": [claim.heat if claim.heat is not None else 0],
-        "batch_sizes": [int(claim.batch or 1)],
-    }
-    words = " ".join(
-        shlex.quote(f"{key}={value if isinstance(value, str) else json.dumps(value)}") for key, value in changes.items()
-    )
-    obstacles = [missing] if missing else []
+
+    name, pair = _pair(claim, catalogue.pairs, needs)
+    if lacking := pair.lacks(needs):
+        return "", "; ".join(
+            "the source names no draft model" if need == "draft" else f"the pair's row must name a trained {need} head"
+            for need in lacking
+        )
+    tasks, left_out = _tasks(claim, catalogue.tasks, parts)
+    if not tasks:
+        return "", left_out
+
+    obstacles = [left_out] if left_out else []
     if claim.nucleus:
         obstacles.append("nucleus sampling is not offered")
     if claim.precision and claim.precision.lower() not in DTYPES:
         obstacles.append(f"no dtype of pairs.tsv is {claim.precision}")
-    has = catalogue.pairs[named[0]][2] if named else ()
-    obstacles += [f"the pair's row must name a trained {need} head" for need in heads if need not in has]
-    return f"{add}snakemake --configfile configs/quick.yaml --config {words}", "; ".join(obstacles) or None
+    steps = [] if name in catalogue.pairs else [_add_row(name, pair, claim, catalogue.pair_columns)]
+    steps.append(f"snakemake --configfile {STUDY} --config {_changes(claim, name, tasks)}")
+    return " && ".join(steps), "; ".join(obstacles) or None
 
 
-def preferred(claim: Claim, task: str, names: Iterable[str]) -> list[str]:
-    """Rows of tasks.tsv that hold a task as a claim's source names it, the benchmark's own rows first."""
-    benchmark = plain(claim.source.split()[0])
-    found = [name for name in names if matches_task(claim.model_copy(update={"task": task}), name)]
-    return sorted(found, key=lambda name: not plain(name).startswith(benchmark))
+def _pair(claim: Claim, pairs: Mapping[str, KnownPair], needs: Collection[str]) -> tuple[str, KnownPair]:
+    """The row of pairs.tsv that gives most of what the method needs, among those of the claim's models; a new row where there is none."""
+    draft = claim.drafts[-1] if claim.drafts and "draft" in needs else ""
+    fitting = [(name, pair) for name, pair in pairs.items() if pair.target == claim.target and (not draft or pair.draft == draft)]
+    if fitting:
+        return min(fitting, key=lambda row: len(row[1].lacks(needs)))
+    models = [model.split("/")[-1] for model in (claim.target, draft) if model]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", "-".join(models)), KnownPair(claim.target, draft)
 
 
 def _tasks(claim: Claim, names: Collection[str], parts: Sequence[str]) -> tuple[list[str], str]:
-    """Tasks that measure a claim, and what is missing: all where it names none, `parts` where it is a mean over them."""
+    """(rows of tasks.tsv to measure, what of the claim they leave out): all rows where it names no task, a row for each of `parts`."""
     if not claim.task:
         return list(names), ""
     if claim.aggregate and not parts:
-        benchmark = plain(claim.source.split()[0])
-        own = [name for name in names if plain(name).startswith(benchmark)]
+        own = [name for name in names if of_benchmark(claim, name)]
         return own or list(names), f"over which tasks its {claim.task} is taken is not known from its source's rows"
     chosen, missing = [], []
     for task in parts or [claim.task]:
-        found = preferred(claim, task, names)
-        kinds = [name for name in names if plain(re.sub(r" *\(.*\)", "", task)) in plain(name)]
-        chosen += (found or kinds or [re.sub(r"\W+", "_", task).strip("_")])[:1]
-        missing += [] if found else [repr(task)]
+        same_data = preferred(claim, task, names)
+        same_kind = [name for name in names if plain(re.sub(r" *\(.*\)", "", task)) in plain(name)]
+        chosen += (same_data or same_kind)[:1]
+        missing += [] if same_data else [repr(task)]
     return chosen, f"tasks.tsv has no row for {', '.join(missing)}" if missing else ""
 
 
-def plain(text: str) -> str:
-    """`text` as data sets are compared: letters and digits."""
-    return re.sub(r"[^a-z0-9]", "", text.lower())
+def _add_row(name: str, pair: KnownPair, claim: Claim, columns: Sequence[str]) -> str:
+    """Shell: append the pair to pairs.tsv, unless an earlier command has."""
+    dtype = DTYPES.get(claim.precision.lower(), "bfloat16")
+    row = {"pair": name, "target": pair.target, "draft": pair.draft, "dtype": dtype}
+    line = r"\t".join(row.get(column, "") for column in columns)
+    return f"{{ cut -f1 {PAIRS} | grep -qxF {name} || printf '{line}\\n' >> {PAIRS}; }}"
+
+
+def _changes(claim: Claim, pair: str, tasks: Sequence[str]) -> str:
+    """The claim's conditions as Snakemake's `--config` takes them, quoted for the shell."""
+    entry: dict[str, Any] = {"method": claim.base_method}
+    if claim.ks:
+        entry["k"] = list(claim.ks)
+    lists = {
+        "pairs": [pair],
+        "tasks": tasks,
+        "methods": [entry],
+        "temperatures": [claim.heat if claim.heat is not None else 0],
+        "batch_sizes": [int(claim.batch or 1)],
+    }
+    return " ".join([f"study={claim.id}", *(shlex.quote(f"{key}={json.dumps(value)}") for key, value in lists.items())])

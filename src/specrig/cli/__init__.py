@@ -31,9 +31,10 @@ INTERRUPTED = 130
 @app.command()
 def plan(config: ConfigFile = Path("configs/quick.yaml")) -> None:
     """Check a study and list what it will measure, and what no engine can run and why."""
-    from specrig.planning.listing import show_plan
+    from specrig.planning.plan import plan_of
+    from specrig.planning.plan_view import show_plan
 
-    show_plan(load(config), Console())
+    show_plan(plan_of(load(config)), Console())
 
 
 @app.command()
@@ -53,8 +54,9 @@ def advise(
 ) -> None:
     """Say which method and k to use for a pair, and why: from measurements, else from a model of its hardware."""
     from specrig.planning.advice import advise
+    from specrig.planning.advice_view import show_advice
 
-    advise(pair, pairs, reported, device, study, Console())
+    show_advice(advise(pair, pairs, reported, device, study), Console())
 
 
 @app.command()
@@ -72,7 +74,7 @@ def pin(
 @app.command()
 def methods() -> None:
     """List the methods with their options, and the engines."""
-    from specrig.planning.listing import show_methods
+    from specrig.planning.methods_view import show_methods
 
     show_methods(Console())
 
@@ -80,7 +82,7 @@ def methods() -> None:
 @app.command()
 def schema(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("workflow/schemas")) -> None:
     """Write the JSON schemas of studies and tables, for editors."""
-    from specrig.planning.listing import write_schemas
+    from specrig.planning.schemas import write_schemas
 
     for path in write_schemas(folder):
         typer.echo(path)

@@ -1,4 +1,6 @@
-"""Static key/value cache: allocated once, appended in place, rolled back by moving a length, one tree path kept by copying."""
+"""Static key/value cache. It is allocated once and written in place; a rollback only lowers a length; a path through a tree is kept by
+copying its entries together.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from specrig.decoding.device import on_device
 class KeyValueCache:
     """Keys and values of L layers, each `[B, H, S, d]` (H key/value heads, S slots, d head width).
 
-    `lengths[b]` slots of row b hold its context. A forward pass writes n more per row (`write`), which count only once
-    `keep` says which of them belong to the accepted path.
+    The first `lengths[b]` slots of row b hold its context. A forward pass writes n entries a row behind them (`write`); these become
+    context only when `keep` names them.
     """
 
     def __init__(
@@ -41,25 +43,29 @@ class KeyValueCache:
 
     @property
     def level(self) -> bool:
-        """Whether all rows are equally long, so that a slice serves them all."""
+        """Whether all rows are equally long, so that one slice of slots serves all of them."""
         return self.batch_size == 1 or len(set(self.lengths)) == 1
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor | slice, end: int) -> tuple[Tensor, Tensor]:
-        """Put `[B, H, n, d]` at `slots` (`[B, n]`, or a slice for all rows); return views `[B, H, end, d]` of the first slots."""
+        """Write keys and values `[B, H, n, d]` of one layer; return views `[B, H, end, d]` of its first `end` slots.
+
+        slots: where they go, `[B, n]`, or a slice where all rows are alike.
+        """
         if isinstance(slots, slice):
             self.keys[layer, :, :, slots] = keys
             self.values[layer, :, :, slots] = values
         else:
-            places = slots[:, None, :, None].expand_as(keys)
+            places = slots[:, None, :, None].expand_as(keys)  # [B, n] -> [B, H, n, d]
             self.keys[layer].scatter_(2, places, keys)
             self.values[layer].scatter_(2, places, values)
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
-        """Of the n entries just written keep, per row, these (indices in increasing order); forget the others."""
+        """Of the n entries just written keep, per row, those at the indices `nodes[row]` (rising); forget the others."""
         for row, kept in enumerate(nodes):
             start = self.lengths[row]
             if kept and kept[-1] != len(kept) - 1:  # not simply the first entries: a path through a tree
+                # Gather the path's entries, wherever they lie among those written, right behind the context.
                 source = on_device([start + node for node in kept], self.keys.device)
                 self.keys[:, row, :, start : start + len(kept)] = self.keys[:, row, :, source]
                 self.values[:, row, :, start : start + len(kept)] = self.values[:, row, :, source]

@@ -1,7 +1,8 @@
-"""What differs between a processor and a GPU that works through a queue: bringing small things there, and telling the time.
+"""What differs between a processor and a GPU: how host values get there, and how time is measured. A GPU works through a queue.
 
-The loop runs ahead of the device and waits for it once a round, when it reads what was accepted. So nothing here waits: host values
-travel from pinned memory, and passes are timed by events on the device's own queue, read when the generation is over.
+The host runs ahead of the device and waits for it once a round, when it reads what was accepted. So the functions that run within a
+round do not wait: host values travel from pinned memory, and passes are timed by events in the device's own queue, which are read
+when the generation is over.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = 
 
 @lru_cache(256)
 def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Indices that come every round, brought there once."""
+    """Indices that are the same every round, as a tensor on the device; it is made once."""
     with torch.inference_mode(False):  # else a tensor made in a generation could not be used outside of one
         return torch.tensor(values, device=device)
 
 
 def padded(rows: Sequence[Sequence[int]], width: int, device: torch.device) -> Tensor:
-    """Rows of token ids, left-aligned in `[B, width]`; zeros behind them."""
+    """Rows of token ids as a tensor `[B, width]`: left-aligned, zeros behind shorter rows."""
     return on_device([[*row, *[0] * (width - len(row))] for row in rows], device).view(len(rows), width)
 
 
 def at_each(states: Tensor, positions: Sequence[int]) -> Tensor:
-    """`states` `[B, n, D]` at one position a row: `[B, D]`."""
+    """Of `states` `[B, n, D]` the one at `positions[b]` of each row b: `[B, D]`."""
     if len(positions) == 1:
         return states[:, positions[0]]
     return states[torch.arange(len(positions), device=states.device), on_device(positions, states.device)]
 
 
 def now(device: torch.device) -> float:
-    """Seconds on a clock that has waited for the device and stands still while passes are recorded."""
+    """Seconds on a clock that waits for the device before it is read and that leaves out the recording of passes."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter() - Replay.spent
 
 
 class Stopwatch:
-    """Seconds of bare forward passes, by their width."""
+    """The time of bare forward passes, by their width (tokens a row)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -60,18 +61,18 @@ class Stopwatch:
         self._events: list[Any] = []  # of timings that were read, to be used again
 
     def start(self) -> Any:
-        """A mark for `stop`."""
+        """Start timing a pass; returns the mark that `stop` needs."""
         return self._event() if self.device.type == "cuda" else perf_counter()
 
     def stop(self, width: int, mark: Any) -> None:
-        """A pass of `width` tokens a row ends that began at `mark`."""
+        """The pass that began at `mark` ends here. width: its tokens a row."""
         if self.device.type == "cuda":
             self._open.append((width, mark, self._event()))
         else:
             self._add(width, perf_counter() - mark)
 
     def clear(self) -> None:
-        """Forget what was timed."""
+        """Forget all passes timed so far."""
         self._events += [event for _, *pair in self._open for event in pair]
         self._open.clear()
         self._spent.clear()

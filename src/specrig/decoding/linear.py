@@ -1,9 +1,9 @@
-"""A linear layer that knows which kernel is fast for a handful of rows.
+"""A linear layer that uses the kernel that is fastest for a few rows.
 
 Decoding multiplies one to a few dozen rows by large weights. On CPU the stock `F.linear` (MKL) is at its worst there: for the
 12M-parameter target of the default study (fp32, 2 cores) all projections of one pass take 4.3 ms for 1 row and 5.2–7.0 ms for
-2–5 rows, against 1.5–1.7 ms with weights reordered once for oneDNN. Verification then costs what a plain step costs, as it does
-on a GPU. `docs/log.md` has the measurements.
+2–5 rows, against 1.5–1.7 ms with weights reordered once for oneDNN. Verifying a few tokens then takes no longer than a plain step, as on a
+GPU. `docs/log.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 ROWS_HINT = 8
-"""Row count the reordering is tuned for. Measured: hints of 2 to 32 yield the same layout, good from 1 to 200 rows."""
+"""The row count that weights are reordered for. Measured: hints from 2 to 32 give the same layout, which is good for 1 to 200 rows."""
 SMALL = 1 << 17
-"""Weights with fewer elements stay as they are: the call overhead of the reordered kernel would eat its gain."""
+"""Weights with fewer elements are not reordered: calling the reordered kernel would cost more than it saves."""
 
 
 def reorderable(weight: Tensor) -> bool:
@@ -54,6 +54,6 @@ class Linear:
         return self.onto_itself(residual, x) if self.in_place else residual + self(x)
 
     def onto_itself(self, residual: Tensor, x: Tensor) -> Tensor:
-        """The form for a GPU, of a layer without bias whose weight is as it was given."""
+        """`onto` for a GPU: adds to `residual` in place. Only for a layer without bias whose weight is not reordered."""
         residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), self.weight.t())
         return residual

@@ -1,5 +1,5 @@
-"""Llama-shaped models computed directly from their weights: a small model's step is mostly Python and kernel launches, and this
-path has a third of them.
+"""Llama-shaped models, computed directly from their weights. A small model's step is mostly Python and kernel launches; this path has
+a third of those that transformers' own forward has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One decoder layer: projections that read the same input are fused into one."""
+    """The weights of one decoder layer; projections that read the same input are fused into one matrix."""
 
     norm_1: Tensor | None
     qkv: Linear
@@ -59,7 +59,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A step as the layers see it: rotary tables of its positions, and the mask as attention takes it."""
+    """What all layers share of a step: the rotary tables of its positions, and its mask in the form that attention takes.
+
+    cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. mask: bool, True where a query sees a key; in a recorded pass an additive bias
+    `[B, 1, H/K · n, end]` instead (see `attend_grouped`).
+    """
 
     step: Step
     cos: Tensor
@@ -104,11 +108,12 @@ class LlamaModel(CachedModel):
         self.sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1).to(self.dtype)
 
     def view(self, step: Step) -> View:
-        """What all layers share of a step."""
+        """The `View` of a step."""
         # [n, 1, d] for level rows, [B, n, 1, d] for ragged ones or trees.
         cos, sin = self.cos[step.positions].unsqueeze(-2), self.sin[step.positions].unsqueeze(-2)
         if not step.fixed or step.mask is None:
             return View(step, cos, sin, step.mask)
+        # Recorded passes: 0 where a token sees a slot, else -inf, repeated for the H/K query heads that share a key head.
         bias = torch.zeros(step.mask.shape, dtype=self.dtype, device=self.device).masked_fill_(~step.mask, -torch.inf)
         bias = bias.repeat(1, 1, self.q_heads // self.kv_heads, 1)
         # Only for passes that are recorded: to compile for a prompt's every length would cost more than it gains.
@@ -116,21 +121,22 @@ class LlamaModel(CachedModel):
         return View(step, cos, sin, bias, fused(rotate, kind), fused(swiglu, kind))
 
     def attend_grouped(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of `[B, H, n, d]` queries over keys and values `[B, K, end, d]`, for kernels that take a mask but know no groups.
+        """Attention of H query heads `[B, H, n, d]` over K key heads `[B, K, end, d]`, for kernels that take a mask but no grouped heads.
 
-        The queries that share a key head become so many rows more; the mask `[B, 1, H/K · n, end]` is added.
+        The H/K query heads that share a key head are laid out as H/K · n queries of that head. mask: additive, `[B, 1, H/K · n, end]`.
         """
         B, H, n, d = q.shape
         K = self.kv_heads
         return F.scaled_dot_product_attention(q.reshape(B, K, H // K * n, d), keys, values, attn_mask=mask).view(B, H, n, d)
 
     def block(self, index: int, block: Block, x: Tensor, view: View, reads: Tensor | None = None) -> Tensor:
-        """Layer `index` on the residual stream `[B, n, D]`, which it may use up; writes its keys and values to the cache.
+        """Run layer `index` on the residual stream x `[B, n, D]`; its keys and values go into the cache. x may be overwritten.
 
-        reads: what its attention projects, where that is not the normed stream (EAGLE).
+        reads: the input of the attention's projections, where that is not the normed stream (EAGLE's heads).
         """
         B, n, D = x.shape
         H, K, d = self.q_heads, self.kv_heads, self.head_width
+        # Queries and keys [B, n, H + K, d], normed each by itself where the model does that (Qwen3), then rotated together.
         qkv = block.qkv(F.rms_norm(x, (D,), block.norm_1, self.eps) if reads is None else reads)
         qk = qkv[..., : (H + K) * d].view(B, n, H + K, d)
         if block.q_norm is not None and block.k_norm is not None:
@@ -138,12 +144,14 @@ class LlamaModel(CachedModel):
             k = F.rms_norm(qk[:, :, H:], (d,), block.k_norm, self.eps)
             qk = torch.cat((q, k), 2)
         qk = view.rotate(qk, view.cos, view.sin).transpose(1, 2)
+        # The cache takes keys and values [B, K, n, d] and gives those of all slots up to `end`.
         v = qkv[..., (H + K) * d :].view(B, n, K, d).transpose(1, 2)
         keys, values = self.cache.write(index, qk[:, H:], v, view.step.slots, view.step.end)
         if view.step.fixed:
             attended = self.attend_grouped(qk[:, :H], keys, values, view.mask)
         else:
             attended = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=view.mask, enable_gqa=H != K)
+        # Heads back side by side, [B, n, H · d], onto the residual stream; then the MLP likewise.
         x = block.out.onto(x, attended.transpose(1, 2).reshape(B, n, H * d))
         gate_up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps))
         return block.down.onto(x, view.swiglu(gate_up))

@@ -1,4 +1,4 @@
-"""The ONE decode loop. It owns the target's cache, the stop rules, the accounting and the clock; methods differ by their drafter alone."""
+"""The one decode loop. It owns the target's cache, the stop rules, the accounting and the clock. Methods differ only in their drafter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specrig.decoding.device import on_device, padded
 from specrig.decoding.model import CachedModel
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.simulated import SimulatedAcceptance
-from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Parents, Round
+from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Parents, Round, Verdict
 from specrig.decoding.verify import verify
 
 SPARE_SLOTS = 256
@@ -49,6 +49,7 @@ def generate(
     context = Context([list(prompt) for prompt in prompts], [False] * B, sampler, [0] * B)
     target.start(B, longest + max_new_tokens + SPARE_SLOTS)
 
+    # Prefill: one pass over the prompts, then each row's first token. `hidden` is [B, P, D], P the longest prompt.
     target.feature_layers, target.features = drafter.feature_layers, None
     started = target.now()
     logits, hidden = target.forward(padded(prompts, longest, target.device), last=[len(prompt) - 1 for prompt in prompts])
@@ -74,11 +75,16 @@ def generate(
         context.depths = depths.copy()
         draft = drafter.propose(context, depth) if depth > 0 else none(context)
         _limit(draft, depths)
+
+        # The last token and the draft, n + 1 tokens: logits [B, n + 1, V], hidden [B, n + 1, D].
         logits, hidden = target.forward(_with_root(context, draft), parents=_with_root_parents(draft))
         verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block, simulated=simulated)
         verdict.logits, verdict.hidden, verdict.features = logits, hidden, target.features
+        # The cache keeps the last token, place 0, and the accepted nodes, node i at place i + 1. The target's own token is not run yet.
         target.keep([[0, *(node + 1 for node in path)] if on else [] for path, on in zip(verdict.paths, active, strict=True)])
-        offered = _offered(draft)
+
+        # Accounting, row by row: what the stop rules leave of the accepted path and the target's token is emitted.
+        offered = _offered(draft, verdict)
         for row in range(B):
             if context.done[row]:
                 verdict.tokens[row] = []
@@ -136,27 +142,25 @@ def _with_root(context: Context, draft: Draft) -> torch.Tensor:
 
 
 def _with_root_parents(draft: Draft) -> Parents | None:
-    """Draft nodes count from the root: node i is token i + 1, the root token 0 hangs on the context."""
+    """Parents of the pass's tokens, None for a chain. Token 0 is the root, which hangs on the context (-1); node i is token i + 1."""
     if isinstance(draft.parents, torch.Tensor):
         return torch.nn.functional.pad(draft.parents + 1, (1, 0), value=-1)
     return None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]
 
 
 def _limit(draft: Draft, depths: list[int]) -> None:
-    """Offer no row of a chain more than it can use. (A tree's surplus depth is cut by the stop rule.)"""
+    """Lower a chain's lengths to what each row can still use. A tree is left alone: the stop rule cuts what is too deep."""
     n = draft.tokens.shape[1]
     if draft.parents is None and min(depths) < n:
         draft.lengths = [min(length, depth) for length, depth in zip(draft.offered, depths, strict=True)]
 
 
-def _offered(draft: Draft) -> list[tuple[int, int]]:
+def _offered(draft: Draft, verdict: Verdict) -> list[tuple[int, int]]:
     """Per row (draft tokens that could be accepted, length of the longest path among them)."""
-    if draft.parents is None:
+    if verdict.parents is None:
         return [(count, count) for count in draft.offered]
-    if isinstance(draft.parents, torch.Tensor):
-        draft.parents = draft.parents.tolist()
     result = []
-    for parents, count in zip(draft.parents, draft.offered, strict=True):
+    for parents, count in zip(verdict.parents, draft.offered, strict=True):
         depth: list[int] = []
         for parent in parents[:count]:
             depth.append(1 if parent < 0 else depth[parent] + 1)
@@ -165,7 +169,7 @@ def _offered(draft: Draft) -> list[tuple[int, int]]:
 
 
 def _stop(tokens: list[int], room: int, eos: Collection[int]) -> list[int]:
-    """Cut at the length limit and behind the first end-of-sequence token, which is kept."""
+    """Of `tokens` at most `room`, and none behind the first end-of-sequence token, which itself is kept."""
     tokens = tokens[:room]
     for index, token in enumerate(tokens):
         if token in eos:

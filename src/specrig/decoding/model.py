@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
@@ -20,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from specrig.decoding.cache import KeyValueCache
 from specrig.decoding.device import Stopwatch, at_each, now, on_device, padded
 from specrig.decoding.replay import Replay, Run
+from specrig.decoding.tree_mask import ancestors, ancestors_on_device, widened
 from specrig.decoding.types import DecodingError, Parents
 
 FEW = 16
@@ -34,9 +34,9 @@ WINDOW = 256
 class Step:
     """Where the n tokens of a forward pass sit, and what each may look at.
 
-    positions `[B, n]` in the text; slots `[B, n]` of the cache that they are written to; both slices where all rows are alike.
-    end: so many slots are read. mask: True where a token sees a slot, `[n, end]` or `[B, 1, n, end]`; None: all see all.
-    fixed: shapes do not depend on the rows' lengths, so the step can be replayed.
+    positions: of the tokens in the text, `[B, n]`. slots: the cache slots that they are written to, `[B, n]`. Both are slices where all
+    rows are alike. end: the pass reads the cache's first `end` slots. mask: True where a token sees a slot, `[n, end]` or
+    `[B, 1, n, end]`; None where every token sees every slot. fixed: no shape depends on the rows' lengths, so the pass can be replayed.
     """
 
     positions: Tensor | slice
@@ -50,11 +50,11 @@ class CachedModel(ABC):
     """A decoder-only model with its cache and a stopwatch over its bare forward passes.
 
     `forward` writes the tokens' keys and values behind each row's context; `keep` makes them part of it. On a GPU narrow passes are
-    recorded and replayed (`replay`); what they return then holds until the next pass of the same width.
+    recorded and replayed (`decoding.replay`): the tensors that such a pass returns are overwritten by the next pass of the same width.
     """
 
     replays: ClassVar[bool] = True
-    """Whether its passes can be recorded: they compute on the device alone."""
+    """Whether its passes can be recorded. They can where nothing in them runs on the host or depends on it."""
 
     def __init__(self, config: Any, *, device: torch.device, dtype: torch.dtype) -> None:
         text = config.get_text_config(decoder=True)
@@ -122,8 +122,9 @@ class CachedModel(ABC):
         """Run `tokens` `[B, n]` behind each row's context: (logits `[B, n, V]`, hidden `[B, n, D]` after the final norm).
 
         parents: None for a chain; else per row and token the index of its predecessor among these tokens, -1 for the context.
-        last: only these positions' logits, one a row: `[B, 1, V]`.
-        features: `[B, n, D]`, what a head reads beside the tokens.
+        last: one position a row; logits are then computed for these alone, `[B, 1, V]`.
+        features: `[B, n, D]`, read beside the tokens by a head such as EAGLE's; None for a whole model.
+        Raises DecodingError where the tokens do not fit the cache.
         """
         n = tokens.shape[1]
         if self.replay is not None and n <= (WIDEST if last is None else FEW):
@@ -145,7 +146,7 @@ class CachedModel(ABC):
         return logits, hidden
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
-        """Keep, per row, these of the tokens just run."""
+        """Make some of the tokens just run part of the context: per row their indices, rising."""
         self.cache.keep(nodes)
 
     def start_like(self, other: CachedModel) -> None:
@@ -153,15 +154,15 @@ class CachedModel(ABC):
         self.start(other.cache.batch_size, other.cache.slots)
 
     def prefill_like(self, other: CachedModel, rows: Sequence[Sequence[int]], done: Sequence[bool]) -> None:
-        """Start a batch of another model's shape with `rows`, each row's last token held back; its passes are no decoding steps."""
+        """Start a batch of the same shape as `other`'s and run `rows`, each but for its last token. The stopwatch does not count this."""
         self.start_like(other)
         self.catch_up(rows, done, hold_last=True)
         self.watch.clear()
 
     def catch_up(self, rows: Sequence[Sequence[int]], done: Sequence[bool], *, hold_last: bool = False) -> Tensor:
-        """Run and keep what the cache does not hold yet of every unfinished row: next-token logits `[B, V]`.
+        """Run and keep the tokens of every unfinished row that the cache does not hold yet; returns next-token logits `[B, V]`.
 
-        hold_last: leave each row's last token for the next call.
+        hold_last: leave each row's last token out; the next call runs it.
         """
         end = -1 if hold_last else None
         new = [[] if over else list(row[length:end]) for row, over, length in zip(rows, done, self.lengths, strict=True)]
@@ -185,16 +186,19 @@ class CachedModel(ABC):
         return self.cache.lengths
 
     def _own(self, n: int, parents: Parents | None) -> Tensor | None:
-        """`[B, n, m]`, True where a token of the pass sees itself or an ancestor among the m last ones, which it ends; None for a chain."""
+        """What each of the n tokens sees beyond the context: `[B, n, m]`, True for itself and its ancestors; None for a chain.
+
+        The m columns are the last m tokens in the cache once the pass is written, of which the pass's own n are the last.
+        """
         if parents is None:
             return None
         if isinstance(parents, Tensor):
-            return _lineage(parents)
+            return ancestors_on_device(parents)
         first = tuple(parents[0])
         shared = all(row is parents[0] or tuple(row) == first for row in parents[1:])
         known = self._ancestry.get(first) if shared else None
         if known is None:
-            known = _ancestors([first] if shared else parents).to(self.device)
+            known = ancestors([first] if shared else parents).to(self.device)
             if shared:  # a static tree is met every round
                 if len(self._ancestry) >= 256:  # trees that change every round push the oldest out
                     del self._ancestry[next(iter(self._ancestry))]
@@ -218,34 +222,42 @@ class CachedModel(ABC):
         return step
 
     def _place(self, n: int, base: Tensor, own: Tensor | None, end: int) -> Step:
-        """The n tokens behind contexts of lengths `base` `[B]`."""
+        """The step of n tokens behind contexts of lengths `base` `[B]`. own: see `_own`; end: the slots that are read."""
         if own is None:
             own = self._causal[:n, :n].expand(len(base), n, n)
         m = own.shape[-1]
         base = base.unsqueeze(1)
-        behind = torch.arange(end, device=self.device) - base  # of each slot, behind the context
+        # How far each slot lies behind the row's context, [B, end]: below 0 it is context, from 0 to m - 1 a column of `own`,
+        # and from m on nobody's.
+        behind = torch.arange(end, device=self.device) - base
+        # What each token sees, [B, n, end]: all of the context, and of the columns of `own` what that says.
         among = behind.clamp(0, m - 1).unsqueeze(1).expand(-1, n, -1)
         mask = own.gather(-1, among) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
         slots = base + torch.arange(m - n, m, device=self.device)
+        # A token's position is the context's length plus its depth in the tree, that is the number of its ancestors.
         return Step(base + own.sum(-1) - 1, slots, end, mask.unsqueeze(1))
 
     def _recorded(self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None) -> tuple[Run, list[Tensor]]:
-        """A recording of this pass and its inputs; widths are rounded up, so that there are few shapes."""
+        """A recording of this pass, and the inputs to run it on. Widths above 8 are rounded up to multiples of 8: few shapes to record."""
         n = tokens.shape[1]
         extra = -n % 8 if n > 8 else 0
         bases = self._bases()
         reach = max(bases) + (n if own is None else own.shape[-1]) + extra
         self._room(reach)
+        # Tokens added by the rounding see only the context and themselves; nobody sees them, and `forward` cuts them off.
         inputs = [F.pad(tokens, (0, extra)), on_device(bases, self.device)]
         if own is not None:
-            inputs.append(_widened(own, extra))
+            inputs.append(widened(own, extra))
         if features is not None:
             inputs.append(F.pad(features, (0, 0, 0, extra)))
         end, shaped, fed = min(_window(reach), self.cache.slots), own is not None, features is not None
         return replay.recorded((end, shaped, fed, self.feature_layers), partial(self._fixed, end, shaped, fed), inputs), inputs
 
     def _fixed(self, end: int, shaped: bool, fed: bool, tokens: Tensor, base: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """A pass whose kernels are the same whatever the inputs hold."""
+        """A pass that launches the same kernels whatever its inputs hold, so that it can be recorded.
+
+        end: the slots that are read. shaped: the first of `rest` is `_own`'s matrix. fed: the last of `rest` are features `[B, n, D]`.
+        """
         step = self._place(tokens.shape[1], base, rest[0] if shaped else None, end)
         step.fixed = True
         hidden = self._hidden(tokens, step, rest[-1] if fed else None)
@@ -254,36 +266,5 @@ class CachedModel(ABC):
 
 
 def _window(slots: int) -> int:
+    """The power of two, at least WINDOW, that holds so many slots."""
     return max(WINDOW, 1 << (slots - 1).bit_length())
-
-
-def _widened(own: Tensor, extra: int) -> Tensor:
-    """With so many more tokens, of which each sees the context and itself."""
-    if not extra:
-        return own
-    n = own.shape[1]
-    wide = F.pad(own, (0, extra, 0, extra))
-    wide[:, n:, -extra:] = torch.eye(extra, dtype=torch.bool, device=own.device)
-    return wide
-
-
-def _ancestors(parents: Sequence[Sequence[int]]) -> Tensor:
-    """Ancestor-or-self matrices `[B, n, n]` of trees `[B, n]` in topological order."""
-    rows = np.array(parents).reshape(len(parents), -1)
-    B, n = rows.shape
-    # Row n stands for the context, which has no ancestors. Topological order makes one sweep enough.
-    ancestors, batch = np.zeros((B, n + 1, n), bool), np.arange(B)
-    for node in range(n):
-        ancestors[:, node] = ancestors[batch, rows[:, node]]
-        ancestors[:, node, node] = True
-    return torch.from_numpy(ancestors[:, :n])
-
-
-def _lineage(parents: Tensor) -> Tensor:
-    """The same of trees that only the device knows: each squaring doubles the generations that are linked."""
-    n = parents.shape[1]
-    nodes = torch.arange(n, device=parents.device)
-    links = ((parents.unsqueeze(-1) == nodes) | (nodes.unsqueeze(-1) == nodes)).float()
-    for _ in range((n - 1).bit_length()):
-        links = (links @ links).clamp_(max=1.0)
-    return links > 0

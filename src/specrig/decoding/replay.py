@@ -1,9 +1,9 @@
-"""Forward passes recorded once as CUDA graphs and replayed: a step of a large model is some five hundred kernels, and launching them one
-by one takes the host longer than the device needs to run them.
+"""Forward passes that are recorded once as CUDA graphs and then replayed. A step of a large model is some five hundred kernels, and
+launching them one by one takes the host longer than the device needs to run them.
 
-A graph repeats the very same kernels on the very same addresses. So what changes from step to step (tokens, lengths, which token sees
-which) goes in as tensors of fixed shape, and results come out where they came out the last time: they hold until the next replay of the
-same shapes.
+A graph repeats the same kernels on the same addresses. So whatever changes from step to step (tokens, lengths, which token sees which)
+goes in through tensors of fixed shape, which are overwritten before each replay. The results, too, are always the same tensors: the next
+replay of the same shapes overwrites them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 Function = Callable[..., tuple[Tensor, ...]]
 Run = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 WARM_UPS = 2
-"""Runs before the recording: libraries make their choices and allocate their workspaces in the first ones."""
+"""Runs before the recording: in their first runs libraries choose kernels and allocate workspaces, which must not be recorded."""
 
 
 def as_it_is(function: Function) -> Run:
-    """`function` where nothing is recorded."""
+    """A `Run` that calls `function` directly, for where nothing is recorded."""
     return lambda inputs: function(*inputs)
 
 
 class Recording:
-    """A function's run on its own inputs."""
+    """One recorded run: the tensors that it reads and writes, and what repeats it."""
 
     __slots__ = ("inputs", "outputs", "run")
 
@@ -36,7 +36,7 @@ class Recording:
         self.inputs, self.outputs, self.run = inputs, outputs, run
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Repeat it on these inputs."""
+        """Copy `inputs` to where the recording reads them, and repeat it. Returns tensors that the next call overwrites."""
         for place, tensor in zip(self.inputs, inputs, strict=True):
             place.copy_(tensor)
         self.run()
@@ -44,23 +44,23 @@ class Recording:
 
 
 class Replay:
-    """Recordings of one model's passes, by what was run and the shapes of its inputs."""
+    """The recordings of one model's passes. A recording is found by its key and the shapes of its inputs."""
 
     spent: ClassVar[float] = 0.0
-    """Seconds that recording took, of all models: part of starting up whenever it happens, so clocks leave it out (`device.now`)."""
+    """Seconds spent on recording, by all models. Recording belongs to starting up, whenever it happens, so `device.now` leaves it out."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.failure: str | None = None
-        """Why recording does not work here: passes then run as they are."""
+        """Why recording does not work here; None while it does. After a failure passes run without recordings."""
         self._recordings: dict[Hashable, Recording] = {}
         self._pool: Any = None
 
     def recorded(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> Run:
-        """A way to call `function` on inputs of these shapes: its recording, made now if it is new.
+        """What to call instead of `function` on inputs of these shapes: its recording, which is made now if there is none yet.
 
-        It must not wait for the device nor depend on anything but `key`, the inputs and what stays where it is. It runs more than once
-        where it is recorded, so running it twice on the same inputs must do what once does.
+        The function must not wait for the device. It may depend only on `key`, on the inputs, and on tensors whose addresses do not
+        change. Recording runs it several times on the same inputs, so a second run must leave everything as the first did.
         """
         if self.failure is not None:
             return as_it_is(function)
@@ -79,7 +79,7 @@ class Replay:
         return self._recordings[key]
 
     def clear(self) -> None:
-        """Forget every recording: something that they read or write has moved."""
+        """Forget every recording; to be called when a tensor that they read or write has moved."""
         self._recordings.clear()
 
     def record(self, function: Function, inputs: list[Tensor]) -> Recording:

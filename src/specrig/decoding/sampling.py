@@ -10,7 +10,7 @@ from torch import Tensor
 from specrig.decoding.device import on_device
 
 BLOCK = 256
-"""Uniforms that a row's stream yields at a time: one draw of many costs what one of few does, and none of it waits for the device."""
+"""How many uniforms a row's stream yields at a time. One draw of many costs as much as one of few, and it does not wait for the device."""
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -19,6 +19,7 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     probs: `[..., V]`, non-negative, not necessarily normalised; uniforms: `[...]` in [0, 1). Returns int64 `[...]`.
     The sum runs in float64, so a token of probability zero is never drawn, not even at the far end of the vocabulary.
     """
+    # u times the sum, instead of normalising: thresholds [..., 1] in cumulative probabilities [..., V].
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     thresholds = uniforms.to(torch.float64).unsqueeze(-1) * cumulative[..., -1:]
     return torch.searchsorted(cumulative, thresholds, right=True).squeeze(-1)
@@ -44,7 +45,7 @@ class Sampler:
         self._used = [0] * len(self._streams)
 
     def uniforms(self, counts: Sequence[int], width: int | None = None) -> Tensor:
-        """`[B, width]` uniforms in [0, 1); row b takes exactly `counts[b]` from its own stream, what follows means nothing.
+        """Uniforms in [0, 1), `[B, width]`. Row b takes its first `counts[b]` from its stream; the others mean nothing and are not used up.
 
         width: by default the largest count.
         """
@@ -52,6 +53,7 @@ class Sampler:
         while max(self._used, default=0) + width > self._drawn.shape[1]:
             block = [torch.rand(BLOCK, generator=stream, device=self.device) for stream in self._streams]
             self._drawn = torch.cat((self._drawn, torch.stack(block)), 1)
+        # Each row goes on where its own stream stands; a slice does where all stand alike.
         first = self._used[0]
         if all(used == first for used in self._used):
             found = self._drawn[:, first : first + width]
@@ -79,18 +81,18 @@ class Sampler:
         return draw(probs, self.uniforms(counts)[:, 0]), probs
 
     def candidates(self, logits: Tensor, width: int, counts: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """`width` different tokens for each of m positions, `logits` `[B, m, V]`: siblings of a tree.
+        """Siblings of a tree: `width` different tokens for each of m positions with `logits` `[B, m, V]`.
 
-        Greedy: the most likely ones, best first. Else drawn without replacement, in the order of drawing, which multi-candidate
-        rejection needs (SpecInfer, 2305.09781, Algorithm 2); row b draws for its first `counts[b]` positions only, what the others
-        hold is meaningless. Returns int64 `[B, m, width]` and the distributions `[B, m, V]` drawn from, None when greedy.
+        Greedy: the most likely tokens, best first. Else tokens drawn without replacement, in the order of drawing, as multi-candidate
+        rejection needs them (SpecInfer, 2305.09781, Algorithm 2). Row b draws for its first `counts[b]` positions only; its other
+        positions hold meaningless tokens. Returns int64 `[B, m, width]` and the distributions `[B, m, V]` drawn from, None when greedy.
         """
         if self.greedy:
             return logits.topk(width, -1).indices, None
         probs = self.probs(logits)
         B, m, V = probs.shape
         uniforms = self.uniforms([count * width for count in counts], m * width)
-        left, tokens = probs.clone(), []
+        left, tokens = probs.clone(), []  # left: the distribution without the siblings drawn so far, [B, m, V]
         for thresholds in uniforms.view(B, m, width).unbind(-1):
             # Where nothing is left to draw the token is out of range; it is clamped, and verification passes it over.
             token = draw(left, thresholds).clamp_(max=V - 1)

@@ -1,9 +1,9 @@
-"""Declared acceptance, for models whose weights mean nothing: the passes cost what they cost, how much is accepted is drawn.
+"""Simulated acceptance, for models with random weights: the passes are real, but how much is accepted is drawn at random.
 
-Costs of speculation can be studied on an architecture without its weights. Draft and target run and verification does all its work;
-only its outcome is replaced: each level of the draft is accepted with probability α, so a chain of k emits
-(1 - α^(k+1)) / (1 - α) tokens a round on average (Leviathan et al. 2211.17192, eq. 1). What is emitted is no text, and lossless
-or not has no meaning: records say "simulated acceptance".
+This way the cost of speculation can be studied on an architecture without its weights. Draft and target run, and verification does all
+its work. Then its outcome is replaced: each level of the draft is accepted with the declared probability α, so a chain of k tokens
+emits (1 - α^(k+1)) / (1 - α) tokens a round on average (Leviathan et al. 2211.17192, eq. 1). The output is not text and cannot be
+judged lossless or not; records say "simulated acceptance".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specrig.decoding.types import Draft, Verdict
 
 
 class SimulatedAcceptance:
-    """One stream of its own a row, so that sampling draws what it would without; seeded, so that a run repeats."""
+    """Replaces verdicts by simulated ones. Each row has a random stream for this, apart from the sampler's and seeded, so runs repeat."""
 
     def __init__(self, alpha: float, seeds: Sequence[int]) -> None:
         """alpha: chance in [0, 1] that a drafted token is accepted, given that those before it were; seeds: one a row."""
@@ -23,10 +23,14 @@ class SimulatedAcceptance:
         self.streams = [random.Random(seed) for seed in seeds]
 
     def __call__(self, verdict: Verdict, draft: Draft, active: Sequence[bool]) -> Verdict:
-        """The verdict with its paths redrawn: a geometric number of levels along each node's first child, then the target's token."""
+        """A verdict with new paths: from the root along first children, as many levels as are accepted in turn with chance α.
+
+        The token that the target adds stays the one of `verdict`.
+        """
         tokens, paths, overlap, reached = [], [], [], []
+        counts = draft.offered
         for row, drafted in enumerate(verdict.drafted):
-            offered = _first_path(draft, row) if active[row] else []
+            offered = _first_path(verdict, row, counts[row]) if active[row] else []
             accepted = 0
             while accepted < len(offered) and self.streams[row].random() < self.alpha:
                 accepted += 1
@@ -34,16 +38,15 @@ class SimulatedAcceptance:
             tokens.append([*(drafted[node] for node in paths[-1]), verdict.tokens[row][-1]])
             reached.append(min(accepted + 1, len(offered)))
             overlap.append(self.alpha * reached[-1])
-        return Verdict(tokens, paths, overlap, reached, verdict.drafted)
+        return Verdict(tokens, paths, overlap, reached, verdict.drafted, verdict.parents)
 
 
-def _first_path(draft: Draft, row: int) -> list[int]:
-    """The nodes from the root along each node's first child: a chain's own nodes, in a tree its likeliest branch."""
-    count = draft.offered[row]
-    if draft.parents is None:
+def _first_path(verdict: Verdict, row: int, count: int) -> list[int]:
+    """Of a row that offers its first `count` nodes: a chain's nodes; in a tree those from the root along each node's first child."""
+    if verdict.parents is None:
         return list(range(count))
     first: dict[int, int] = {}
-    for node, parent in enumerate(draft.parents[row][:count]):
+    for node, parent in enumerate(verdict.parents[row][:count]):
         first.setdefault(parent, node)
     path: list[int] = []
     node = -1

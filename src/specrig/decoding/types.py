@@ -1,7 +1,7 @@
-"""The vocabulary of decoding: what a drafter offers, what verification answers, what a generation leaves behind.
+"""The types of decoding: what a drafter offers, what verification answers, and what a generation gives in the end.
 
-Shapes: B rows (sequences), n draft tokens a row, V vocabulary, D hidden width. torch is imported for type checkers only:
-the planner reads drafters' options from here and must start in a blink.
+Shapes: B rows (sequences), n draft tokens a row, V vocabulary, D hidden width. torch is imported for type checkers only, because the
+planner imports this file and must start without torch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from specrig.decoding.sampling import Sampler
 
 Acceptance = Literal["exact", "block", "typical"]
-"""`exact` and `block` keep the target's distribution (greedy match at temperature 0; above, rejection sampling token by token, or
-of a chain as a whole); `typical` does not."""
+"""How drafted tokens are accepted. `exact` (greedy match at temperature 0, above it rejection sampling token by token) and `block`
+(rejection sampling of a chain as a whole) keep the target's distribution; `typical` does not."""
 
 
 Criterion: TypeAlias = "Callable[[Tensor], Tensor]"
-"""Typical acceptance: of distributions `[..., V]` the probability `[...]` that a token must exceed."""
+"""Typical acceptance: from distributions `[..., V]` to the probability `[...]` that a token must exceed to be accepted."""
 
 Parents: TypeAlias = "Sequence[Sequence[int]] | Tensor"
-"""`[B, n]`: of each token of a pass the index of its predecessor among them, before it; -1 hangs on the context."""
+"""`[B, n]`: for each token of a pass the index of the token that it follows, which comes before it; -1 where it follows the context."""
 
 
 class DecodingError(ValueError):
@@ -41,15 +41,15 @@ class Draft:
 
     tokens: `[B, n]` int64, each row's nodes in topological order; the last context token (the root) is not among them.
     parents: None for a chain; else per row n indices into the row's nodes, -1 for the root; a tensor where the device grew the tree.
-    probs: None for deterministic candidates (the draft distribution is one-hot); else `[B, m, V]`, where `probs[:, j]` is
-        the distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain this
-        simply is the distribution token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
+    probs: None for deterministic candidates (the draft distribution is one-hot); else `[B, m, V]`, where `probs[:, j]` is the
+        distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain that is the
+        distribution that token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
     vocabulary: None where the last axis of `probs` is the target's vocabulary; else `[Vd]` int64, the target's token that each of
         its Vd places stands for, and every other token has probability 0. (`tokens` always are the target's.)
-    lengths: None if every row offers all its nodes; else how many of them count, from the first (the rest, probes aside, is
-        padding). For chains the loop lowers them to `Context.depths`.
-    width: most children of a node, where known.
-    probes: trailing nodes that ride along to be read, not accepted (Lookahead's window).
+    lengths: None if every row offers all its nodes; else how many nodes each row offers, from the first. Nodes behind them are padding
+        or probes. For chains the loop lowers the lengths to `Context.depths`.
+    probes: how many nodes at the end are run only so that the drafter can read their logits (Lookahead's window); none is accepted.
+    width: the largest number of children of any node, where known.
     """
 
     tokens: Tensor
@@ -62,7 +62,7 @@ class Draft:
 
     @property
     def offered(self) -> list[int]:
-        """Per row how many of its nodes could be accepted."""
+        """How many of its nodes each row offers."""
         B, n = self.tokens.shape
         return [n - self.probes] * B if self.lengths is None else self.lengths
 
@@ -74,8 +74,9 @@ class Verdict:
     tokens: per row the tokens that follow the context: the accepted path and then one token of the target's own
         (correction after a rejection, bonus when a whole path was accepted). Stop rules have not been applied.
     paths: per row the accepted node indices, root to leaf.
-    overlap, reached: per row Σ over reached positions of Σ_x min(p, q), and the count of those positions (alpha's parts).
-    drafted: per row all tokens of the draft, as the host knows them.
+    overlap, reached: per row Σ_x min(p, q), summed over the positions that were judged, and the number of these; alpha is their ratio.
+    drafted, parents: per row the tokens of all the draft's nodes and the parents of these, as the host knows them; parents is None
+        for a chain. A drafter that needs them takes them from here: to ask the device would make the host wait.
     logits: `[B, n + 1, V]`, hidden: `[B, n + 1, D]` of the target at the root and every node: what feature-based drafters
         learn from. `hidden` is the state after the final norm; `features` `[B, n + 1, FD]` joins the
         streams that the drafter asked for (`feature_layers`, F of them).
@@ -86,6 +87,7 @@ class Verdict:
     overlap: list[float]
     reached: list[int]
     drafted: list[list[int]] = field(default_factory=list)
+    parents: list[Sequence[int]] | None = None
     logits: Tensor | None = None
     hidden: Tensor | None = None
     features: Tensor | None = None
@@ -93,10 +95,10 @@ class Verdict:
 
 @dataclass(slots=True)
 class Context:
-    """What a drafter may see: every row's tokens (prompt and output so far), which rows are finished, how to sample.
+    """What a drafter may see: every row's tokens (prompt and output so far), which rows are finished, and the sampler.
 
-    `depths[b]` is how many draft tokens row b can use: k, less at the end of the model's context, 0 for a finished row. A
-    drafter that draws randomness draws none for row b beyond that, so that a row in a batch samples what it would alone.
+    `depths[b]` is how many draft tokens row b can use: k, less near the end of the model's context, 0 for a finished row. A drafter that
+    samples draws at most that many tokens deep for row b, so that a row samples the same in a batch as it does alone.
     """
 
     tokens: list[list[int]]
@@ -133,7 +135,11 @@ class Counts:
 
 @dataclass(slots=True)
 class Generation:
-    """One row's output and its accounting. Times are in seconds and, in a batch, the whole batch's."""
+    """One row's output and its accounting. Times are in seconds; in a batch they are those of the whole batch.
+
+    ttft_s: until the first token; prefill_s: until the drafter is ready too; decode_s: of all rounds. target_passes, draft_passes: width
+    in tokens a row -> (calls, seconds). prefill_tokens: output tokens that are out before `decode_s` begins.
+    """
 
     tokens: list[int]
     stop: Literal["eos", "length"]
@@ -166,7 +172,7 @@ class Resources(Protocol):
 
     @property
     def target(self) -> Any:
-        """The target `CachedModel`: for its embedding, output head and configuration; never to be run by a drafter."""
+        """The target `CachedModel`. A drafter may read its embedding, LM head and configuration, but never run it."""
 
     def model(self, name: str) -> Any:
         """A `CachedModel` of the drafter's own, e.g. `draft`."""
@@ -192,7 +198,7 @@ class Drafter(ABC):
     baseline_alone: ClassVar[bool] = False
     """True: the baseline decodes a batch's prompts one by one instead of in a batch of the same size."""
     feature_layers: tuple[int, ...] = ()
-    """Residual streams to expose as `Verdict.features`, rising: j is the stream after j of the target's layers."""
+    """Which of the target's residual streams it reads as `Verdict.features`, rising: j is the stream after j layers."""
 
     class Options(MethodOptions):
         """No options."""
@@ -217,19 +223,19 @@ class Drafter(ABC):
         return None
 
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:  # noqa: B027
-        """A new batch starts. `context.tokens` ends with the first generated token; `hidden` is `[B, P, D]` over the prompts,
-        `features` likewise where the drafter has `feature_layers`.
+        """A new batch starts; each row of `context.tokens` is its prompt and the first generated token.
 
-        Rows shorter than P are left-aligned; row b's valid positions are its first `len(context.tokens[b]) - 1`.
+        hidden: the target's states over the prompts, `[B, P, D]`, P the longest prompt. features: likewise `[B, P, FD]`, where the drafter
+        has `feature_layers`. Rows are left-aligned: row b's valid positions are its first `len(context.tokens[b]) - 1`.
         """
 
     @abstractmethod
     def propose(self, context: Context, k: int) -> Draft:
-        """Offer candidates that continue every row; k >= 1 bounds the depth. Offering none (`[B, 0]`) is allowed."""
+        """Candidates that continue every row, at most k >= 1 tokens deep. A draft may be empty (tokens `[B, 0]`)."""
 
     def observe(self, verdict: Verdict) -> None:  # noqa: B027
-        """Learn from the round. `context.tokens` already ends with the tokens that were kept."""
+        """Learn from the round's verdict. `context.tokens` already ends with the tokens that the round emitted."""
 
     def passes(self) -> dict[int, tuple[int, float]]:
-        """Bare forward passes of the drafter's own model since `begin`: width -> (calls, seconds)."""
+        """Forward passes of the drafter's own models since `begin`: width in tokens a row -> (calls, seconds)."""
         return {}

@@ -6,11 +6,13 @@ min(1, p(x)/q(x)); at the first rejection one token is drawn from norm(max(0, p 
 is drawn from p. Trees: SpecInfer (2305.09781, Algorithm 2) with siblings drawn without replacement: after a sibling is
 rejected p becomes norm(max(0, p - q)) and q loses that sibling. A deterministic candidate is a draw from a one-hot q.
 
-Chains may be judged as a whole (`block`, lossless too): Sun et al. (2403.10444, Algorithm 2). A token that is likelier under p than
-under q lends its surplus to those behind it, so a chain is accepted to position i with the chance of the running product of p/q,
-cut to 1 at each step; no valid rule accepts more tokens in expectation.
+Chains may be judged as a whole (`block`, lossless too): Sun et al. (2403.10444, Algorithm 2). Where a token is likelier under p than
+under q, its surplus helps the tokens behind it: the chain up to position i is accepted with a chance that equals the running product
+of p/q, cut to 1 at each step. No valid rule accepts more tokens in expectation.
 
-Lossy rule (`typical`): Medusa (2401.10774, section 3.3.2), p(x) > min(threshold, alpha * exp(-H(p))).
+Lossy rule (`typical`): Medusa's typical acceptance (2401.10774), p(x) > min(threshold, alpha * exp(-H(p))).
+
+Shapes: B rows, n draft tokens a row, V vocabulary. p and q are the distributions of target and draft.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ def verify(
 
 
 def _chain_greedy(draft: Draft, logits: Tensor) -> Verdict:
+    """Temperature 0: the longest beginning of each row's chain that repeats the target's own choices."""
     # One transfer to the host a round: everything else is list work on a few integers.
     told = torch.cat((logits.argmax(-1), draft.tokens), 1).tolist()
     n = draft.tokens.shape[1]
@@ -67,35 +70,47 @@ def _chain_greedy(draft: Draft, logits: Tensor) -> Verdict:
 
 
 def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[bool], block: bool) -> Verdict:
+    """Above temperature 0: rejection sampling token by token (2211.17192, Algorithm 1), or of the chain as a block.
+
+    All rows are judged on the device; the host waits once, for the outcome.
+    """
     B, n = draft.tokens.shape
     lengths = draft.offered
     p = sampler.probs(logits)
+    # One uniform a token, to judge it by, and one more for the token that the target adds: [B, n + 1].
     uniforms = sampler.uniforms([length + 1 if on else 0 for length, on in zip(lengths, active, strict=True)], n + 1)
     if not n:
         only = draw(p[:, 0], uniforms[:, 0]).tolist()
         return Verdict([[token] for token in only], [[] for _ in only], [0.0] * B, [0] * B, [[] for _ in only])
+
+    # p and q of each drafted token, and Σ_x min(p, q) at its position: [B, n] each.
     index = draft.tokens.unsqueeze(-1)
     p_token = p[:, :n].gather(-1, index).squeeze(-1)
     q = None if draft.probs is None else widened(draft.probs, draft.vocabulary, p.shape[-1])
-    if q is None:
+    if q is None:  # one-hot on the token
         q_token, shared = torch.ones_like(p_token), p_token
     else:
         q_token = q.gather(-1, index).squeeze(-1)
         shared = torch.minimum(p[:, :n], q).sum(-1)
+
+    # Which tokens pass, and from them how many are accepted: `counts` [B, 1].
     places = torch.arange(1, n + 1, device=p.device)
     offered = torch.full((B, 1), n, device=p.device) if draft.lengths is None else on_device(lengths, p.device).unsqueeze(1)
     if block:
         lent, chance = _block(p, q, q_token, p_token, None if draft.lengths is None else offered)
         kept = uniforms[:, :n] < chance
     else:
-        # u < p/q as u*q < p: no division, and p = 0 is never accepted.
+        # u < min(1, p/q), written as u q < p: no division, and p = 0 is never accepted.
         kept = uniforms[:, :n] * q_token < p_token
     if draft.lengths is not None:
         kept = kept & (places <= offered)
+    # A block ends at the last position that passes, a chain of single tests at the first that does not.
     counts = (kept * places).amax(-1, keepdim=True) if block else kept.long().cumprod(-1).sum(-1, keepdim=True)
+
+    # The token that the target adds is drawn from norm(max(0, p - q)) at the first position that was not accepted, [B, V].
     rejected = counts.clamp(max=n - 1)  # the first position that was not accepted, where one was not
     rest = p.gather(1, counts.unsqueeze(-1).expand(-1, -1, p.shape[-1])).squeeze(1)
-    if block:
+    if block:  # there w p takes the place of p, w the weight of what was accepted (2403.10444, Algorithm 2)
         rest = rest * torch.where(counts > 0, lent.gather(1, (counts - 1).clamp(min=0)), 1.0)
     if q is None:
         left = rest.scatter(1, draft.tokens.gather(1, rejected), 0.0)
@@ -104,6 +119,8 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
     # Where all were accepted the bonus token comes from p, as it does where rounding left nothing.
     left = torch.where((counts < offered) & (left.sum(-1, keepdim=True) > 0), left, rest)
     extra = draw(left, uniforms.gather(1, offered).squeeze(1))
+
+    # α's numerator: Σ_x min(p, q), summed over the positions that were judged.
     seen = shared.cumsum(-1).gather(1, torch.minimum(counts, offered - 1).clamp(min=0))
     # Doubles hold every token id, so one transfer tells all.
     told: list[list[float]] = torch.cat((counts, extra.unsqueeze(1), draft.tokens, seen.double()), 1).tolist()
@@ -115,7 +132,7 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
 
 
 def _add(verdict: Verdict, accepted: int, length: int, drafted: list[int], extra: int, overlap: float) -> None:
-    """One row's outcome: so many of its `length` tokens are accepted."""
+    """Add one row's outcome: the first `accepted` of its `length` offered tokens, then the token `extra`."""
     verdict.drafted.append(drafted)
     verdict.tokens.append([*drafted[:accepted], extra])
     verdict.paths.append(list(range(accepted)))
@@ -124,24 +141,30 @@ def _add(verdict: Verdict, accepted: int, length: int, drafted: list[int], extra
 
 
 def _block(p: Tensor, q: Tensor | None, q_token: Tensor, p_token: Tensor, offered: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Of a chain (2403.10444, eq. 3 and 4), both `[B, n]`: the running product w of p/q, cut to 1 at each step, and the chance that the
-    chain is accepted up to here, given that it was not up to any later position.
+    """Block verification's weights and chances for each position of a chain, both `[B, n]` (2403.10444, equations 3 and 4).
 
-    That chance is S / (S + 1 - w), S = Σ_x max(0, w p - q) over the next position; for the last token offered it is w.
+    p: `[B, n + 1, V]`; q: `[B, n, V]`, None if one-hot; q_token, p_token: `[B, n]`; offered: `[B, 1]`, None where all n tokens are offered. The weight w of a position
+    is the running product of p/q up to it, cut to 1 at each step. The chance of a position is that of accepting the chain up to it
+    when no longer beginning was accepted: S / (S + 1 - w), with S = Σ_x max(0, w p - q) at the next position. At the last token
+    offered there is no next position, and the chance is w.
     """
-    ratios = p_token / q_token  # a drawn token has q > 0
+    # w_i = min(1, w_(i-1) p_i / q_i), w_0 = 1. A drawn token has q > 0.
+    ratios = p_token / q_token
     weights = [torch.ones_like(ratios[:, 0])]
     for ratio in ratios.unbind(-1):
         weights.append((weights[-1] * ratio).clamp(max=1.0))
     w = torch.stack(weights[1:], -1)
     n = w.shape[1]
+
+    # S of every position but the last, [B, n - 1]: how much of w p the next q does not cover.
     if q is None:  # one-hot: all of w p but the drafted token's share is left
         left = (w[:, :-1] - w[:, :-1] * p_token[:, 1:]).clamp(min=0.0)
     else:
         left = (w[:, :-1].unsqueeze(-1) * p[:, 1:n] - q[:, 1:]).clamp_(min=0.0).sum(-1)
+
     rest = left + 1.0 - w[:, :-1]
     # Nothing left and w = 1: p and q agree on the next position, and what is drawn there afresh is drawn from p.
     chance = torch.cat((torch.where(rest > 0, left / rest, 1.0), w[:, -1:]), -1)
-    if offered is not None:
+    if offered is not None:  # rows that offer fewer tokens end earlier
         chance = torch.where(torch.arange(1, n + 1, device=w.device) == offered, w, chance)
     return w, chance

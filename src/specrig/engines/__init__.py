@@ -1,4 +1,4 @@
-"""Engines: each states what it can run, loads a pair, and generates. Found by discovery; importing them loads no torch."""
+"""Engines: each says what it can run, loads a pair, and generates. They are found by their files; importing them loads no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from specrig.engines.base import Engine
 
 @cache
 def registry() -> dict[str, type[Engine]]:
-    """Engine name -> class, in alphabetical order. An abstract class, or a module without an Engine, is no engine."""
+    """Engine name -> class, in alphabetical order. Abstract classes do not count, and a module may hold no engine.
+
+    Raises TypeError where two engines have one name.
+    """
     found: dict[str, type[Engine]] = {}
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{__name__}.{info.name}")

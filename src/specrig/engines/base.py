@@ -26,19 +26,19 @@ class EngineOptions(Settings):
 
 
 class Engine(ABC):
-    """Loads one pair and generates with any of its methods. Use as a context manager: closing frees memory and processes."""
+    """Loads one pair and generates with any of the engine's methods. Use as a context manager: on exit it frees memory and processes."""
 
     name: ClassVar[str]
     paired: ClassVar[bool] = True
     """Whether baseline and method can alternate prompt by prompt in one process."""
     loads_pairs: ClassVar[bool] = True
-    """False: it runs no model itself, only measures the servers that a study names."""
+    """False for an engine that runs no model itself and only measures servers that a study names."""
     untested: ClassVar[str | None] = None
-    """What has not been tried on real hardware yet; shown wherever the engine's figures are."""
+    """What has not been tried on real hardware yet; None where everything has. It is shown wherever the engine's figures are."""
     differences: ClassVar[Mapping[str, str]] = {}
-    """Method -> what this engine does otherwise than the method's definition here: why its acceptance may differ."""
+    """Method -> how this engine's version differs from the native one, which explains why its acceptance may differ."""
     one_by_one_samples: ClassVar[int] = 2_048
-    """Samples of the exact audit for a method that this engine runs one prompt at a time; the audit says what they can show."""
+    """How many samples the exact audit takes of a method that this engine runs one prompt at a time."""
     simulates: ClassVar[bool] = False
     """Whether it runs pairs of random weights with a declared acceptance."""
 
@@ -59,7 +59,7 @@ class Engine(ABC):
     @classmethod
     @abstractmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Why this engine cannot run `cell`; None if it can. Asked while the DAG is planned."""
+        """Why this engine cannot run `cell`; None if it can. Called while the DAG is planned, so it must not load anything."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -67,32 +67,35 @@ class Engine(ABC):
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text for people; never counted."""
+        """The text of token ids, for people to read; no figure is computed from it."""
 
     @abstractmethod
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
-        """Continue a batch of prompts with the cell's method, k, temperature and options; one Generation a prompt."""
+        """Continue a batch of prompts (token ids) with the cell's method, k, temperature and options; one Generation a prompt.
+
+        seeds: one a prompt, for temperatures above 0. Raises EngineError where the engine fails.
+        """
 
     @classmethod
     def build(cls, options: Mapping[str, Any]) -> str:
-        """Which build of the engine runs with these options, where builds differ in what they compute; else empty."""
+        """Which build of the engine runs with these options; empty where all builds compute the same."""
         return ""
 
     def environment(self) -> dict[str, Any]:
-        """What the report must know of the engine, beside the machine: goes into the job's environment.json."""
+        """What the report needs to know about the engine; it goes into the job's environment.json, beside the machine's description."""
         options = self.options.model_dump(mode="json")
         known = {"name": self.name, "build": self.build(options), "options": options}
         return {"engine": known | {"untested": self.untested, "differences": dict(self.differences)}}
 
     def reset_peak_memory(self) -> None:
-        """Begin `peak_memory_mb` anew, where the system can (Linux: proc(5), clear_refs)."""
+        """Start measuring the peak of memory anew, where the system can do that (Linux: proc(5), clear_refs)."""
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
     def peak_memory_mb(self) -> float:
-        """Peak memory since `reset_peak_memory` where the device counts itself, else of this process."""
+        """Peak memory in MiB: the device's own count since `reset_peak_memory` where there is one, else this process's."""
         import resource
 
         # getrusage(2) counts KiB on Linux, bytes on macOS.

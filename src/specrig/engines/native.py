@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Native(TokenizedEngine):
-    """Lends the target, the draft and the trained heads to the drafters; each is loaded once, on first use."""
+    """Runs every method in the one loop. It is also the drafters' `Resources`: draft and trained heads are loaded once, on first use."""
 
     name = "native"
     simulates = True
@@ -80,7 +80,7 @@ class Native(TokenizedEngine):
             if name != "draft":
                 raise EngineError(f"pair {self.pair.name}: a pair has no {name} model")
             self._models[name] = self.weights.cached(name, self.device)
-            # Tokenizers agree (the gate); the embedding may be padded further in one of them. Padding is never drawn.
+            # The gate has made sure that the tokenizers agree, but one embedding may have more padding. Padding is never drawn.
             shared = min(self._models[name].vocab_size, self.target.vocab_size)
             self._models[name].vocab_size = self.target.vocab_size = shared
         return self._models[name]

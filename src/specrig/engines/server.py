@@ -1,4 +1,4 @@
-"""Any server with OpenAI's completions API, measured by URL: one that speculates against one that does not.
+"""Any server with OpenAI's completions API, given by its URL: one that speculates is measured against one that does not.
 
 The study names the servers (`servers:`); nothing is started here. Requests carry token ids and ask for them back
 (`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server gives `tokens`). Acceptance is the server's own count, from its
@@ -30,7 +30,7 @@ class Server(HttpEngine):
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Whatever a named server was started with."""
+        """Nothing is refused: a server runs what it was started with."""
         return None
 
     def environment(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Server(HttpEngine):
         return counters.parse(page.text) if page is not None else None
 
     def _settled(self, client: Client, before: counters.Counters, tokens: int) -> counters.Counters:
-        """The counters once they show the answer's tokens. Raises EngineError where they show more: it was not alone."""
+        """The counters once they show all of the answer's tokens. Raises EngineError where they show more: others use the server too."""
         generated = (counters.GENERATED, -1)
         deadline = time.monotonic() + SETTLE_S
         while True:

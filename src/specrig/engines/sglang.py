@@ -36,11 +36,11 @@ INFO = ("version", "model_path", "dtype", "tp_size", "quantization", "attention_
 ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num", "spec_accepted_drafts")
 DRAFTED = ("spec_num_proposed_drafts", "spec_draft_token_num", "spec_proposed_drafts")
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
-"""The same count under the names of different versions, newest first."""
+"""Names that SGLang's versions give to one and the same count, newest first; likewise `DRAFTED` and `ACCEPTED`."""
 
 
 class Sglang(HttpEngine):
-    """One server at a time: baseline and method cannot alternate, unless both run already."""
+    """Starts one server at a time, so baseline and method cannot alternate; they could only if both run already."""
 
     name = "sglang"
     paired = False
@@ -107,7 +107,7 @@ class Sglang(HttpEngine):
         return [*found, "--speculative-num-draft-tokens", str(nodes + 1)]
 
     def ready(self, cell: Cell) -> None:
-        """Have the cell's server up: the named one, else one started for it in place of the last."""
+        """Make sure that the cell's server runs: the one that the study names, else one started for it in place of the last."""
         endpoint = endpoint_of(cell, self.pair.servers)
         if endpoint is not None:
             self._url = self.client(endpoint.url, endpoint).url
@@ -220,6 +220,6 @@ def server_info(client: Client) -> dict[str, Any]:
 
 
 def info(client: Client) -> dict[str, Any]:
-    """The part of it that decides figures."""
+    """Of `server_info` the entries on which figures depend."""
     said = server_info(client)
     return {"url": client.url, **{key: said[key] for key in said if key in INFO or key.startswith("speculative_")}}

@@ -1,4 +1,4 @@
-"""What engines with a tokenizer here share: text to token ids and back. No engine by itself."""
+"""What engines share that tokenize in this process: text to token ids and back. No engine by itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenizerEngine(Engine):
 
 
 class TokenizedEngine(TokenizerEngine):
-    """Runs the pair in Python, after the gate has let it through: also where its models come from."""
+    """An engine that loads the pair's models in Python. Raises ModelError for a pair that the gate refuses (see `models.weights`)."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)

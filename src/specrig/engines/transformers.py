@@ -1,8 +1,8 @@
 """Hugging Face transformers: `generate`, its assisted generation and its prompt lookup, as their users run them.
 
-What was drafted and accepted is read off the target's own forward passes: a pass in decoding is fed the last token and the
-candidates, and what it adds to the sequence says how many of them were kept. The first pass of an assisted generation is the prompt's
-prefill and verifies candidates too, so it is a round, and the tokens that it emits are out before decoding is timed
+What was drafted and accepted is read from the target's own forward passes. A pass in decoding is fed the last token and the candidates,
+and the tokens that it adds to the sequence show how many candidates were kept. In assisted generation the first pass, the prompt's
+prefill, verifies candidates too. So it counts as a round, but the tokens that it emits are there before decoding is timed
 (`Generation.prefill_tokens`).
 """
 
@@ -41,7 +41,7 @@ class Passes:
         self.fed, self.seconds = [], []
 
     def decoding(self) -> dict[int, tuple[int, float]]:
-        """Width -> (calls, seconds) of every pass but the first, which is prefill."""
+        """Passes of decoding, all but the first, which is prefill: width -> (calls, seconds)."""
         totals: dict[int, tuple[int, float]] = {}
         for fed, seconds in zip(self.fed[1:], self.seconds[1:], strict=True):
             calls, before = totals.get(len(fed), (0, 0.0))
@@ -58,7 +58,7 @@ class Passes:
 
 
 class Watch:
-    """A stopping criterion that stamps every round: (seconds, length of the sequence). Stops at `limit` tokens in all."""
+    """A stopping criterion that notes after every round the time and the sequence's length; it stops at `limit` tokens in all."""
 
     def __init__(self, limit: int, now: Any) -> None:
         self.limit, self.now = limit, now
@@ -100,7 +100,7 @@ class Transformers(TokenizedEngine):
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Its methods, one prompt at a time where it drafts."""
+        """Methods that transformers lacks, and batches of a method that drafts: assisted generation takes one prompt at a time."""
         if cell.method not in (*BASELINES, *ASSISTED):
             return f"transformers has no {cell.method}; it has {', '.join((*BASELINES, *ASSISTED))}"
         if cell.method in ASSISTED and cell.batch_size > 1:
@@ -163,7 +163,7 @@ class Transformers(TokenizedEngine):
         ]
 
     def _config(self, cell: Cell, prompt: int, max_new_tokens: int, pad: int) -> Any:
-        """Nothing but temperature shapes the distribution; room for k more tokens lets the last rounds draft their full k."""
+        """The generation config: no filter but temperature, and room for k tokens beyond the limit, so that the last rounds draft all k."""
         from transformers import GenerationConfig
 
         room = self.target.config.get_text_config().max_position_embeddings - prompt
@@ -194,7 +194,7 @@ class Transformers(TokenizedEngine):
         return self._assistant
 
     def _plain(self, part: str) -> Any:
-        """A model whose own generation config says nothing: `generate` merges it into ours."""
+        """A model with an empty generation config of its own, since `generate` merges the model's config into ours."""
         from transformers import GenerationConfig
 
         model = self.weights.model(part, self.device)
@@ -202,13 +202,13 @@ class Transformers(TokenizedEngine):
         return model
 
     def _cut(self, tokens: list[int], limit: int) -> list[int]:
-        """At the length limit and behind the first end of sequence, which is kept."""
+        """Of `tokens` at most `limit`, and none behind the first end of sequence, which itself is kept."""
         tokens = tokens[:limit]
         end = next((index for index, token in enumerate(tokens) if token in self.eos), len(tokens))
         return tokens[: end + 1]
 
     def _rounds(self, row: list[int], prompt: int, watch: Watch) -> list[Round]:
-        """One entry a target pass. A kept candidate is one that the pass emitted at its place: a correction always differs."""
+        """One Round a target pass. A candidate was kept where the pass emitted the same token: a correction always differs from it."""
         rounds, before = [], prompt
         for number, (fed, (_, length)) in enumerate(zip(self.target_passes.fed, watch.rounds, strict=True)):
             candidates = fed[prompt:] if number == 0 else fed[1:]

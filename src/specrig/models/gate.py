@@ -1,4 +1,4 @@
-"""The gate: pairs that can never work are refused from their config and tokenizer files, before any weight is read.
+"""The gate: it refuses pairs that cannot work, by their config and tokenizer files alone, before any weight is read.
 
 No torch here. Speculation needs a decoder-only target and draft that share one vocabulary, id by id.
 """
@@ -37,7 +37,7 @@ def check_decoder(model: str, revision: str | None = None) -> None:
 
 
 def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
-    """Token -> id of a model's tokenizer.json, added tokens included; of older models, whose tokenizer lies in other files, too."""
+    """Token -> id, added tokens included, from a model's tokenizer.json or, of an older model, from the files in `OLDER`."""
     try:
         tokenizer = _json(model, "tokenizer.json", revision)
     except hub.FileMissingError as missing:
@@ -61,7 +61,7 @@ def _older_vocabulary(model: str, revision: str | None, missing: hub.FileMissing
 
 
 OLDER = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt")
-"""Where tokenizers have their tokens that are older than tokenizer.json: byte-level BPE, SentencePiece (two names), WordPiece."""
+"""Files in which tokenizers older than tokenizer.json keep their tokens: byte-level BPE, SentencePiece (two names), WordPiece."""
 
 
 def check_vocabulary(target: str, draft: str, target_revision: str | None = None, draft_revision: str | None = None) -> None:

@@ -16,7 +16,7 @@ from specrig.models.pair import ModelError, PairFiles
 
 
 class FileMissingError(ModelError):
-    """A file that is not there: in the folder, in the repository, or offline in the cache. The hub itself answers, as far as it is asked."""
+    """A file that is missing: in the folder, in the repository or, offline, in the cache. It does not mean that the hub cannot be reached."""
 
 
 def fetch(model: str, name: str, revision: str | None = None) -> Path:
@@ -57,10 +57,10 @@ def tokenizer(model: str, revision: str | None = None) -> Any:
 
 
 def at_commits(pair: PairFiles) -> PairFiles:
-    """The pair with the commit of each part on the hub for its revision: all that is loaded afterwards is of that commit, however the
-    hub moves meanwhile, and the environment can name it.
+    """The pair with each revision on the hub replaced by the commit that it stands for now.
 
-    A part whose commit cannot be learnt keeps its revision: loading it says why, if it is loaded at all.
+    Everything loaded afterwards is then of that commit, even if the hub changes meanwhile, and the environment can name it. A part whose
+    commit cannot be found keeps its revision; if it is loaded, that will say why.
     """
     if pair.simulated_acceptance is not None:
         return pair  # shapes come from the shipped facts
@@ -89,7 +89,7 @@ def present_commit(repository: str, kind: Literal["model", "dataset"]) -> str:
 
 
 def _asked(repository: str, what: str, ask: Callable[[], str], revision: str | None = None) -> str:
-    """What the hub answers; its refusals in words that name the fix."""
+    """The hub's answer to `ask`. Raises ModelError where it refuses, in words that name the fix. what: the thing asked for, for the message."""
     from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:

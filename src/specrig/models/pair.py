@@ -1,4 +1,4 @@
-"""A pair of models by its parts: folders, hub ids and how they are to be loaded. No torch here."""
+"""The parts of a pair of models: folders or hub ids, and how they are loaded. No torch here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ModelError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class PairFiles:
-    """Where a pair's parts lie: local folders or hub ids; `heads` maps a head's name to its folder."""
+    """Where a pair's parts are: local folders or hub ids. heads: a head's name -> its folder."""
 
     name: str
     target: str
@@ -25,7 +25,7 @@ class PairFiles:
     draft_revision: str | None = None
     dtype: str = "float32"
     simulated_acceptance: float | None = None
-    """Not None: shapes with random weights, and this the declared chance that a drafted token is accepted."""
+    """None for a pair with its weights. Else the weights are random, and this is the declared chance that a drafted token is accepted."""
     heads: dict[str, Path] = field(default_factory=dict)
     head_revisions: dict[str, str] = field(default_factory=dict)
     servers: tuple[Endpoint, ...] = ()
@@ -39,7 +39,7 @@ class PairFiles:
     """Engine name -> the study's options for it (`Engine.Options`)."""
 
     def only(self, needs: Sequence[str]) -> PairFiles:
-        """The target and these parts: what a method does not need may be missing, or still in training."""
+        """The pair with the target and only the parts in `needs`; other parts may be missing, or still in training."""
         heads = {name: folder for name, folder in self.heads.items() if name in needs}
         return replace(self, draft=self.draft if "draft" in needs else None, heads=heads)
 

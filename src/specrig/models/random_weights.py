@@ -1,4 +1,6 @@
-"""A model of a given shape with random weights, made where it will run, in its dtype, a layer at a time: memory for it once."""
+"""A model of a given shape with random weights. It is made on its device, in its dtype, a layer at a time, so that it takes memory only
+once.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ SPREAD = 0.02
 
 
 def random_model(config: dict[str, Any], *, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> CachedModel:
-    """`config`: the keys of a config.json. Raises ValueError or KeyError for an architecture that transformers does not know."""
+    """A model with random weights, ready for the native loop. config: the keys of a config.json.
+
+    Raises ValueError or KeyError for an architecture that transformers does not know.
+    """
     shape = AutoConfig.for_model(**config)
     device = torch.device(device)
     torch.manual_seed(seed)
@@ -52,7 +57,7 @@ def _layers(body: Any, device: torch.device) -> Iterator[nn.Module]:
 
 @torch.no_grad()
 def _filled(module: nn.Module, device: torch.device) -> nn.Module:
-    """A module without memory, given some: matrices drawn, norms one, biases zero."""
+    """Give memory and values to a module that has none: matrices are drawn, norms are one, biases zero."""
     module.to_empty(device=device)
     for name, weight in module.named_parameters():
         if weight.dim() > 1:

@@ -46,7 +46,7 @@ class Weights(ABC):
 
 
 class PretrainedWeights(Weights):
-    """Models with their weights, from folders or the hub; the gate has let the pair through."""
+    """Models with their weights, from folders or the hub. Raises ModelError for a pair that the gate refuses."""
 
     def __init__(self, pair: PairFiles) -> None:
         super().__init__(pair)
@@ -96,7 +96,7 @@ class PretrainedWeights(Weights):
 
 
 class RandomWeights(Weights):
-    """Shapes with random weights: what is generated is no text, so bytes are tokens and nothing ends a sequence but its length."""
+    """Shapes with random weights. The output is not text, so a prompt's bytes serve as tokens, and only the length ends a sequence."""
 
     def __init__(self, pair: PairFiles) -> None:
         super().__init__(pair)
@@ -116,12 +116,12 @@ class RandomWeights(Weights):
 
 
 def weights_of(pair: PairFiles) -> Weights:
-    """A pair's weights as its row declares them. Raises ModelError for a pair that the gate refuses."""
+    """The weights of a pair, loaded or random as its row says. Raises ModelError for a pair that the gate refuses."""
     return PretrainedWeights(pair) if pair.simulated_acceptance is None else RandomWeights(pair)
 
 
 class _Bytes:
-    """The face of a tokenizer: the prompt's length in tokens is its length in UTF-8 bytes."""
+    """A stand-in for a tokenizer: each UTF-8 byte of the prompt is a token."""
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}

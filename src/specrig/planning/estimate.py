@@ -119,6 +119,16 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
     return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
 
 
+def needs(study: Study) -> str:
+    """What the study asks for, in one line: cells, memory, hours."""
+    sizes = pair_sizes(study)
+    largest = max((size for size in sizes if size.memory_bytes), key=lambda size: size.memory_bytes or 0, default=None)
+    memory = "unknown" if largest is None else f"{(largest.memory_bytes or 0) / GB:,.1f} GB ({largest.pair})"
+    where = "GPU memory" if study.uses_gpu() else "memory"
+    spent = hours(study, sizes)[0]
+    return f"{len(study.grid.cells)} cells in {len(study.grid.jobs)} jobs · up to {memory} of {where} · at most {spent:,.1f} hours of measuring"
+
+
 def training(study: Study) -> str:
     """What the study trains, what that costs and how long it takes somewhere; `nothing` where it trains nothing."""
     flop, named = 0.0, []

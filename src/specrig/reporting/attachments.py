@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from specrig.reporting import grid
 from specrig.reporting.grid import Grid
+from specrig.reporting.latex import latex
 from specrig.reporting.style import GRID, INK, PAPER
 
 
@@ -52,7 +53,7 @@ class Embedded(Attachments):
         """CSV, LaTeX and Markdown as data links."""
         return [
             (f"{name}.csv", _data_link("text/csv", frame.to_csv(index=False))),
-            (f"{name}.tex", _data_link("application/x-tex", grid.latex(shown))),
+            (f"{name}.tex", _data_link("application/x-tex", latex(shown))),
             (f"{name}.md", _data_link("text/markdown", grid.markdown(shown))),
         ]
 

@@ -1,14 +1,10 @@
-"""A table as people read it, and its three renderings: Markdown, LaTeX (booktabs) and, through the template, HTML."""
+"""A table as people read it, and its rendering as Markdown. `latex` renders it for papers, the report's template as HTML."""
 
 from __future__ import annotations
 
 import math
-import re
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from specrig.reporting.style import DAGGER
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,109 +79,6 @@ def markdown(grid: Grid) -> str:
     ]
     notes = "".join(f"\n{_escape_markdown(note)}\n" for note in grid.notes)
     return f"{grid.caption}\n\n" + "\n".join(lines) + "\n" + notes
-
-
-PAGE = 45
-"""Rows that fit on one page; a longer table is set as a longtable, which goes on over several."""
-
-
-def latex(grid: Grid) -> str:
-    """A table ready to paste, at most as wide as the line; the comment on top names the packages that it needs.
-
-    Numbers with a note behind them take two columns, so that the numbers line up whether all have notes or not.
-    """
-    entries = [row for _, rows in grid.grouped() for row in rows]
-    noted = [any(row[number].note for row in entries) for number in range(len(grid.columns))]
-    spans = [2 if number and wide else 1 for (_, number), wide in zip(grid.columns, noted, strict=True)]
-    spec = "".join(
-        "l" if not number else "r" if span == 1 else r"r@{\;}l" for (_, number), span in zip(grid.columns, spans, strict=True)
-    )
-    body: list[str] = []
-    for line, rows in grid.grouped():
-        heading = f"\\multicolumn{{{sum(spans)}}}{{l}}{{\\textit{{{escape_latex(line)}}}}}" + r" \\"
-        body += [*(["\\midrule"] if body else []), *([heading] if line else [])]
-        body += [" & ".join(_cell(entry, span) for entry, span in zip(row, spans, strict=True)) + r" \\" for row in rows]
-    body = body or [f"\\multicolumn{{{sum(spans)}}}{{l}}{{nothing to show}}" + r" \\"]
-    head = " & ".join(
-        _heading(name, number, span, [row[column] for row in entries])
-        for column, ((name, number), span) in enumerate(zip(grid.columns, spans, strict=True))
-    )
-    caption = f"\\caption{{{escape_latex(' '.join([grid.caption, *grid.notes]))}}}"
-    caption += f"\\label{{{grid.label}}}"
-    struck = ", [normalem]ulem" if any(entry.struck for row in entries for entry in row) else ""
-    lines = _longtable if len(body) > PAGE else _table
-    return "\n".join(lines(caption, spec, head + r" \\", body, struck)) + "\n"
-
-
-def _table(caption: str, spec: str, head: str, body: list[str], struck: str) -> list[str]:
-    return [
-        f"% needs: booktabs, graphicx{struck}; over both columns of a page: table* instead of table",
-        "\\begin{table}[t]",
-        "\\centering\\footnotesize\\setlength{\\tabcolsep}{4pt}\\setlength{\\belowcaptionskip}{6pt}",
-        caption,
-        "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
-        f"\\begin{{tabular}}{{{spec}}}",
-        *("\\toprule", head, "\\midrule", *body, "\\bottomrule"),
-        "\\end{tabular}}",
-        "\\end{table}",
-    ]
-
-
-def _longtable(caption: str, spec: str, head: str, body: list[str], struck: str) -> list[str]:
-    return [
-        f"% needs: booktabs, longtable, pdflscape{struck}; pages of their own, on their side: for an appendix",
-        "\\begin{landscape}\\scriptsize\\setlength{\\tabcolsep}{4pt}\\setlength{\\LTcapwidth}{\\linewidth}",
-        f"\\begin{{longtable}}{{{spec}}}",
-        caption + r" \\",
-        *("\\toprule", head, "\\midrule", "\\endfirsthead"),
-        *("\\toprule", head, "\\midrule", "\\endhead", "\\bottomrule", "\\endfoot"),
-        *body,
-        "\\end{longtable}",
-        "\\end{landscape}",
-    ]
-
-
-def _cell(entry: Entry, span: int) -> str:
-    text = escape_latex(entry.text)
-    text = f"\\textbf{{{text}}}" if entry.bold else text
-    text = f"\\sout{{{text}}}" if entry.struck else text
-    note = f"{{\\scriptsize {escape_latex(entry.note)}}}" if entry.note else ""
-    return f"{text} & {note}" if span == 2 else f"{text} {note}".strip()
-
-
-def _heading(name: str, number: bool, span: int, entries: list[Entry]) -> str:
-    """A column's name, broken so that it is not much wider than what stands below it."""
-    width = max((len(entry.text) + len(entry.note) for entry in entries), default=len(name))
-    lines = textwrap.wrap(name, max(width, 8), break_long_words=False)
-    side = "c" if span == 2 else "r" if number else "l"
-    text = r"\\".join(map(escape_latex, lines))
-    text = f"\\shortstack[{side}]{{{text}}}" if len(lines) > 1 else text
-    return f"\\multicolumn{{2}}{{c}}{{{text}}}" if span == 2 else text
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    DAGGER: r"$^\dagger$",
-    "–": "--",
-    "×": r"$\times$",
-    "τ": r"$\tau$",
-    "α": r"$\alpha$",
-    "·": r"$\cdot$",
-    "≥": r"$\geq$",
-    "σ": r"$\sigma$",
-}
-
-
-def escape_latex(text: str) -> str:
-    """`text` with every sign that LaTeX reads as its own, or lacks, written out; minus signs and the gap before % as typeset."""
-    escaped = "".join(_LATEX.get(sign, sign) for sign in text)
-    escaped = re.sub(r"(?<=\d) \\%", r"\\,\\%", escaped)
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
 
 
 def _escape_markdown(text: str) -> str:

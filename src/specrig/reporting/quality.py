@@ -12,6 +12,7 @@ from specrig.analysis.quality import Score, quality_table, scores
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.latex import latex
 from specrig.reporting.study_data import read_study
 from specrig.reporting.style import method_name, task_name
 from specrig.study.study import Study
@@ -43,7 +44,7 @@ def write_quality_table(found: Iterable[Score], study: str, out: Path) -> list[P
     """Write quality.csv, .md and .tex of these scores into `out`; returns their paths."""
     table = quality_table(found)
     shown = quality_grid(table, study)
-    texts = {"csv": table.to_csv(index=False), "md": grid.markdown(shown), "tex": grid.latex(shown)}
+    texts = {"csv": table.to_csv(index=False), "md": grid.markdown(shown), "tex": latex(shown)}
     for ending, text in texts.items():
         write_atomically(out / f"quality.{ending}", text)
     return [out / f"quality.{ending}" for ending in texts]

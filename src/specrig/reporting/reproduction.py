@@ -10,7 +10,7 @@ import pandas as pd
 
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.claims import TOLERANCE, VERDICTS, judge, judgements_table
-from specrig.analysis.commands import Catalogue
+from specrig.analysis.commands import Catalogue, KnownPair
 from specrig.analysis.theory import ABOVE, BELOW
 from specrig.decoding.drafters import registry as methods
 from specrig.reporting import grid
@@ -146,7 +146,7 @@ def _catalogue(study: StudyData) -> Catalogue:
     columns = file.read_text(encoding="utf-8").partition("\n")[0].split("\t") if file.is_file() else list(Pair.model_fields)
     return Catalogue(
         pair_columns=columns,
-        pairs={name: (row["target"], row["draft"] or "", _heads(row)) for name, row in real.items()},
+        pairs={name: KnownPair(row["target"], row["draft"] or "", _heads(row)) for name, row in real.items()},
         tasks=list(tasks),
         methods={name: method.needs for name, method in methods().items()},
     )

@@ -15,6 +15,7 @@ from specrig.reporting import grid
 from specrig.reporting.device import device_entries, device_titles
 from specrig.reporting.engines import comparison, engines_grid
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.latex import latex
 from specrig.reporting.optimum import optimal_k_grid
 from specrig.reporting.reproduction import reproduction, reproduction_grid, sources_grid
 from specrig.reporting.simulated import simulated_grid, simulated_table
@@ -56,7 +57,7 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     for stem, (frame, shown) in grids.items():
         write_atomically(out / f"{stem}.csv", frame.to_csv(index=False))
         write_atomically(out / f"{stem}.md", grid.markdown(shown))
-        write_atomically(out / f"{stem}.tex", grid.latex(paper.get(stem, shown)))
+        write_atomically(out / f"{stem}.tex", latex(paper.get(stem, shown)))
     return [out / name for name in FILES]
 
 

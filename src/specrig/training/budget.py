@@ -17,7 +17,10 @@ LEARNING = 3
 
 
 def training_flop(recipe: Recipe, models: Iterable[str]) -> float:
-    """Of making these of a pair's models (names of `stages.STAGES`, or `joint`: Medusa-2), and of the text that they learn from."""
+    """What it costs to train `models` of a pair, and to write the text that they learn from.
+
+    models: names in `stages.STAGES`, or `joint` for Medusa-2.
+    """
     wanted = list(models)
     return sum(_COSTS[name](recipe) for name in wanted) + (_text(recipe) if set(wanted) - {"target"} else 0.0)
 

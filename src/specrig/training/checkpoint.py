@@ -1,8 +1,8 @@
-"""An unfinished training on disk, so that a killed one goes on where it was. Safetensors only.
+"""An unfinished training on disk, so that a training that was killed can continue. Safetensors only.
 
-A training that goes on gives the weights that an uninterrupted one gives: modules, optimisers and generators are all kept, and the
-batches are a function of the seed and the step. To the last bit on a CPU; on a GPU, whose sums have no fixed order, two runs of the
-same training differ in the last digits, and so do a whole and a cut one.
+A continued training gives the same weights as an uninterrupted one: modules, optimisers and generators are all stored, and the batches
+depend only on the seed and the step. On a CPU the weights agree to the last bit. On a GPU, where sums have no fixed order, two runs of
+the same training differ in the last digits, and so do an uninterrupted and a continued one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from specrig.training.optimizer import Optimizer
 FILE = "checkpoint.safetensors"
 EVERY_S = 30.0
 SHARE = 0.05
-"""Of a training's time that writing may take: a large model's state takes seconds."""
+"""The largest share of a training's time that writing checkpoints may take: to write a large model's state takes seconds."""
 
 
 class State:
-    """What a training changes: modules with their optimisers, and the generators of its noise.
+    """Everything that a training changes: modules with their optimisers, and the random generators of its noise.
 
-    `folder` is the training's hidden one; what a training with the same `key` left there is restored. Names of parts hold no dot.
+    folder: where the checkpoint lies; one of a training with the same `key` is restored at once. parts: name, without a dot -> (module,
+    optimiser).
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class State:
         return [optimizer for _, optimizer in self.parts.values()]
 
     def due(self) -> bool:
-        """Whether the last writing was a while ago."""
+        """Whether the last checkpoint is old enough to be replaced."""
         return time.monotonic() - self.saved >= self.pause
 
     def keep(self, step: int) -> None:
@@ -57,7 +58,7 @@ class State:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Write the state after `step`; a kill at any moment leaves the last one or this one."""
+        """Write the state after `step`. Whenever the process is killed, either the last checkpoint or this one is there, whole."""
         begun = time.monotonic()
         tensors: dict[str, Tensor] = {f"generator.{n}": each.get_state() for n, each in enumerate(self.generators)}
         for part, (module, optimizer) in self.parts.items():

@@ -1,6 +1,6 @@
 """Distillation of the draft: it learns the target's distribution on the corpus and on text that the target wrote itself.
 
-On its own text the draft sees the states it will meet when it drafts (DistillSpec, arXiv:2310.08461). The loss is
+On text that the target wrote the draft sees the states that it will meet when it drafts (DistillSpec, arXiv:2310.08461). The loss is
 kl_weight x KL(target || draft) + (1 - kl_weight) x cross-entropy, in nats a token.
 """
 
@@ -68,6 +68,7 @@ def distillation_loss(model: Llama, teacher: Llama, kl_weight: float) -> Callabl
         tokens = moved(batch[0], where)
         with autocast(where):
             with torch.no_grad():
+                # The teacher's logits [B · T, V], from its states where these are stored.
                 hidden = teacher(tokens[:, :-1]) if batch[1] is None else batch[1]
                 goal = teacher.logits(hidden).flatten(0, 1)
             logits = model.logits(model(tokens[:, :-1])).flatten(0, 1)
@@ -77,7 +78,7 @@ def distillation_loss(model: Llama, teacher: Llama, kl_weight: float) -> Callabl
 
 
 def _mixed(text: Iterator[Tensor], own: Tensor, teacher: Llama, recipe: Recipe) -> Iterator[Taught]:
-    """Batches of the corpus, and of the target's own text for the last `generated_share` of the steps."""
+    """Batches of the corpus, then, for the last `generated_share` of the steps, of the target's own text with its hidden states."""
     settings, share = recipe.draft_training, recipe.distillation.generated_share if len(own) else 0.0
     switch = round(settings.steps * (1 - share))
     for _ in range(switch * settings.accumulate):

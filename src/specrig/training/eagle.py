@@ -1,18 +1,20 @@
 """Training of the EAGLE head: it learns to continue the frozen target's features (Li et al., 2401.15077, section 4.2).
 
-Loss of one step: smooth-L1 between predicted and true features plus a weighted KL divergence (the paper's cross-entropy, less a
-constant) of the distribution that the target's LM head reads from the predicted feature from the target's own. With `rollout` > 1
-the head takes further steps on the features it predicted itself, seeing what it will see when it drafts (HASS, 2408.15766;
-EAGLE-3, 2503.01840, "training-time test"), and the losses are averaged over the steps. The target's features are computed once.
+The loss of one step is the smooth-L1 distance between predicted and true features, plus a weighted KL divergence between two
+distributions: the target's own, and the one that the target's LM head gives for the predicted feature. (The paper has a cross-entropy,
+which differs from it by a constant.) With `rollout` > 1 the head takes further steps on the features that it predicted itself, as it
+does when it drafts (HASS, 2408.15766; EAGLE-3, 2503.01840, "training-time test"), and the losses are averaged over the steps. The
+target's features are computed once, before training.
 Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +35,7 @@ from specrig.training.trainer import autocast, moved, place
 
 
 class Layer(nn.Module):
-    """The head while it trains: query, key and value one matrix, gate and up one matrix (names as the optimiser splits them)."""
+    """The head while it trains. Query, key and value are one matrix, gate and up are one matrix; the optimiser splits them by name."""
 
     streams: tuple[int, ...] = ()
     """Residual streams of the target that the head reads besides its final state (see `Llama.forward`)."""
@@ -50,7 +52,7 @@ class Layer(nn.Module):
         self.down = nn.Parameter(torch.zeros(D, intermediate))
 
     def initialise(self, seed: int) -> Layer:
-        """Normal matrices of deviation 1/sqrt(width), outputs at zero: at first the head is its `fc` alone."""
+        """Draw the weights: normal matrices of deviation 1/sqrt(width). Output matrices stay zero, so at first the head is `fc` alone."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for matrix in (self.fc, self.qkv, self.gate_up):
@@ -71,18 +73,21 @@ class Layer(nn.Module):
         return target.logits(predicted)
 
     def forward(self, embedded: Tensor, states: Tensor, steps: int, cos: Tensor, sin: Tensor) -> Iterator[Tensor]:
-        """Predicted features `[B, T, D]` of each of `steps` steps.
+        """Yield the predicted features `[B, T, D]` of each of `steps` steps, all positions at once.
 
-        embedded: `[B, T, D]`, tokens t + 1; states: `[B, T, ...]`, the target's of t. In step j + 1 entry i is fed with what step j
-        predicted at i - 1, and attends as when drafting: to true entries up to i - j, then one entry of each step up to its own.
+        embedded: `[B, T, D]`, of tokens t + 1; states: `[B, T, ...]`, the target's at t. Step 0 reads the true features. In step j + 1
+        entry i reads what step j predicted at i - 1, and it attends as it does when drafting: to the true entries up to i - j - 1, then
+        to one entry of each step up to its own.
         """
         B, T, D = embedded.shape
         keys: list[Tensor] = []
         values: list[Tensor] = []
         features = incoming = self.fuse(states)
         for step in range(steps):
+            # x: the residual stream [B, T, D]; reads: what attention projects.
             x, reads = self.enter(embedded, incoming)
             q, k, v = F.linear(reads, self.qkv).view(B, T, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
+            # Keys and values of all steps so far side by side, [B, heads, (step + 1) · T, head size]; `_visible` says who sees which.
             keys.append(rotate(k, cos, sin))
             values.append(v)
             mask = _visible(T, step, x.device) if step else None
@@ -93,6 +98,7 @@ class Layer(nn.Module):
             gate, up = F.linear(F.rms_norm(x, (D,), self.mlp_norm, EPSILON), self.gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, self.down)
             yield x
+            # The next step reads each prediction one position later. Entry 0 has none before it and keeps its true feature.
             incoming = torch.cat((features[:, :1].to(x.dtype), x[:, :-1]), 1)
 
     def save(self, folder: Path, target: LlamaConfig) -> None:
@@ -124,7 +130,8 @@ Settings = TypeVar("Settings", bound=HeadTraining)
 
 
 def _visible(T: int, step: int, where: torch.device) -> Tensor:
-    """Which entries of steps 0 .. `step` entry i of `step` attends to: `[T, (step + 1) * T]`."""
+    """Which entries of steps 0 .. `step` entry i of `step` attends to: `[T, (step + 1) * T]` bool, a block of T columns a step."""
+    # Step 0: true entries, up to i - step. Each step in between: the one entry that lies on i's own path of predictions. Last: itself.
     blocks = [torch.ones(T, T, dtype=torch.bool, device=where).tril(-step)]
     blocks += [torch.ones(T - back, dtype=torch.bool, device=where).diag(-back) for back in range(step - 1, 0, -1)]
     return torch.cat([*blocks, torch.eye(T, dtype=torch.bool, device=where)], 1)
@@ -139,16 +146,19 @@ def head_loss(
     """
     where = target.embedding.device
     with torch.no_grad(), autocast(where):
+        # What the head is to predict at t: the target's feature and distribution at t + 1. What it reads: token t + 1, feature t.
         goals = hidden[:, 1:].float()
         likely = target.logits(hidden[:, 1:]).flatten(0, 1)
         embedded = F.embedding(tokens[:, 1:], target.embedding)
         fed = hidden[:, :-1].float()
+        # Noise makes the head robust against its own errors (2401.15077, section 4.2).
         fed = fed + (torch.rand(fed.shape, generator=generator, device=where) * 2 - 1) * settings.noise
     T = embedded.shape[1]
     unused = torch.zeros(len(likely), dtype=torch.int64, device=where)  # labels, of no weight
     total = torch.zeros((), device=where)
     with autocast(where):
         for predicted in head(embedded, fed, settings.rollout, target.cos[:T], target.sin[:T]):
+            # The two losses of the module's docstring; each step weighs the same.
             total = total + settings.feature_weight * F.smooth_l1_loss(predicted.float(), goals)
             logits = target.logits(predicted).flatten(0, 1)
             total = total + settings.logits_weight * distillation(logits, likely, unused, 1.0)
@@ -166,6 +176,7 @@ def agreement(head: Layer, target: Llama, texts: Tensor, counted: Tensor, depth:
     texts, T = texts.to(where), texts.shape[1] - 1
     same, wanted = [0] * depth, counted[:, 1:].to(where)
     with autocast(where):
+        # The target's first choice at every position but the first, [N, T], against the head's after 1, 2, … steps.
         states = target(texts, head.streams)
         choices = target.logits(states[:, 1:, -target.shape.hidden :]).argmax(-1)
         embedded = F.embedding(texts[:, 1:], target.embedding)
@@ -174,36 +185,40 @@ def agreement(head: Layer, target: Llama, texts: Tensor, counted: Tensor, depth:
     return [round(count / max(1, int(wanted.sum())), 4) for count in same]
 
 
+@dataclass(frozen=True, slots=True)
+class HeadKind(Generic[Head, Settings]):
+    """What differs between the trainings of two kinds of head: everything else is `fit`'s."""
+
+    name: str
+    """The head's folder beside the target's, and its name in a pair."""
+    settings: Settings
+    make: Callable[[Llama], Head]
+    """An untrained head for a target."""
+    loss_of: Callable[[Head, Llama, Tensor, Tensor, Settings, torch.Generator], Tensor]
+    """Of (head, target, tokens `[B, T + 1]`, the target's states of them, settings, generator of noise): the loss, one number."""
+
+
 def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Train an EAGLE head for `models`/target and write the folder `models`/eagle: see `fit`."""
-    fit("eagle", Layer, head_loss, recipe.eagle, recipe, corpus_dir, models, progress, device)
+    fit(HeadKind("eagle", recipe.eagle, Layer, head_loss), recipe, corpus_dir, models, progress=progress, device=device)
 
 
-def fit(
-    name: str,
-    make: Callable[[Llama], Head],
-    loss_of: Callable[[Head, Llama, Tensor, Tensor, Settings, torch.Generator], Tensor],
-    settings: Settings,
-    recipe: Recipe,
-    corpus_dir: Path,
-    models: Path,
-    progress: bool,
-    device: str,
-) -> None:
-    """Train the head that `make` gives for `models`/target and write `models`/`name` (config.json, model.safetensors).
+def fit(kind: HeadKind[Head, Settings], recipe: Recipe, corpus_dir: Path, models: Path, *, progress: bool, device: str) -> None:
+    """Train a head of this kind for `models`/target and write `models`/`kind.name` (config.json, model.safetensors).
 
     Also writes its `training.jsonl`: the loss, and at the end the agreement with the target by depth. Raises CorpusError for a
     missing corpus, TrainingError when there is no target or no text of it, or the loss is not finite.
     """
+    settings = kind.settings
     target, text, where = trained(models, "target"), read_text(models), place(device)
     tokenizer = load_tokenizer(target)
     teacher = llama.load(target).to(where).eval().requires_grad_(False)
-    head = make(teacher)
+    head = kind.make(teacher)
     head.initialise(recipe.seed + 3).to(where)
     schedule = Optimisation(steps=settings.steps, batch=settings.batch, lr=settings.lr, matrix_lr=settings.matrix_lr)
     optimizer = Optimizer(head, schedule)
     generator = torch.Generator(where).manual_seed(recipe.seed + 3)
-    with training(models / name, settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
+    with training(models / kind.name, settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
         run.begin({"head": (head, optimizer)}, [generator])
         texts = moved(with_corpus(text.train, settings.corpus_sequences, corpus_dir, tokenizer, recipe.seed + 3), where)
         hidden = states(teacher, texts, head.streams)  # once: a step then costs the head alone
@@ -211,7 +226,7 @@ def fit(
         for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):
             rows = moved(rows, where)
             tokens = texts[rows]
-            loss = loss_of(head, teacher, tokens, hidden[rows], settings, generator)
+            loss = kind.loss_of(head, teacher, tokens, hidden[rows], settings, generator)
             run.take_step(step, [loss], tokens=step * tokens.numel(), lr=settings.lr)
         # The choice after the end of the text is never drafted.
         counted = text.written & (text.heldout != end_of_text(tokenizer))

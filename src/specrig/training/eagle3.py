@@ -1,8 +1,8 @@
 """Training of the EAGLE-3 head: "training-time test" (Li et al., 2503.01840, section 3.2).
 
-In training the head takes the steps it takes when it drafts: the first on the target's fused features, the further ones on its own
-output. Each step's loss is the KL divergence (the paper's cross-entropy, less a constant) of the head's distribution from the
-target's. Nothing asks its output to resemble the target's features, so the layer is free to carry what later steps need.
+In training the head takes the same steps as when it drafts: the first one reads the target's fused features, each further one reads the
+head's own output. Each step's loss is the KL divergence between the target's distribution and the head's (the paper has a cross-entropy,
+which differs by a constant). No loss asks the output to resemble the target's features, so the layer can carry what later steps need.
 Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary, Vd the head's.
 """
 
@@ -50,7 +50,7 @@ class Layer(eagle.Layer):
         self.reduced, self.vocabulary = len(self.drafted) < target.vocabulary, target.vocabulary
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Low, middle and high stream, and the final state, which is not read: `[B, T, 4D]` -> `[B, T, D]`."""
+        """The target's low, middle and high stream -> features: `[B, T, 4D]` -> `[B, T, D]`. The last D, the final state, are not read."""
         return F.linear(states[..., : self.fc.shape[1]].to(self.fc.dtype), self.fc)
 
     def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,10 +91,10 @@ class Layer(eagle.Layer):
 def head_loss(
     head: Layer, target: Llama, tokens: Tensor, states: Tensor, settings: Eagle3Training, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Mean over the steps, each further one weighing step_decay of the one before, of the KL divergence in nats a token.
+    """The weighted mean over the steps of the KL divergence, in nats a token; each step weighs step_decay times the one before.
 
-    tokens: `[B, T + 1]`; states: `[B, T + 1, 4D]`, the target's streams and final state. Both on the target's device. With a
-    reduced vocabulary the target's distribution is that over its tokens.
+    tokens: `[B, T + 1]`; states: `[B, T + 1, 4D]`, the target's streams and final state; both on the target's device. With a reduced
+    vocabulary the target's distribution is renormalised over the tokens that the head knows.
     """
     where = target.embedding.device
     with torch.no_grad(), autocast(where):
@@ -105,6 +105,7 @@ def head_loss(
     unused = torch.zeros(len(likely), dtype=torch.int64, device=where)  # labels, of no weight
     total, weight, weights = torch.zeros((), device=where), 1.0, 0.0
     with autocast(where):
+        # The weight of step i is step_decay to the power i.
         for predicted in head(embedded, states[:, :-1], settings.rollout, target.cos[:T], target.sin[:T]):
             total = total + weight * distillation(head.draft_logits(predicted).flatten(0, 1), likely, unused, 1.0)
             weights += weight
@@ -127,4 +128,5 @@ def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, d
             return Layer(target)
         return Layer(target, frequent(read_text(models).train, wanted, target.vocabulary))
 
-    eagle.fit("eagle3", make, head_loss, recipe.eagle3, recipe, corpus_dir, models, progress, device)
+    kind = eagle.HeadKind("eagle3", recipe.eagle3, make, head_loss)
+    eagle.fit(kind, recipe, corpus_dir, models, progress=progress, device=device)

@@ -18,9 +18,9 @@ from specrig.training.llama import EPSILON, Layer, Llama, rotate
 def continuations(model: Llama, prompts: Sequence[list[int]], width: int, temperatures: Sequence[float], seed: int) -> Tensor:
     """Continue every prompt until it is `width` tokens long: `[B, width]` int64 on the CPU.
 
-    Row b samples at `temperatures[b % len(temperatures)]` (0: greedy). End-of-text does not stop a row: what follows is a new
-    text, as in training. Rows go through the model together from the end of the shortest prompt on; the longer ones' tokens
-    are fed in their turn. Every prompt must be shorter than `width`. Runs in the weights' own precision.
+    Row b samples at `temperatures[b % len(temperatures)]` (0: greedy). End-of-text does not stop a row: what follows is a new text, as in
+    training. From the end of the shortest prompt on all rows advance together, one token a step; a row whose prompt is longer takes its
+    next token from the prompt instead of sampling. Every prompt must be shorter than `width`. Runs in the weights' own precision.
     """
     where, precision = model.embedding.device, model.embedding.dtype
     generator = torch.Generator(where).manual_seed(seed)
@@ -35,11 +35,13 @@ def continuations(model: Llama, prompts: Sequence[list[int]], width: int, temper
     heat = torch.tensor([temperatures[row % len(temperatures)] for row in range(B)], device=where)
     start = 0
     for position in range(shortest, width):
+        # Run what the cache lacks: first the shortest prompt's length of every row, then one token a step. [B, n, D].
         hidden = _step(model, out[:, start:position], start, keys, values)
         logits = model.logits(hidden[:, -1]).float()
-        # Gumbel's maximum: one draw a row at its own temperature, and plain argmax where that is zero.
+        # The Gumbel-max trick: argmax of logits + T · noise is a draw at temperature T, and plain argmax at T = 0. [B].
         noise = -torch.empty_like(logits).exponential_(generator=generator).log()
         drawn = (logits + heat[:, None] * noise).argmax(-1)
+        # -1 marks what no prompt has filled.
         out[:, position] = torch.where(out[:, position] < 0, drawn, out[:, position])
         start = position
     return out.cpu()

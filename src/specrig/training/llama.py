@@ -1,4 +1,4 @@
-"""A lean Llama for training: the same function as `transformers.LlamaForCausalLM`, with fewer and larger operations.
+"""A Llama for training. It computes the same function as `transformers.LlamaForCausalLM`, with fewer and larger operations.
 
 Query, key and value are one matrix, gate and up are one matrix, and the output head is the embedding. Saved in Hugging Face
 format under Hugging Face's names; a test holds the two forwards equal. Shapes: B sequences, T tokens, D hidden, V vocabulary.
@@ -38,11 +38,13 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`[B, T, D]` -> `[B, T, D]`; `cos` and `sin` are `[T, head size]`."""
         B, T, D = x.shape
+        # Attention: queries, keys and values from one product, [B, T, 3D] -> three of [B, heads, T, head size].
         normed = F.rms_norm(x, (D,), self.attention_norm, EPSILON)
         q, k, v = F.linear(normed, self.qkv).view(B, T, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + F.linear(mixed.transpose(1, 2).reshape(B, T, D), self.out)
+        # MLP: SwiGLU.
         gate, up = F.linear(F.rms_norm(x, (D,), self.mlp_norm, EPSILON), self.gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate) * up, self.down)
 
@@ -59,6 +61,7 @@ class Llama(nn.Module):
         self.embedding = nn.Parameter(torch.empty(vocabulary, shape.hidden))
         self.layers = nn.ModuleList(Layer(shape) for _ in range(layers or shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden))
+        # Rotary tables [context, head size]: position times frequency, the same for both halves of a head.
         head = shape.hidden // shape.heads
         frequency = ROPE_BASE ** (-torch.arange(0, head, 2).float() / head)
         angle = torch.outer(torch.arange(shape.context).float(), frequency).repeat(1, 2)
@@ -79,9 +82,10 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def grow(self, layers: int) -> None:
-        """Deepen to `layers` without changing the function: each new layer copies the one below, its outputs zero.
+        """Deepen the model to `layers` layers without changing its function.
 
-        Stacking as in "Stacking Your Transformers" (arXiv:2405.15319), made function-preserving by the zero outputs.
+        Each new layer is a copy of the one below it whose output matrices are zero, so it adds nothing to the residual stream yet.
+        Stacking as in "Stacking Your Transformers" (arXiv:2405.15319); the zero outputs are this project's.
         """
         old, grown, last = list(self.layers), [], -1
         for index in range(layers):

@@ -1,7 +1,7 @@
-"""Losses over a vocabulary, with their gradient computed on the way forward, a few rows at a time.
+"""Losses over a vocabulary that compute their gradient in the forward pass, a few rows at a time.
 
-The plain way walks several times over `[N, V]` float32 arrays that do not fit a CPU's cache; on two cores that costs more
-than the layers of a small model. Same values, same gradients (a test compares). N tokens, V vocabulary.
+The usual way makes several `[N, V]` float32 arrays, which do not fit a CPU's cache; on two cores that takes longer than the layers of a
+small model. Values and gradients are the same (a test compares). Shapes: N tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class _CrossEntropy(torch.autograd.Function):
         for start in range(0, len(logits), rows):
             own = labels[start : start + rows, None]
             given = logits[start : start + rows].softmax(-1, dtype=torch.float32)
+            # Loss: -log p(label). Its gradient by the logits: p - onehot(label).
             total -= given.gather(1, own).clamp_min(1e-30).log().sum()
             given.scatter_add_(1, own, given.new_full(own.shape, -1.0))
             gradient[start : start + rows] = given.div_(len(logits))
@@ -48,7 +49,10 @@ class _Distillation(torch.autograd.Function):
             given = logits[start : start + rows].log_softmax(-1, dtype=torch.float32)
             taught = goal[start : start + rows].log_softmax(-1, dtype=torch.float32)
             share = taught.exp()
+            # With t the teacher's distribution (`share`), p the model's: w KL(t || p) = w Σ t (log t - log p), and
+            # (1 - w) times -log p(label). `taught` is used up.
             total += kl_weight * taught.sub_(given).mul_(share).sum() - (1 - kl_weight) * given.gather(1, own).sum()
+            # The gradient by the logits: w (p - t) + (1 - w) (p - onehot(label)) = p - w t - (1 - w) onehot(label).
             slope = given.exp_().sub_(share.mul_(kl_weight))
             slope.scatter_add_(1, own, slope.new_full(own.shape, kl_weight - 1.0))
             gradient[start : start + rows] = slope.div_(len(logits))

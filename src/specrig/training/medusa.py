@@ -27,11 +27,11 @@ from specrig.training.tokenizer import end_of_text, load_tokenizer, save_tokeniz
 from specrig.training.trainer import autocast, moved, place, rows_at_once
 
 RANKS = 10
-"""Choices of a head whose accuracy is measured."""
+"""How many of a head's choices, from the first, have their accuracy measured."""
 
 
 class Head(nn.Module):
-    """One head while it trains. The residual block starts at zero, the LM head as the model's: it begins by saying what that says."""
+    """One head while it trains. The residual block starts at zero and the LM head as the model's, so at first both predict the same."""
 
     def __init__(self, model: Llama, own_lm_head: bool) -> None:
         super().__init__()
@@ -74,13 +74,14 @@ class Heads(nn.ModuleList):
 
 
 def heads_loss(heads: Heads, lm_head: Tensor, hidden: Tensor, goal: Tensor, tokens: Tensor, settings: MedusaTraining) -> Tensor:
-    """Σ decay^i x loss of head i, on `hidden` `[B, T, D]`, `tokens` `[B, T]` and the teacher's logits `goal` `[B, T, V]`.
+    """The sum over heads i of decay^i times the head's loss (2401.10774, equation 1).
 
-    At position t head i answers for token t + 2 + i, about which the teacher speaks at position t + 1 + i.
+    hidden: `[B, T, D]`; tokens: `[B, T]`; goal: the teacher's logits, `[B, T, V]`. At position t head i predicts token t + 2 + i, which
+    the teacher predicts at position t + 1 + i.
     """
     total, T = torch.zeros((), device=hidden.device), tokens.shape[1]
     for index, head in enumerate(heads):
-        reach = T - 2 - index
+        reach = T - 2 - index  # positions whose token t + 2 + index is there
         logits = head(hidden[:, :reach], lm_head)
         taught = goal[:, index + 1 : index + 1 + reach]
         labels = tokens[:, index + 2 :]
@@ -95,18 +96,19 @@ def train_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, 
     Also writes its `training.jsonl`: the loss, and at the end how often each head's first choice is what the target says to held-out
     prompts. Raises CorpusError for a missing corpus, TrainingError when there is no model or text, or the loss is not finite.
     """
-    _train_frozen(recipe, corpus_dir, models, "target", models / "medusa", progress, device)
+    _train_frozen(recipe, corpus_dir, models, of="target", name="medusa", progress=progress, device=device)
 
 
 def train_draft_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
-    """Heads of `models`/draft, written to `models`/draft_medusa; they have to please the target, which is their teacher."""
-    _train_frozen(recipe, corpus_dir, models, "draft", models / "draft_medusa", progress, device)
+    """Train heads on the frozen `models`/draft and write `models`/draft_medusa. Their teacher is the target, which will verify them."""
+    _train_frozen(recipe, corpus_dir, models, of="draft", name="draft_medusa", progress=progress, device=device)
 
 
-def _train_frozen(recipe: Recipe, corpus_dir: Path, models: Path, name: str, out: Path, progress: bool, device: str) -> None:
-    with within_memory(out.name):
-        session = Session(recipe, corpus_dir, models, name, device)
-    with training(out, session.settings.steps, progress, session.key) as run:
+def _train_frozen(recipe: Recipe, corpus_dir: Path, models: Path, *, of: str, name: str, progress: bool, device: str) -> None:
+    """Train heads on the frozen model `models`/`of` and write them to `models`/`name`."""
+    with within_memory(name):
+        session = Session(recipe, corpus_dir, models, of, device)
+    with training(models / name, session.settings.steps, progress, session.key) as run:
         heads = Heads(session.model, session.settings).to(session.where)
         session.fit(heads, run)
         session.finish(heads, run)
@@ -115,8 +117,9 @@ def _train_frozen(recipe: Recipe, corpus_dir: Path, models: Path, name: str, out
 def train_jointly(recipe: Recipe, corpus_dir: Path, base: Path, models: Path, progress: bool, device: str = "cpu") -> None:
     """Medusa-2: train the target of the pair folder `base` further, together with its heads; writes `models`/target and /medusa.
 
-    The heads begin as `base`/medusa, trained alone: the paper's warm-up (section 2.2.2). The model's own loss is its distance from
-    what it was, so that it stays the model it was (self-distillation, section 2.3.2). Raises like `train_heads`.
+    The heads begin as `base`/medusa, which were trained alone, as in the paper's warm-up (section 2.2.2). The model's own loss is its
+    KL divergence from the model before this training, so that it changes little (self-distillation, section 2.3.2). Raises like
+    `train_heads`.
     """
     with within_memory(models.name):
         session = Session(recipe, corpus_dir, base, "target", device)
@@ -132,7 +135,10 @@ def train_jointly(recipe: Recipe, corpus_dir: Path, base: Path, models: Path, pr
 
 
 class Session:
-    """What the trainings share: the models, the text, the hidden states, the measuring."""
+    """What Medusa's trainings share: the models, the text with its hidden states, the two training loops, and the measuring.
+
+    name: the model that gets heads, `target` or `draft`. The teacher is always the target.
+    """
 
     def __init__(self, recipe: Recipe, corpus_dir: Path, models: Path, name: str, device: str) -> None:
         self.where = place(device)
@@ -164,7 +170,7 @@ class Session:
             run.take_step(step, [loss], tokens=step * tokens.numel(), lr=settings.lr)
 
     def fit_jointly(self, heads: Heads, own_curve: Curve, run: Run) -> None:
-        """Train heads and model together. The teacher is the model as it was."""
+        """Train heads and model together. The teacher is the model before this training, by its LM head and stored hidden states."""
         settings, joint = self.settings, self.settings.joint
         before = self.model.embedding.detach().clone()
         self.model.requires_grad_(True).train()
@@ -180,9 +186,11 @@ class Session:
             tokens = self.texts[rows]
             with autocast(self.where):
                 with torch.no_grad():
+                    # The teacher: the stored states through the LM head as it was before.
                     goal = F.linear(self.taught[rows], before)
                 hidden = self.model(tokens)
                 logits = self.model.logits(hidden[:, :-1]).flatten(0, 1)
+                # The model's own loss, then the heads' beside it with weight lambda_0 (2401.10774, section 2.2.2).
                 own = distillation(logits, goal[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), settings.kl_weight)
                 loss = own + joint.heads_weight * heads_loss(heads, self.model.embedding, hidden, goal, tokens, settings)
             own_curve.note(step, own, tokens=step * tokens.numel())
@@ -212,10 +220,10 @@ class Session:
 
 @torch.no_grad()
 def rank_accuracies(heads: Heads, model: Llama, texts: Tensor, written: Tensor) -> list[list[float]]:
-    """How often each choice is the token that came, by rank: of the model's LM head, then of every head (`[1 + K][RANKS]`).
+    """How often the choice of each rank is the token that came, `[1 + K][RANKS]`: of the model's LM head, then of every head.
 
-    texts: `[N, T]`; written: `[N, T]` bool. Counted is what a draft would offer: positions whose next token was written and whose
-    answer was written too.
+    texts: `[N, T]`; written: `[N, T]` bool, which tokens the target wrote. Only positions count at which a draft would be made: the next
+    token and the predicted token were both written by the target.
     """
     where = model.embedding.device
     found: list[list[float]] = []
@@ -224,10 +232,12 @@ def rank_accuracies(heads: Heads, model: Llama, texts: Tensor, written: Tensor) 
         for ahead in range(1, 2 + len(heads)):
             states = hidden[:, :-ahead]
             counts = torch.zeros(RANKS)
+            # Which positions count: `ahead` 1 is the LM head's token t + 1, 2 is head 0's token t + 2, and so on.
             asked = (written[:, 1 : 1 + states.shape[1]] & written[:, ahead:]).to(where)
             answers = texts[:, ahead:].to(where)[asked]
             for state, answer in zip(states[asked].split(2048), answers.split(2048), strict=True):
                 logits = (model.logits(state) if ahead == 1 else heads[ahead - 2](state, model.embedding)).float()
+                # The rank of the token that came: how many tokens have a higher logit.
                 ranks = (logits > logits.gather(1, answer[:, None])).sum(-1)
                 counts += torch.bincount(ranks.clamp(max=RANKS), minlength=RANKS + 1)[:RANKS].cpu()
             found.append([round(share, 5) for share in (counts / max(1, len(answers))).tolist()])

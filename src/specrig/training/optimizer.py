@@ -11,7 +11,7 @@ from specrig.training.recipe import Optimisation
 
 _ITERATIONS = 5
 _OUTER = {"embedding", "lm_head"}
-"""Matrices over the vocabulary: AdamW's, their rows are tokens."""
+"""Matrices over the vocabulary, whose rows are tokens: AdamW learns them."""
 _SPLITS = {"qkv": 3, "gate_up": 2}
 """Fused matrices hold that many matrices of the model; each is orthogonalised by itself."""
 
@@ -22,10 +22,13 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     `[N, rows, columns]` -> the same shape, bfloat16. Coefficients: Keller Jordan, Muon (2024), kellerjordan.github.io/posts/muon.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
+    # The iteration multiplies by X X^T, which is smaller where X has fewer rows than columns.
     tall = matrices.shape[-2] > matrices.shape[-1]
     X = (matrices.mT if tall else matrices).bfloat16()
+    # The Frobenius norm bounds the largest singular value, so all of them start within [0, 1].
     X = X / (X.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).bfloat16()
     for _ in range(_ITERATIONS):
+        # X <- a X + (b A + c A A) X with A = X X^T: each singular value s becomes a s + b s^3 + c s^5, which drives it towards 1.
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)
         X = torch.baddbmm(X, B, X, beta=a)
@@ -44,7 +47,7 @@ class Optimizer:
         self.adopt(model)
 
     def adopt(self, model: nn.Module) -> None:
-        """Take in the parameters that are new; those known keep their state."""
+        """Add the model's parameters that are new; known ones keep their state."""
         known = {id(parameter) for parameter in self.parameters}
         new = [(name, parameter) for name, parameter in model.named_parameters() if id(parameter) not in known]
         adam: list[nn.Parameter] = []
@@ -70,7 +73,7 @@ class Optimizer:
             self.adam.add_param_group({"params": adam})
 
     def state(self, model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
-        """(kind, name of the parameter in `model`, tensor) of all that the next step depends on, its number aside."""
+        """Everything that the next step depends on, but its number: (kind, name of the parameter in `model`, tensor)."""
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for members in self.matrices.values():
             yield from (("momentum", names[id(parameter)], momentum) for parameter, momentum, _ in members)
@@ -93,7 +96,7 @@ class Optimizer:
         self.step_number = steps
 
     def rate(self) -> float:
-        """Share of the peak learning rate at this step: warm-up, stable, linear decay to zero."""
+        """The learning rate of this step as a share of its peak: it rises linearly, stays, and falls linearly to zero."""
         steps = self.settings.steps
         warm = max(1.0, self.settings.warmup * steps)
         rest = (steps - self.step_number) / max(1.0, self.settings.decay * steps)
@@ -108,13 +111,16 @@ class Optimizer:
         for group in self.adam.param_groups:
             group["lr"] = self.settings.lr * rate
         self.adam.step()
+        # Muon: matrices of one shape are orthogonalised together, `[pieces, rows, columns]`.
         for (rows, columns), members in self.matrices.items():
             pieces = []
             for parameter, momentum, splits in members:
                 assert parameter.grad is not None
+                # Nesterov momentum 0.95: the gradient, moved towards its running mean.
                 momentum.lerp_(parameter.grad, 0.05)
                 pieces.append(torch.lerp(parameter.grad, momentum, 0.95).view(splits, rows, columns))
             update = orthogonalise(torch.cat(pieces)).float()
+            # Tall matrices take larger steps, so that the change of a layer's output does not depend on its shape.
             scale = self.settings.matrix_lr * rate * max(1.0, rows / columns) ** 0.5
             start = 0
             for parameter, _, splits in members:

@@ -1,4 +1,4 @@
-"""One training: where it writes, what it tells, and how it goes on after a kill."""
+"""One training: the folder that it writes, the progress that it reports, and how it continues after it was killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specrig.training.recipe import Recipe
 
 _LOG_EVERY_S = 10.0
 _READ_EVERY = {"cpu": 1, "cuda": 10}
-"""Steps between two readings of the loss: to read it, the CPU waits until a GPU has done all that it was given."""
+"""Every how many steps the loss is read. To read it, the CPU must wait until the GPU has done all the work in its queue."""
 
 
 class TrainingError(RuntimeError):
@@ -34,10 +34,9 @@ class TrainingError(RuntimeError):
 
 
 class Curve:
-    """Writes `training.jsonl`, one JSON object a line, flushed as it goes, and tells a person how training goes.
+    """Writes `training.jsonl`, one JSON object a line, and shows progress: a bar with `progress` on a terminal, else a line every ten seconds.
 
-    With `progress` on a terminal a bar; otherwise a line every ten seconds. A training that goes on after `done` steps keeps what the
-    file says of them.
+    done: steps that a training took before it was cut; their lines in the file are kept.
     """
 
     def __init__(self, path: Path, label: str, steps: int, progress: bool, done: int = 0) -> None:
@@ -124,13 +123,14 @@ class Run:
         self.done = steps_done(folder, key)
 
     def begin(self, parts: Mapping[str, tuple[nn.Module, Optimizer]], generators: Sequence[torch.Generator] = ()) -> None:
-        """Say what the training changes; what a cut training left is put into it."""
+        """Name what the training changes (see `checkpoint.State`). If a checkpoint of the same training is there, it is restored."""
         self.state = State(self.folder, self.key, parts, generators)
 
     def take_step(self, step: int, losses: Iterable[Tensor], *, parts: int = 1, tokens: int, lr: float) -> None:
-        """Descend once along the mean of the losses of a batch's `parts`, each made when the one before has gone back.
+        """Take one optimiser step on the mean of `parts` losses, each of a part of the batch.
 
-        tokens: seen so far; lr: the peak rate. Raises TrainingError for a loss not finite, on a GPU some steps later.
+        losses: computed one by one, each after the backward pass of the one before, so that only one part takes memory. tokens: seen so
+        far; lr: the peak rate. Raises TrainingError for a loss that is not finite, on a GPU some steps later.
         """
         found = []
         for loss in losses:

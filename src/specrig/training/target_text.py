@@ -1,6 +1,6 @@
-"""Text that the target writes: drafts and heads learn from it what they will be asked to draft. Written once a pair.
+"""Text that the target writes, once a pair; the pair's draft and heads learn from it.
 
-On the target's own text a draft sees the states it will meet when it drafts (DistillSpec, arXiv:2310.08461). Shapes: N sequences,
+On the target's own text a draft sees the states that it will meet when it drafts (DistillSpec, arXiv:2310.08461). Shapes: N sequences,
 T tokens, D hidden.
 """
 
@@ -74,7 +74,7 @@ def read_text(models: Path) -> TargetText:
 
 
 def learnt_from(recipe: Recipe, corpus_dir: Path, models: Path, *names: str) -> str:
-    """`key_of` a training that learns from these of a pair's models."""
+    """`key_of` a training that learns from the corpus, from the target's text, and from the models `names` of the pair."""
     return key_of(recipe, corpus_dir / "train.jsonl", models / TEXT, *(models / name / "model.safetensors" for name in names))
 
 
@@ -87,7 +87,7 @@ def trained(models: Path, name: str) -> Path:
 
 
 def training_prompts(recipe: Recipe, corpus_dir: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """Prompts of the training text, shortest first, as many of every task; half of the sequence is left for the answer."""
+    """Token ids of training prompts, shortest first, equally many of every task. A prompt takes at most half of a sequence."""
     rows = corpus.read(corpus_dir / "train.jsonl")
     prompts: list[list[int]] = []
     for task in TASKS:
@@ -97,7 +97,7 @@ def training_prompts(recipe: Recipe, corpus_dir: Path, tokenizer: Tokenizer) -> 
 
 
 def heldout_prompts(recipe: Recipe, corpus_dir: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """Held-out prompts, likewise."""
+    """Token ids of held-out prompts, chosen in the same way."""
     rows = corpus.read(corpus_dir / "heldout.jsonl")
     prompts: list[list[int]] = []
     for task in TASKS:
@@ -121,7 +121,7 @@ def _written(texts: Tensor, prompts: list[list[int]], eos: int) -> Tensor:
 
 
 def with_corpus(own: Tensor, count: int, corpus_dir: Path, tokenizer: Tokenizer, seed: int) -> Tensor:
-    """`own` `[N, T + 1]` and `count` sequences of the corpus, as long: `[N + count, T + 1]`."""
+    """`own` `[N, T + 1]` with `count` sequences of the corpus, equally long, behind it: `[N + count, T + 1]`."""
     if not count:
         return own
     rows = corpus.read(corpus_dir / "train.jsonl")
@@ -131,7 +131,7 @@ def with_corpus(own: Tensor, count: int, corpus_dir: Path, tokenizer: Tokenizer,
 
 @torch.no_grad()
 def states(model: Llama, texts: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
-    """What `model` gives for the texts (see `Llama.forward`), `[N, T, D]` bfloat16 on the model's device."""
+    """The model's states for `texts` `[N, T]`: `[N, T, (F + 1) D]` bfloat16 on its device, F streams (see `Llama.forward`)."""
     where, together = model.embedding.device, rows_at_once(model.embedding.device)
     N, T = texts.shape
     # Made whole at once: to join pieces would take the memory twice.
@@ -143,7 +143,7 @@ def states(model: Llama, texts: Tensor, streams: tuple[int, ...] = ()) -> Tensor
 
 
 def row_batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """Indices of `batch` of `count` rows at a time, in a new order each epoch, without end."""
+    """Yield the indices of `batch` rows at a time for ever; each epoch goes through all `count` rows in a new order."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.empty(0, dtype=torch.int64)
     while True:

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
-"""Ends every training text; the tokenizer's eos, bos and pad token, with id 0."""
+"""The token that ends every training text: id 0, and the tokenizer's eos, bos and pad token."""
 _WORDS = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+ *|\s+(?!\S)|\s+"
 # Digits stand alone so that numbers are copied digit by digit; a newline takes its indentation with it, which makes code
 # shorter.

@@ -1,7 +1,7 @@
 """The training loop that every embedded model shares: packed batches, optimiser, schedule, evaluation, curve, safe folder.
 
-Trained models are a function of the recipe, the corpus and the machine: budgets are steps, and every draw is seeded. On a CPU the same
-run gives the same bits again; a GPU's sums have no fixed order, so there it gives models that differ in the last digits.
+A trained model depends only on the recipe, the corpus and the machine: budgets are in steps, and all randomness is seeded. On a CPU a
+run gives the same bits again. On a GPU sums have no fixed order, so two runs give models that differ in the last digits.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def place(device: str) -> torch.device:
 
 
 def moved(tensor: Tensor, where: torch.device) -> Tensor:
-    """`tensor` on `where`; to a GPU from pinned memory, so that nobody waits for the copy."""
+    """`tensor` on `where`. It goes to a GPU from pinned memory, so that the host does not wait for the copy."""
     if tensor.device.type == where.type:
         return tensor
     return tensor.pin_memory().to(where, non_blocking=True) if where.type == "cuda" else tensor.to(where)
 
 
 def rows_at_once(where: torch.device) -> int:
-    """Sequences that go through a model together where nothing is learnt: few on a CPU, for its cache."""
+    """How many sequences go through a model at once without gradients: few on a CPU, so that they fit its cache."""
     return 16 if where.type == "cpu" else 64
 
 
@@ -86,7 +86,7 @@ class PackedText:
         self.batch, self.sequence, self.seed = batch, sequence, seed
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Yield `[batch, sequence + 1]` int64 without end: inputs are `[:, :-1]`, labels `[:, 1:]`."""
+        """Yield batches `[batch, sequence + 1]` int64 for ever: inputs are `[:, :-1]`, labels `[:, 1:]`."""
         generator = torch.Generator().manual_seed(self.seed)
         width, rows = self.sequence + 1, []
         while True:
@@ -128,6 +128,7 @@ def evaluate(model: Llama, heldout: dict[str, Heldout]) -> Losses:
     where = model.embedding.device
     for task, texts in heldout.items():
         total, count = torch.zeros((), dtype=torch.float64, device=where), 0
+        # Texts of similar length go together, so that little is padding; -100 labels it, which the loss leaves out.
         longest_first, together = sorted(texts.tokens, key=len, reverse=True), rows_at_once(where)
         for start in range(0, len(longest_first), together):
             rows = [tokens[: model.shape.context + 1] for tokens in longest_first[start : start + together]]

@@ -1,4 +1,4 @@
-"""Methods, found by discovery: every module here holds one `Drafter` named like its file."""
+"""The methods. They are found by their files: every module here holds one `Drafter` whose name is the file's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RegistrationError(TypeError):
 
 
 def check(drafter: type[Drafter], module: str) -> None:
-    """Refuse a drafter whose interface is wrong, saying what is wrong with it."""
+    """Raise RegistrationError for a drafter whose interface is wrong; the message says what is wrong with it."""
     problems = []
     if getattr(drafter, "name", None) != module:
         problems.append(f"its name is {getattr(drafter, 'name', None)!r}, the file's is {module!r}")

@@ -1,7 +1,7 @@
 """Adaptive k: draft more while the target agrees, less while it does not. Wraps a chain drafter.
 
-Acceptance over the last `window` rounds above `raise_above`: k + 1, up to the cell's k; below `lower_below`: k - 1, down to
-`minimum`. Each row of a batch has its own k.
+Where the acceptance rate over the last `window` rounds is above `raise_above`, k rises by one, up to the cell's k; where it is below
+`lower_below`, k falls by one, down to `minimum`. Each row of a batch has its own k.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INNER: dict[str, type[Drafter]] = {"draft_model": DraftModel, "ngram": Ngram}
 
 
 class AdaptiveK(Drafter):
-    """The cell's k is the ceiling; `start` the first round's k."""
+    """The first round drafts `start` tokens; the cell's k is the most that a round may draft."""
 
     name = "adaptive_k"
     summary = "draft model whose k follows the acceptance of the last rounds, between 2 and the given k"

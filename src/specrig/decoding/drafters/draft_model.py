@@ -33,6 +33,7 @@ class DraftModel(Drafter):
         """Sample k tokens a row, each given the ones before."""
         import torch
 
+        # The draft model first runs what the last round added, then one token a step: logits [B, V] each time.
         sampler = context.sampler
         logits = self.model.catch_up(context.tokens, context.done)
         self.base = [len(tokens) for tokens in context.tokens]
@@ -43,7 +44,7 @@ class DraftModel(Drafter):
             token, q = sampler.next(logits, [depth > step for depth in context.depths])
             tokens.append(token)
             probs.append(q)
-            if step + 1 < k:
+            if step + 1 < k:  # the last token is never run here: the target's pass judges it
                 logits = self.model.forward(token.unsqueeze(1))[0][:, -1]
                 self.model.keep(kept)
         stacked = None if sampler.greedy else torch.stack([q for q in probs if q is not None], 1)

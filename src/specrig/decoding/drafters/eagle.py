@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Eagle(Drafter):
-    """One pass of the head catches up with what was accepted and drafts a token; k - 1 more passes draft the rest."""
+    """One pass of the head runs what was accepted and drafts the first token; each of k - 1 more passes drafts another."""
 
     name = "eagle"
     summary = "a one-layer head continues the target's features, k tokens in a chain (EAGLE, 2401.15077)"

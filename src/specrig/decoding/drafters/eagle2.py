@@ -7,14 +7,16 @@ so with parents first among equals the chosen nodes form a tree.
 
 Example, values: a .6, b .3 below the root; aa .5, ab .05 below a; ba .2, bb .01 below b. The best 3 are a, aa, b.
 
-Above temperature 0 a node's children are drawn from the head's distribution q without replacement, and a tree whose shape follows
-what was drawn is a trap: to keep a sibling because it turned out likely, or to drop it because its descendants did not, makes it
-no draw from q any more. So the worth of a place in the tree is settled before its token is drawn: that of the parent, times the
-chance that the j-th child drawn there is the one accepted, estimated from q alone (`DRAWN`). Worth falls from parent to child and
-from sibling to sibling, hence the chosen places are those that a best-first search would reveal one by one, deciding on each with
-nothing known but what it has revealed before. Given all that, the next token is a fresh draw from q without its elder siblings,
-which is all that multi-candidate rejection asks. (Expansion agrees: a place that outranks this one outranks all below this one,
-so nothing below this one can keep it from being expanded. Equals keep their order, elders and parents first.)
+Above temperature 0 a node's children are drawn from the head's distribution q without replacement. Then the shape of the tree must
+not depend on what was drawn. If a sibling were kept because it turned out likely, or dropped because its descendants turned out
+unlikely, it would no longer be a draw from q, and rejection sampling would no longer be exact. So a place in the tree gets its worth
+before its token is drawn: the worth of its parent, times the chance that the j-th child drawn there is the one that is accepted. That
+chance is estimated from q alone (see `DRAWN`).
+
+Why this is exact: worth falls from parent to child and from sibling to sibling. So the chosen places are those that a best-first search
+would find one by one, and it decides on each place knowing only the tokens found before. Given those, the place's token is a fresh draw
+from q without its elder siblings, which is all that multi-candidate rejection needs. Expansion finds the same places, because whatever
+outranks a place also outranks everything below that place. Of equals, elders and parents come first.
 """
 
 from __future__ import annotations
@@ -31,21 +33,23 @@ if TYPE_CHECKING:
 
 
 DRAWN = 0.5
-"""Share of positions at which the target's distribution is taken to be the head's own, so that the first draw is accepted; at the
-others its next token is taken to be certain, and the j-th draw is right about as often as the j-th most likely token. A wrong
-share costs speed, nothing else."""
+"""How the worth of a draw is estimated. At this share of positions the target is taken to have the head's own distribution, so that
+the first draw is accepted. At the others the target is taken to be certain of its next token, and the j-th draw is that token about as
+often as the head's j-th most likely one is. A wrong share costs speed, not exactness."""
 
 
 def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Of `values` `[B, N]` (log-probabilities of paths) the best `nodes` a row, in their old order, with their parents.
+    """Choose each row's `nodes` nodes of highest value (2406.16858, section 4.2); they stay in their old order.
 
-    parents: `[B, N]` indices of earlier nodes, -1 for the root. Returns indices `[B, n]` and the parents among the chosen `[B, n]`.
+    values: `[B, N]`, log-probabilities of paths; parents: `[B, N]`, indices of earlier nodes, -1 for the root. Returns the chosen
+    indices `[B, n]` and, as places among the chosen, their parents `[B, n]`.
     """
     import torch
 
     # Stable: of a parent and a child of equal value the parent, which has the lower index, comes first.
     order = torch.sort(values, dim=-1, descending=True, stable=True).indices
     chosen = torch.sort(order[:, :nodes], dim=-1).values
+    # place[b, i]: where node i stands among the chosen. A chosen node's parent is chosen too, since its value is no lower.
     place = torch.full_like(parents, -1).scatter_(
         1, chosen, torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
     )
@@ -54,15 +58,17 @@ def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]
 
 
 def _sources(q: Tensor | None, parents: Tensor, chosen: Tensor, width: int) -> Tensor | None:
-    """The distributions that the children of the root and of each chosen node were drawn from; those of childless nodes mean nothing.
+    """`[B, 1 + n, Vd]`: the distributions that the children of the root and of each chosen node were drawn from; None if greedy.
 
-    q: `[B, M, Vd]` the root's, then those of the expanded nodes in the order of their children, `width` each; parents: `[B, N]`.
+    q: `[B, M, Vd]`, the root's and then those of the expanded nodes, in the order of their children, `width` children each. parents:
+    `[B, N]`, of all nodes drafted; chosen: `[B, n]`. A node without children gets the root's distribution, which nobody reads.
     """
     import torch
 
     if q is None:
         return None
     B, N = parents.shape
+    # source[b, i + 1]: the row of q that the children of node i come from. Every `width`-th node is the first child of a new parent.
     source = torch.zeros(B, N + 1, dtype=torch.long, device=q.device)
     source.scatter_(1, parents[:, ::width] + 1, torch.arange(q.shape[1], device=q.device).expand(B, -1))
     rows = torch.cat((source[:, :1], source[:, 1:].gather(1, chosen)), 1)
@@ -82,30 +88,38 @@ class Eagle2(Eagle):
         top_k: int = Field(10, ge=1, le=16)
 
     def propose(self, context: Context, k: int) -> Draft:
-        """Expand k levels, then rerank."""
+        """Expand k levels (2406.16858, section 4.1), then rerank (4.2).
+
+        w: nodes expanded a level, and children of each, so a level below the first drafts w · w nodes. Lists hold a tensor a level.
+        """
         import torch
 
+        # Level 1: the root's w children, [B, w]. They hang on the context, -1.
         logits, feature = self.head.advance(context)
         # Beyond the best `nodes` of a level nothing can be chosen: its betters on that level would fill the tree.
         width = min(self.options.top_k, self.options.nodes, logits.shape[-1])
         best, value, q = self._children(context, logits.unsqueeze(1), width)
         tokens, values, parents, probs = [best.flatten(1)], [value.flatten(1)], [torch.full_like(best[:, 0], -1)], [q]
-        expanded = torch.arange(width, device=logits.device).expand(len(logits), -1)  # of the last level's candidates
+        # Which of the last level's nodes are expanded, [B, w], and the features [B, w, D] that their parents predicted.
+        expanded = torch.arange(width, device=logits.device).expand(len(logits), -1)
         features = feature.unsqueeze(1).expand(-1, width, -1)
-        above, first = None, 0
+        above, first = None, 0  # each expanded node's parent among those expanded before it; index of the level's first node
         for _ in range(k - 1):
+            # The head runs over the expanded nodes alone: logits [B, w, V], predicted features [B, w, D].
             logits, predicted = self.head.branch(tokens[-1].gather(1, expanded), features, above)
             best, value, q = self._children(context, logits, width)
+            # A path's value is its parent's times its own last step: [B, w, 1] + [B, w, w] -> [B, w · w] in logarithms.
             value = (values[-1].gather(1, expanded).unsqueeze(-1) + value).flatten(1)
             parents.append((first + expanded).repeat_interleave(width, 1))
             first += tokens[-1].shape[1]
             tokens.append(best.flatten(1))
             values.append(value)
             probs.append(q)
-            # Stable, for the sake of equals.
+            # The next level expands the w nodes of highest value. Stable, so that equals keep their order.
             expanded = torch.sort(value, dim=-1, descending=True, stable=True).indices[:, :width]
             above = expanded // width
             features = predicted.gather(1, above.unsqueeze(-1).expand(-1, -1, predicted.shape[-1]))
+        # Rerank all nodes of all levels, N of them, to the best n.
         ancestry = torch.cat(parents, 1)
         chosen, kept = rerank(torch.cat(values, 1), ancestry, self.options.nodes)
         drawn = torch.cat([q for q in probs if q is not None], 1) if q is not None else None
@@ -113,13 +127,18 @@ class Eagle2(Eagle):
         return Draft(torch.cat(tokens, 1).gather(1, chosen), kept, sources, width=width, vocabulary=self.head.vocabulary)
 
     def _children(self, context: Context, logits: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`width` children of each of `logits` `[B, m, Vd]`: tokens and log-worths `[B, m, width]`; q `[B, m, Vd]`, None if greedy."""
+        """`width` children of each of m nodes by their `logits` `[B, m, Vd]`.
+
+        Returns tokens and the logarithms of their worths, `[B, m, width]` each, and the distributions q `[B, m, Vd]` that they were drawn
+        from; None if greedy, where the children are the most likely tokens and their worths the probabilities.
+        """
         if context.sampler.greedy:
             best = logits.float().log_softmax(-1).topk(width, -1)
             return self.head.named(best.indices), best.values, None
         counts = [0 if done else logits.shape[1] for done in context.done]
         places, q = context.sampler.candidates(logits, width, counts)
         assert q is not None
+        # The j-th draw: (1 - DRAWN) times the j-th highest probability, and DRAWN more for the first.
         worth = (1 - DRAWN) * q.topk(width, -1).values
         worth[..., 0] += DRAWN
         return self.head.named(places), worth.clamp_(max=1.0).log(), q  # rounding must not put a child above its parent

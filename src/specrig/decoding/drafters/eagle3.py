@@ -1,7 +1,7 @@
 """EAGLE-3: EAGLE's loop with a head that reads three layers of the target and is trained on its own output.
 
-Li et al., 2503.01840. The head is freed from predicting the target's features, so more training data keeps helping; it reads low,
-middle and high layers instead of the last alone. A chain of k tokens, or with `nodes` EAGLE-2's tree, as in the paper.
+Li et al., 2503.01840. The head need not predict the target's features, so it keeps gaining from more training data. It reads a low, a
+middle and a high layer instead of the last layer alone. It drafts a chain of k tokens or, with `nodes`, EAGLE-2's tree, as in the paper.
 """
 
 from __future__ import annotations

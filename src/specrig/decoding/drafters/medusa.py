@@ -1,13 +1,13 @@
 """Medusa: heads on the target's last hidden state draft all positions at once, a static tree of their choices is verified.
 
-Cai et al., 2401.10774. The heads need no pass of their own through a model, but none knows what the one before chose; so several
-choices of each are offered, as a tree. A node is the path of ranks that leads to it: (0, 2) is the second head's third choice
-below the first head's first.
+Cai et al., 2401.10774. The heads need no pass through a model of their own, but no head knows what the head before it chose. So
+several choices of each head are offered, as a tree. A node is named by the path of ranks that leads to it: (0, 2) is the second head's
+third choice below the first head's first choice.
 
-Above temperature 0 a head's choices are drawn from its distribution without replacement, once a level: every node's children on
-that level are the first few of the same draws. That is exact, since the shape of the tree is fixed beforehand, levels are drawn
-independently of each other, and verification walks down one path, so it meets each level's draws once. A node then takes the
-draws in order, whatever ranks the layout gave its children: a draw left out would change the distribution of those behind it.
+Above temperature 0 a head's choices are drawn from its distribution without replacement, once a level, and every node's children on that
+level are the first few of these draws. This is exact for three reasons: the shape of the tree is fixed before anything is drawn, levels
+are drawn independently of each other, and verification walks down one path, so it meets each level's draws once. A node takes the draws
+in their order, whatever ranks the layout gave its children, because leaving out a draw would change the distribution of the later ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FALLBACK = (4, 2, 1)
 
 
 def regular_tree(branching: Sequence[int], depth: int) -> list[Ranks]:
-    """Every node of a level has as many children as `branching` says; beyond it one.
+    """The nodes of a tree in which every node of level l has `branching[l]` children, or one where `branching` is shorter.
 
     Example: branching 2-1, depth 2 -> (0,) (1,) (0, 0) (1, 0).
     """
@@ -48,8 +48,9 @@ def regular_tree(branching: Sequence[int], depth: int) -> list[Ranks]:
 def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> list[Ranks]:
     """The `nodes` most promising nodes that form a tree (2401.10774, section 2.3.3), level by level.
 
-    accuracy: per head and rank the chance that this choice is right. A path's promise is the product along it, which is what the
-    node adds to the expected acceptance length. The next best node always hangs on a chosen one, since products only fall.
+    accuracy: per head and rank the chance that this choice is right. A node's promise is the product of the chances along its path; that
+    is how much it adds to the expected acceptance length. Products only fall along a path, so the next best node always hangs on one
+    that is chosen already.
 
     Example: accuracy [[0.6, 0.2], [0.5, 0.1]], 3 nodes -> (0,) 0.6, (0, 0) 0.3, (1,) 0.2.
     """
@@ -71,10 +72,11 @@ def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A static tree, ready to be filled: its depth, how many ranks it uses, parents, and each node's place in `[depth x width]`.
+    """A static tree, ready to be filled with tokens from a table `[depth x width]` of each level's choices, width ranks a level.
 
-    `places` are by rank, `draws` by birth: the i-th child of a node takes the i-th draw of its level. `sources` is the level that
-    draws the children of the root and of each node up to the last that has any.
+    places: each node's entry in that table where it holds the most likely tokens: (level, rank). draws: its entry where the table holds
+    draws: (level, i) for the i-th child of a node. sources: the level from whose distribution the children of the root and of each node
+    are drawn, up to the last node that has children.
     """
 
     depth: int
@@ -86,7 +88,7 @@ class Layout:
 
     @classmethod
     def of(cls, paths: Sequence[Ranks], vocabulary: int) -> Layout:
-        """Of paths in topological order; those that ask for more choices than there are tokens are left out."""
+        """The layout of nodes in topological order. Nodes whose rank is beyond the vocabulary are left out."""
         paths = [path for path in paths if max(path) < vocabulary]
         index = {path: node for node, path in enumerate(paths)}
         width = 1 + max(map(max, paths))
@@ -102,14 +104,16 @@ class Layout:
         )
 
     def fill(self, logits: Tensor, context: Context, *, ranked: bool = False) -> Draft:
-        """The tree with choices of `logits` `[B, depth, V]`: the most likely ones if greedy or `ranked`, else drawn."""
+        """The tree filled with tokens by `logits` `[B, depth, V]`: the most likely ones if greedy or `ranked`, else drawn ones."""
         from specrig.decoding.device import constant
 
         probs = None
         if ranked or context.sampler.greedy:
+            # [B, depth, V] -> the table of the most likely tokens [B, depth · width] -> one token a node [B, n].
             tokens = logits.topk(self.width, -1).indices.flatten(1)[:, constant(tuple(self.places), logits.device)]
         else:
             counts = [min(depth, self.depth) for depth in context.depths]
+            # A row draws for no more levels than it can use, so that it samples the same in a batch as alone.
             drawn, probs = context.sampler.candidates(logits, self.width, counts)
             tokens = drawn.flatten(1)[:, constant(tuple(self.draws), logits.device)]
         if self.parents == list(range(-1, len(self.parents) - 1)):
@@ -135,14 +139,14 @@ class TreeOptions(MethodOptions):
 
 
 class Medusa(Drafter):
-    """Reads the hidden state that the last token was chosen from: the LM head read that token there, head 0 reads the next."""
+    """The heads read the hidden state that the LM head chose the last token from; head 0 drafts the token after that one."""
 
     name = "medusa"
     summary = "heads on the target's hidden state draft a static tree (Medusa 2401.10774)"
     needs = ("medusa",)
 
     class Options(TreeOptions):
-        """acceptance: exact is lossless; typical is not (section 3.3.2; posterior_threshold, posterior_alpha), save at temperature 0.
+        """acceptance: `exact` is lossless; `typical` (by posterior_threshold and posterior_alpha) is lossy above temperature 0.
 
         `k` bounds the tree's depth, which cannot exceed the number of trained heads.
         """

@@ -1,7 +1,7 @@
-"""Medusa heads on the draft model: k tokens cost one pass of the draft model instead of k, the larger target verifies.
+"""Medusa heads on the draft model: k tokens take one pass of the draft model instead of k, and the larger target verifies them.
 
-The draft model catches up with the context; its LM head drafts the next token and its Medusa heads (2401.10774) the ones behind,
-all from one hidden state.
+The draft model runs what is new of the context. From its last hidden state its LM head drafts the next token, and its Medusa heads
+(2401.10774) draft the tokens after that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MedusaDraft(Drafter):
-    """The draft model's cache only ever holds the context: nothing is rolled back."""
+    """The draft model's cache holds nothing but the context, so nothing is ever rolled back."""
 
     name = "medusa_draft"
     summary = "the draft model carries Medusa heads, so that k tokens cost one draft pass"
@@ -45,7 +45,7 @@ class MedusaDraft(Drafter):
         self.heads.watch.clear()
 
     def propose(self, context: Context, k: int) -> Draft:
-        """One pass of the draft model over what is new, one of its heads."""
+        """One pass of the draft model over what is new, then one pass of its heads."""
         import torch
 
         layout = self.layouts.get(k)

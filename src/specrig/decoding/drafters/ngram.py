@@ -1,7 +1,7 @@
 """N-gram speculation (prompt lookup): what followed the last tokens the last time they occurred is the draft.
 
 Example, n = 2: context `a b c d a b`. The suffix `a b` occurred before, followed by `c d a`: that is the draft for k = 3.
-No match, no draft: the round is a plain decoding step. Costs no model, pays where outputs copy from the prompt.
+Without a match nothing is drafted, and the round is a plain decoding step. No model runs; it pays where outputs copy from the prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NgramIndex:
-    """Where each n-gram of one growing sequence was last followed by something; a lookup is one dictionary access."""
+    """For each n-gram of one growing sequence the position behind its last occurrence; a lookup is one dictionary access."""
 
     def __init__(self, longest: int, shortest: int) -> None:
         self.sizes = range(longest, shortest - 1, -1)
@@ -25,7 +25,7 @@ class NgramIndex:
         self.seen = 0
 
     def extend(self, tokens: list[int]) -> None:
-        """Take in `tokens` (the whole sequence; only what is new is read)."""
+        """Index what is new in `tokens`, the whole sequence so far."""
         for position in range(max(self.seen, 1), len(tokens)):
             for size in self.sizes:
                 if size <= position:

@@ -1,15 +1,15 @@
-"""Suffix decoding: how often each continuation followed the current suffix, in prompt and output, decides what is drafted.
+"""Suffix decoding: the draft is what most often followed the current suffix earlier in prompt and output.
 
 Oliaro et al., 2411.04975. A suffix tree counts every substring of the sequence. The suffixes of the sequence that occurred before
 are its match nodes; below each, continuations are tried by their empirical probability (the product of a node's share among its
-siblings, section 4.2). The longer the match, the more is drafted: at most `max_spec_factor` tokens for each matched one. Of all match
-lengths the one whose draft promises most accepted tokens, the sum of its probabilities, is verified.
+siblings, section 4.2). The longer the match, the more is drafted: at most `max_spec_factor` tokens for each matched one. Of the
+drafts for all match lengths the one with the largest sum of probabilities, which is the expected number of accepted tokens, is verified.
 
 Example: `a b c a b d a b`. The suffix `a b` occurred twice, followed once by c and once by d: each has probability 1/2; with factor
 1 two tokens may be drafted: d (the later one), then what followed it, a.
 
-The paper also keeps a tree of earlier requests. A draft would then depend on what the process served before, and a prompt in a
-batch, or after a resumed run, would not decode as it does alone; so each sequence here has its own tree and no other.
+The paper also keeps a tree of earlier requests. A draft would then depend on what the process served before, and a prompt would decode
+differently in a batch, or in a run that was resumed, than it does alone. So here each sequence has only its own tree.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 
 MOST = 64
-"""Nodes a draft may hold, so that a tree fits the target's cache whatever the options."""
+"""The most nodes that a draft may hold, so that a tree fits the target's cache whatever the options are."""
 
 
 class Node:
-    """A substring: how often it occurred, and the index behind its last occurrence.
+    """A substring of the text: how often it occurred, and the index behind its last occurrence.
 
-    Without `children` nothing below it is counted (it occurred once, or is as long as the tree is deep): the text goes on.
+    children: by next token; None where they are not counted, because the substring occurred once or is as long as the tree is deep.
+    What follows it then is read from the text itself.
     """
 
     __slots__ = ("after", "children", "count")
@@ -44,7 +45,10 @@ class Node:
 
 
 class SuffixTree:
-    """Of one growing sequence, to `depth` tokens; what occurs once is not spelled out, so a token costs as much as its matches."""
+    """The substrings of one growing sequence, up to `depth` tokens long, counted.
+
+    A substring that occurred once has no nodes below it, so a new token costs time in proportion to its matches.
+    """
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -55,11 +59,12 @@ class SuffixTree:
         """The suffixes of the text that occurred before, by length: the first has one token. Each is shorter than `depth`."""
 
     def extend(self, tokens: list[int]) -> None:
-        """Take in `tokens` (the whole sequence; only what is new is read)."""
+        """Count what is new in `tokens`, the whole sequence so far."""
         for token in tokens[len(self.text) :]:
             self.text.append(token)
             end = len(self.text)
             longer: list[Node] = []
+            # Every suffix that occurred before, the empty one included, grows by the token: its child is a longer match, or new.
             for node in (self.root, *self.matches):
                 assert node.children is not None
                 child = node.children.get(token)
@@ -75,10 +80,10 @@ class SuffixTree:
             self.matches = longer
 
     def draft(self, start: Node, nodes: int, depth: int, least: float, *, branch: bool) -> tuple[float, list[int], list[int]]:
-        """Continuations of `start`, the most probable first: (sum of probabilities, tokens, parents).
+        """The most probable continuations of `start`: (sum of their probabilities, tokens, parents).
 
-        At most `nodes` of at most `depth` tokens, each of probability `least` or more; without `branch` only the most frequent
-        token goes on from each, so that they are a chain.
+        nodes: at most so many; depth: at most so many levels; least: the lowest probability of a drafted token. Without `branch` each
+        node gets only its most frequent child, so that the draft is a chain.
         """
         score, tokens, parents = 0.0, list[int](), list[int]()
         # Probability (negative), how long ago (negative index), parent, depth, token, node; the first three tell all apart.
@@ -109,7 +114,7 @@ class SuffixTree:
         return score, tokens, parents
 
     def best(self, factor: float, depth: int, least: float, *, branch: bool) -> tuple[list[int], list[int]]:
-        """The draft of highest score over all match lengths: (tokens, parents), empty without a match."""
+        """The draft with the largest sum of probabilities, over all match lengths: (tokens, parents); both empty without a match."""
         score, tokens, parents, count = 0.0, list[int](), list[int](), 0
         for length in range(len(self.matches), 0, -1):
             node = self.matches[length - 1]
@@ -126,7 +131,7 @@ class SuffixTree:
 
 
 class Suffix(Drafter):
-    """No model, no training: some dictionary accesses a token. k bounds the draft's depth, the match decides on its length."""
+    """Needs no model and no training, only some dictionary accesses a token. k bounds the draft's depth; the match decides its length."""
 
     name = "suffix"
     summary = (
@@ -134,8 +139,8 @@ class Suffix(Drafter):
     )
 
     class Options(MethodOptions):
-        """max_tree_depth: tokens of a counted substring; max_spec_factor: draft tokens a matched token allows;
-        min_token_prob: least probability of a drafted token, given the match; tree: verify a tree instead of a chain.
+        """max_tree_depth: the longest substring that is counted, in tokens; max_spec_factor: how many tokens may be drafted for each
+        matched one; min_token_prob: the lowest probability of a drafted token, given the match; tree: draft a tree instead of a chain.
         """
 
         max_tree_depth: int = Field(24, ge=2, le=64)

@@ -1,12 +1,12 @@
-"""Token recycling: what the target thought likely after a token the last time is drafted after it this time.
+"""Token recycling: after a token it drafts what the target found likely when it last scored that token.
 
 Luo et al., 2408.08696. An adjacency matrix holds, for every token of the vocabulary, the `top_k` tokens that the target found most
 likely behind it when it last scored it, as an accepted token or as a rejected candidate. A static tree is filled from it breadth
-first: below the last token its row, below each of those theirs, and so on (section 3.2). Each verification renews the rows of all
-tokens it scored (3.3).
+first: the children of the last token come from its row, their children from theirs, and so on (section 3.2). Each verification writes
+the rows of all tokens that it scored anew (3.3).
 
-Candidates are deterministic at every temperature. The paper carries the matrix over from prompt to prompt; here each sequence starts
-its own, so that a prompt decodes the same alone, in a batch, and in a run that was resumed.
+Candidates are deterministic at every temperature. The paper carries the matrix over from prompt to prompt. Here each sequence has its
+own, so that a prompt decodes the same alone, in a batch, and in a run that was resumed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 def levels(top_k: int, nodes: int, depth: int) -> list[tuple[list[int], list[int]]]:
     """The static tree, level by level: (each node's parent within the level above, each node's rank in its parent's row).
 
-    The `nodes` most promising ones if a choice of rank r (from 0) were right with chance 1 / (2r + 2): wide at first choices, narrow
-    below late ones, and 80 nodes reach five or six deep, as the paper's do. Example: top_k 2, 3 nodes -> ([0, 0], [0, 1]), ([0], [0]).
+    It holds the `nodes` most promising nodes under the assumption that the choice of rank r (from 0) is right with chance 1 / (2r + 2).
+    Such a tree is wide below first choices and narrow below late ones; 80 nodes reach five or six levels deep, as the paper's do.
+    Example: top_k 2, 3 nodes -> ([0, 0], [0, 1]), ([0], [0]).
     """
     shares = [0.5 / (rank + 1) for rank in range(top_k)]
     paths = sparse_tree([shares] * depth, nodes, depth)
@@ -40,14 +41,14 @@ def levels(top_k: int, nodes: int, depth: int) -> list[tuple[list[int], list[int
 
 
 class TokenRecycling(Drafter):
-    """No model, no training: a few look-ups a level, and one top-k over the logits that verification computes anyway."""
+    """Needs no model and no training: a few look-ups a level, and one top-k over the logits that verification computes anyway."""
 
     name = "token_recycling"
     summary = "a tree of what the target last thought likely after each token (Token Recycling 2408.08696)"
 
     class Options(MethodOptions):
-        """top_k: successors kept of a token; nodes: size of the tree (the paper's 80 is for GPUs); from_prompt: start with the
-        prompt's own successions.
+        """top_k: how many successors of each token are kept; nodes: size of the tree (the paper's 80 is for GPUs); from_prompt: start with
+        what followed each token in the prompt.
         """
 
         top_k: int = Field(8, ge=1, le=32)
@@ -79,7 +80,7 @@ class TokenRecycling(Drafter):
                 self.known[row].update(followers)
 
     def propose(self, context: Context, k: int) -> Draft:
-        """Fill the tree from the last token on; a row whose last token was never scored drafts nothing."""
+        """Fill the tree below the last token. A row whose last token was never scored drafts nothing."""
         import torch
 
         from specrig.decoding.device import on_device
@@ -94,6 +95,7 @@ class TokenRecycling(Drafter):
         level = on_device(roots, self.device).unsqueeze(1)
         rows = torch.arange(len(roots), device=self.device).unsqueeze(1)
         filled = [level[:, :0]]
+        # Level by level [B, w]: each node is the `ranks`-th successor of its parent in the row's matrix.
         for above, ranks in self.trees[k] if any(lengths) else []:
             level = self.matrix[rows, level[:, above], ranks].long()
             filled.append(level)
@@ -105,7 +107,7 @@ class TokenRecycling(Drafter):
         return Draft(torch.cat(filled, 1), parents, lengths=lengths)
 
     def observe(self, verdict: Verdict) -> None:
-        """Renew the row of every token that was scored; where one was scored twice, on the accepted path counts, then later."""
+        """Write the successors of every token that was scored. Of a token scored twice the one on the accepted path counts, else the later."""
         from specrig.decoding.device import on_device
 
         assert verdict.logits is not None
@@ -116,17 +118,19 @@ class TokenRecycling(Drafter):
             if not root:
                 continue
             scored = [*root, *drafted[:length]]
+            # Token -> the place whose logits count for it, 0 being the last token's: later places win, then those of the path.
             last = {token: node for node, token in enumerate(scored)}
             last |= {scored[node]: node for node in (0, *(node + 1 for node in path))}
             rows += [row] * len(last)
             tokens += last.keys()
             nodes += last.values()
             self.known[row].update(last)
+        # One top-k over the logits [scored, V] of all rows' scored tokens.
         at, place, node = on_device([rows, tokens, nodes], self.device)
         self.matrix[at, place] = verdict.logits[at, node].topk(self.width, -1).indices.int()
 
     def _grow(self, k: int) -> None:
-        """The tree of depth k: index tensors a level, parents of all nodes."""
+        """Prepare the tree of depth k: for each level the index tensors that fill it, and the parents of all nodes."""
         from specrig.decoding.device import on_device
 
         start, self.parents[k], self.trees[k] = -1, [], []

@@ -1,7 +1,7 @@
 """Tree speculation with a draft model: several continuations a level, verified in one target pass.
 
-SpecInfer, 2305.09781. At temperature 0 a node's children are the draft's most likely tokens, above they are drawn from it without
-replacement, which is what multi-candidate rejection sampling needs (Algorithm 2 there).
+SpecInfer, 2305.09781. At temperature 0 a node's children are the draft's most likely tokens. Above it they are drawn from the draft's
+distribution without replacement, as multi-candidate rejection sampling needs them (Algorithm 2 there).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def topology(branching: list[int], depth: int) -> list[list[int]]:
 
 
 class Tree(Drafter):
-    """The draft model runs once a level over all nodes so far; its cache only ever holds the context."""
+    """The draft model runs once a level, over all nodes drafted so far; its cache keeps nothing but the context."""
 
     name = "tree"
     summary = "draft-model tree, several candidates a level verified in one pass (SpecInfer 2305.09781)"
@@ -59,6 +59,7 @@ class Tree(Drafter):
         probs: list[Tensor] = []
         parents: list[int] = []
         for level, nodes in enumerate(levels):
+            # Children of every node of the level above, by its logits: [B, m, width] -> [B, m · width].
             width = len(nodes) // max(1, len(levels[level - 1]) if level else 1)
             counts = [0 if done else logits.shape[1] for done in context.done]
             chosen, q = context.sampler.candidates(logits, width, counts)
@@ -67,6 +68,7 @@ class Tree(Drafter):
             if q is not None:
                 probs.append(q)
             if level + 1 < len(levels):
+                # The whole tree runs again, since the cache keeps none of it; only the new level's logits are read.
                 grown = torch.cat(tokens, 1)
                 logits = self.model.forward(grown, parents=[parents] * B)[0][:, -len(nodes) :]
         return Draft(torch.cat(tokens, 1), parents=[parents] * B, probs=torch.cat(probs, 1) if probs else None)

@@ -1,15 +1,15 @@
 """The EAGLE head: one decoder layer that continues the target's features (Li et al., 2401.15077, section 4.1).
 
-The feature of position t is the target's hidden state after the final norm, the one its LM head reads. Fed with the feature of t
-and the embedding of token t + 1, which was sampled from it, the head predicts the feature of t + 1; the target's own LM head turns
-that into the distribution of token t + 2. On features it predicted itself the head goes on without the target.
+The feature of position t is the target's hidden state after the final norm, which its LM head reads to predict token t + 1. From the
+feature of t and the embedding of token t + 1 the head predicts the feature of t + 1, and the target's own LM head turns that into the
+distribution of token t + 2. The head goes on without the target by reading the features that it predicted itself.
 
     tokens     x0  x1  x2  x3       context: prompt and output so far, x3 not yet run by the target
     features   f0  f1  f2           true, from target passes
     entries    f0+x1  f1+x2  f2+x3  -> f3', and LM head(f3') drafts x4; then f3'+x4 -> f4' and so on
 
-The head's cache holds such entries. Those made of true features stay; those made of predicted ones are dropped after each round
-and come back with the true features once the target has seen the accepted tokens.
+The head's cache holds such entries. Entries made of true features stay. Entries made of predicted features are dropped after each round;
+for the accepted tokens they are computed again from the true features, which the target's pass has given by then.
 
 Checkpoint (what vLLM loads): config.json of a Llama with one layer, model.safetensors with `fc.weight` `[D, 2D]` (embedding first),
 `layers.0.{self_attn,mlp}.*` and `layers.0.post_attention_layernorm.weight`; no input norm, no final norm, no embedding, no LM head.
@@ -100,7 +100,7 @@ class EagleHead(LlamaModel):
         return drafted if self.vocabulary is None else self.vocabulary[drafted]
 
     def begin(self, context: Context, features: Tensor) -> None:
-        """Take in the prompts but for each row's last entry: `features` `[B, P, D]`, rows left-aligned."""
+        """Run the prompts' entries but for each row's last, which `advance` runs. features: `[B, P, D]`, rows left-aligned."""
         self.draft_among(self.target.vocab_size)
         self.start_like(self.target)
         self._above = None
@@ -113,7 +113,7 @@ class EagleHead(LlamaModel):
         self._wait(features, [[end] for end in last])
 
     def advance(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Catch up with the context: next-token logits `[B, Vd]` and the feature `[B, D]` predicted for the last token."""
+        """Run the entries of the tokens that were accepted; returns next-token logits `[B, Vd]` and the last token's predicted feature `[B, D]`."""
         rows = [
             [] if done else tokens[-count:]
             for tokens, done, count in zip(context.tokens, context.done, self._counts, strict=True)
@@ -123,18 +123,19 @@ class EagleHead(LlamaModel):
         return logits[:, 0], at_each(features, [max(len(row) - 1, 0) for row in rows])
 
     def step(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """One more token `[B]` on the feature `[B, D]` predicted for the one before: logits `[B, Vd]`, feature `[B, D]`."""
+        """Run one drafted token a row, `[B]`, with the predicted `features` `[B, D]` before it; returns logits `[B, Vd]`, feature `[B, D]`."""
         logits, predicted = self.run(tokens.unsqueeze(1), features.unsqueeze(1))
         self.keep([[0]] * len(tokens))
         return logits[:, 0], predicted[:, 0]
 
     def branch(self, tokens: Tensor, features: Tensor, above: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One level of a tree: `tokens` `[B, w]` on their parents' `features` `[B, w, D]`; logits `[B, w, Vd]`, features `[B, w, D]`.
+        """Run one level of a tree: `tokens` `[B, w]`, each with its parent's `features` `[B, w, D]`.
 
-        above: `[B, w]` each node's parent among the nodes of the level before; None for the level below the context.
-        Only the new level runs: its nodes see the context and their ancestors, whose entries are still in the cache.
+        Returns logits `[B, w, Vd]` and predicted features `[B, w, D]`. above: `[B, w]`, each node's parent among the nodes of the level
+        before; None for the first level. Only the new level runs: it sees the context and its ancestors, whose entries are in the cache.
         """
         B, w = tokens.shape
+        # own: [B, w, m], what each node sees among the m nodes of all levels so far: what its parent sees, and itself.
         own = torch.eye(w, dtype=torch.bool, device=self.device).expand(B, w, w)
         if above is not None:
             assert self._above is not None
@@ -151,19 +152,22 @@ class EagleHead(LlamaModel):
         self._above = None
 
     def learn(self, hidden: Tensor, verdict: Verdict) -> None:
-        """Drop the predicted entries; keep the true features `hidden` `[B, n + 1, D]` of root and accepted path for `advance`."""
+        """Drop the predicted entries, and set aside for `advance` the true features of the last token and the accepted path.
+
+        hidden: `[B, n + 1, D]`, the target's states at the root and every node.
+        """
         self.rewind()
         self._wait(hidden, [[0, *(node + 1 for node in path)] for path in verdict.paths])
 
     def _wait(self, features: Tensor, positions: list[list[int]]) -> None:
-        """Set aside these positions' features, row by row."""
+        """Set aside the features at `positions[b]` of each row b for the next `advance`."""
         self._counts = [len(row) for row in positions]
         width = max(self._counts)
         index = padded(positions, width, self.device)
         self._features = features[torch.arange(len(positions), device=self.device).unsqueeze(1), index]
 
     def _take(self, rows: list[list[int]], features: Tensor) -> tuple[Tensor, Tensor]:
-        """Run and keep entries of true features; logits behind each row's last one `[B, 1, Vd]`, features `[B, n, D]`."""
+        """Run and keep entries of true features; returns logits behind each row's last entry `[B, 1, Vd]` and features `[B, n, D]`."""
         width = features.shape[1]
         result = self.run(padded(rows, width, self.device), features, last=[max(len(row) - 1, 0) for row in rows])
         self.keep([range(len(row)) for row in rows])
@@ -178,6 +182,7 @@ class EagleHead(LlamaModel):
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
         assert features is not None
+        # [B, n, 2D] -> [B, n, D]. There is no input norm: attention reads the residual stream itself.
         x = self.fc(torch.cat((F.embedding(tokens, self.embedding), features), -1))
         return self.block(0, self.blocks[0], x, self.view(step), reads=x)
 

@@ -1,9 +1,9 @@
 """The EAGLE-3 head: one decoder layer on three of the target's residual streams (Li et al., 2503.01840, section 3).
 
-It differs from EAGLE's in what it reads and in what it predicts. The feature of position t joins the target's residual stream after
-a low, a middle and a high layer; `fc` makes one vector g of width D of them. The layer's attention reads the normed embedding of
-token t + 1 beside the normed g, its residual stream is g. Its output a need not resemble any state of the target: a norm and an LM
-head of its own turn it into the distribution of token t + 2, and a itself, before that norm, stands in for the next g.
+It differs from EAGLE's head in what it reads and in what it predicts. It reads the target's residual stream after a low, a middle and a
+high layer; `fc` turns the three vectors of position t into one vector g of width D. The layer's residual stream is g, and its attention
+reads the normed embedding of token t + 1 beside the normed g. The output a need not resemble any state of the target: the head's own
+norm and LM head turn it into the distribution of token t + 2, and a itself, before that norm, is used as the next position's g.
 
     features   g0  g1  g2           g = fc(low, middle, high), true, from target passes
     entries    g0+x1  g1+x2  g2+x3  -> a3, and LM head(norm(a3)) drafts x4; then a3+x4 -> a4 and so on
@@ -97,7 +97,7 @@ class Eagle3Head(EagleHead):
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
         assert features is not None
-        x, D = features.clone(), self.hidden_size  # the layer may use it up
+        x, D = features.clone(), self.hidden_size  # the layer may overwrite its residual stream
         embedded = F.rms_norm(F.embedding(tokens, self.embedding), (D,), self.embedding_norm, self.eps)
         reads = torch.cat((embedded, F.rms_norm(x, (D,), self.feature_norm, self.eps)), -1)
         return self.block(0, self.blocks[0], x, self.view(step), reads)

@@ -1,7 +1,7 @@
 """Medusa heads: each predicts one further token from the model's last hidden state alone (Cai et al., 2401.10774, section 2.1.1).
 
 The LM head reads token t + 1 from the hidden state h of position t (after the final norm). Head i, counted from 0, reads token
-t + 2 + i from the same h: LM_i(h + SiLU(W_i h + b_i)). One call drafts all positions; none knows what another one chose.
+t + 2 + i from the same h: LM_i(h + SiLU(W_i h + b_i)). One call drafts all positions; no head knows what another head chose.
 
 Checkpoint (what vLLM loads): config.json of model type "medusa" and model.safetensors with `blocks.{i}.layers.0.weight` `[D, D]`,
 `.bias` `[D]` and `lm_heads.{i}.weight` `[V, D]`. With `original_lm_head` one `lm_head.weight` `[V, D]` serves all heads.
@@ -44,7 +44,8 @@ class MedusaHeads:
         weights = {name: tensor.to(model.device, model.dtype) for name, tensor in tensors.items()}
         self.model = model
         self.count: int = config.num_heads
-        # All blocks read the same h, so they are one product; the LM heads read different states, unless there is one for all.
+        # All residual blocks read the same h, so they are one matrix product. The LM heads read different states, so they are not,
+        # unless one LM head serves all.
         self.blocks = Linear(
             torch.cat([weights[f"blocks.{head}.layers.0.weight"] for head in range(self.count)]),
             torch.cat([weights[f"blocks.{head}.layers.0.bias"] for head in range(self.count)]),
@@ -70,6 +71,7 @@ class MedusaHeads:
 
     def _logits(self, count: int, hidden: Tensor) -> tuple[Tensor]:
         B, D = hidden.shape
+        # h + SiLU(W_i h + b_i) of the first `count` heads: [B, count, D].
         states = hidden.unsqueeze(1) + F.silu(self.blocks(hidden).view(B, self.count, D)[:, :count])
         if len(self.outputs) == 1:
             return (self.outputs[0](states),)

@@ -1,7 +1,7 @@
-"""What engines behind HTTP share: the client, the clock on the stream, and prompts in token ids. No engine by itself.
+"""What engines behind HTTP share: the client, the timing of the stream, and prompts in token ids. No engine by itself.
 
-Times are the client's own: from sending a request to each arrival, network included. Tokens are the server's own ids, never
-text tokenized again.
+Times are measured by the client, from sending a request to each arrival, so they include the network. Token ids are the server's own;
+text is never tokenized again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SILENCE_S = 300.0
 """How long a server may send nothing before it counts as hung: a long prompt on a busy machine stays well below."""
 CONNECTIONS = 256
 READ_BYTES = 1 << 16
-"""Of a chunked answer, which streams are, a read ends with its chunk."""
+"""The most that one read takes. A read of a chunked answer, as streams are, ends with its chunk."""
 
 
 @dataclass(slots=True)
@@ -48,13 +48,16 @@ class Reply:
     counts: Counts | None = None
 
     def arrived(self, seconds: float) -> None:
-        """Stamp the tokens that have come since the last arrival, if any."""
+        """Note that the tokens which are new since the last arrival, if any, came at `seconds`."""
         if len(self.tokens) > (self.arrivals[-1][1] if self.arrivals else 0):
             self.arrivals.append((seconds, len(self.tokens)))
 
 
 class Client:
-    """One server. Every failure is an EngineError that names the address and what to do."""
+    """The connection to one server. Every failure is an EngineError that names the address and what to do.
+
+    key_env: environment variable that holds the server's key.
+    """
 
     def __init__(self, url: str, *, key_env: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -79,7 +82,7 @@ class Client:
         return self._checked(response, path)
 
     def find(self, path: str) -> Response | None:
-        """The same for what a server may lack: None for no such path or no server."""
+        """The answer to a GET, or None where there is no such path or no server."""
         try:
             return self.get(path)
         except EngineError:
@@ -136,7 +139,7 @@ class Client:
         raise EngineError(f"{self.url}{path}: refused with status {response.status_code}: {said or response.reason}")
 
     def _broken(self, error: requests.RequestException, events: int) -> EngineError:
-        """What a request that failed on its way says of the server."""
+        """The error to raise for a request that broke off after so many events."""
         if "Read timed out" in str(error):  # wrapped differently before and within the stream
             return EngineError(f"{self.url}: silent for {SILENCE_S:g} s after {events} events; is the server hung?")
         if events or isinstance(error, requests.exceptions.ChunkedEncodingError):
@@ -191,7 +194,7 @@ def timed(replies: Sequence[Reply], k: int) -> list[Generation]:
 
 
 class HttpEngine(TokenizerEngine):
-    """Prompts to token ids here, token ids to a server, its stream to Generations. A batch is sent at once, one request a row."""
+    """Sends token ids to a server and makes Generations of its streams. A batch is sent at once, one request a prompt."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
@@ -200,10 +203,10 @@ class HttpEngine(TokenizerEngine):
 
     @abstractmethod
     def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
-        """One prompt's completion. alone: nothing else is being decoded, so that the server's totals are this prompt's."""
+        """The completion of one prompt. alone: no other request runs, so what the server's counters add belongs to this prompt."""
 
     def ready(self, cell: Cell) -> None:
-        """Have the cell's server up before the clock runs."""
+        """Make sure that the cell's server runs, before any time is measured."""
 
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]

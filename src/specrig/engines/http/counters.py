@@ -36,12 +36,12 @@ def parse(text: str) -> Counters:
 
 
 def counts(before: Counters, after: Counters, tokens: int, events: int = 0) -> Counts | None:
-    """What one answer of `tokens` tokens added; None for a server that does not count drafts.
+    """The counts of one answer of `tokens` tokens, from the counters before and after it; None for a server that does not count drafts.
 
-    vLLM counts a draft only where one was proposed, so passes without one (n-gram without a match) are added: each pass emits its
-    accepted tokens and one more, hence passes = decoded tokens - accepted. Where an end was cut the accepted ones overrun the
-    output; then the counted drafts are more, and right. events: token events of the stream; a pass sends one at most, and the first
-    is prefill's. Each of the three is a lower bound of the passes.
+    The number of passes is the largest of three lower bounds. (1) The drafts that were counted: vLLM counts a pass only if it had a draft.
+    (2) Decoded tokens less accepted ones: every pass emits its accepted tokens and one more. This counts passes without a draft too, but
+    is too low where the output was cut behind accepted tokens. (3) `events`, the stream's token events, less one: a pass sends at most
+    one, and the first event is prefill's.
     """
     if (DRAFTS, -1) not in after:
         return None

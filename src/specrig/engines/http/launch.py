@@ -1,4 +1,4 @@
-"""A server as a child process: started, waited for, and gone without a trace. No engine by itself."""
+"""A server as a child process: starting it, waiting until it is ready, and ending it with all it started. No engine by itself."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ServerProcess:
         self._meet()
 
     def _meet(self) -> None:
-        """Note whom it has started: once it is dead, nobody knows."""
+        """Note the processes that it has started. This must happen while it lives: afterwards nobody knows them."""
         with contextlib.suppress(psutil.NoSuchProcess):
             main = psutil.Process(self.process.pid)
             self._family |= {main, *main.children(recursive=True)}
@@ -77,13 +77,13 @@ class ServerProcess:
         return self.process.poll() is None
 
     def died(self, within_s: float = 1.0) -> bool:
-        """Whether it is gone; its connections may break a moment before."""
+        """Whether the process has ended; it waits up to `within_s`, since connections may break a moment before the process ends."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(within_s)
         return not self.alive
 
     def ended(self, when: str) -> str:
-        """What to say of a server that is gone: its exit status and its last words."""
+        """A message about the server's end: how it ended, when, and the last lines of its log."""
         return f"{self.name} {ending(self.process.poll())} {when}; {self._quoted()}"
 
     def _quoted(self) -> str:
@@ -94,7 +94,7 @@ class ServerProcess:
         return "\n".join([f"its log ends with: {lines[-1].strip()}", *lines, f"(whole log: {self.log})"])
 
     def close(self, *, keep_log: bool = False) -> None:
-        """End the process and all it started, kindly first; returns when they are gone."""
+        """Ask the process and all it started to end, kill those that do not, and return when all are gone."""
         self._meet()
         members = list(self._family)
         for sent in (signal.SIGTERM, signal.SIGKILL):
@@ -110,7 +110,7 @@ class ServerProcess:
 
 
 def ending(code: int | None) -> str:
-    """What an exit code says: the signal that killed a process (negative codes), or its status."""
+    """An exit code in words: the signal that killed the process (negative codes), or its status."""
     return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
 
 

@@ -27,11 +27,11 @@ from specrig.engines.vllm.speculation import ARCTIC, CHAINS, METHODS, Request, s
 from specrig.models.pair import PairFiles
 
 KV_CACHE_BYTES = 1 << 30
-"""Of the CPU build, unless the pair's row gives a share: by default it would take half the machine's memory."""
+"""Cache of the CPU build, unless the pair's row gives its share of memory; by default it would take half the machine's memory."""
 
 
 class Vllm(TokenizedEngine):
-    """Loads lazily: the runner asks for all cells of one (method, k, options) before it goes on to the next."""
+    """Starts vLLM when a cell first needs it. One start serves all cells of one (method, k, options), which the runner asks for in turn."""
 
     name = "vllm"
     paired = False
@@ -147,7 +147,7 @@ class Vllm(TokenizedEngine):
         return list(found.values())
 
     def _ready(self, cell: Cell) -> None:
-        """Have the engine of the cell's method, k and options running, in place of another."""
+        """Make sure that the engine runs with the cell's method, k and options; another one is ended first. Raises EngineError."""
         speculation = speculation_of(cell, self.pair, self.options.draft_sampling)
         wanted = digest(speculation)
         if self._llm is not None and self._running == wanted:
@@ -169,7 +169,7 @@ class Vllm(TokenizedEngine):
         self._running = wanted
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `vllm.LLM` but the speculation. The prefix cache is off: a prompt measured twice pays for prefill twice."""
+        """Arguments of `vllm.LLM` without those of speculation. The prefix cache is off, so that a prompt measured twice is prefilled twice."""
         pair = self.pair
         optional = {
             "revision": pair.target_revision,
@@ -191,7 +191,7 @@ class Vllm(TokenizedEngine):
         }
 
     def _prepare(self) -> None:
-        """What vLLM reads from the environment when it is imported or starts."""
+        """Set the environment variables that vLLM reads when it is imported or starts."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(self.options.multiprocessing))
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -243,9 +243,10 @@ def _said(error: Exception) -> str:
 
 
 def _quiet_llvmlite() -> None:
-    """Let a second engine start in one process after n-gram drafting, which brings numba.
+    """Let a second engine start in one process after n-gram drafting, which imports numba and with it llvmlite.
 
-    Its binding takes any attribute for a library function, `__dict__` too, and vLLM 0.32 looks every module's values over for that.
+    vLLM 0.32 looks through the values of every module for `__dict__`. llvmlite's library object takes any attribute, that one too, for a
+    function of the library and fails. Here it raises AttributeError instead, as it should.
     """
     if "llvmlite.binding.ffi" not in sys.modules:
         return

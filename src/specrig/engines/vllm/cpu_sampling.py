@@ -27,7 +27,7 @@ def choose(cured: bool) -> None:
 
 
 def register() -> None:
-    """Called by vLLM when one of its processes starts."""
+    """Put the cure in place if the environment variable asks for it; vLLM calls this when one of its processes starts."""
     if os.environ.get(VARIABLE) != CURED:
         return
     from vllm.v1.sample import rejection_sampler
@@ -39,7 +39,10 @@ def register() -> None:
 def expand_batch_to_tokens(
     x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> Tensor:
-    """One value a request `[B]` and cumulative draft tokens `[B]` -> `[num_tokens]`, each request's value at its draft tokens."""
+    """Repeat each request's value for each of its draft tokens: x `[B]` -> `[num_tokens]`.
+
+    cu_num_tokens: cumulative counts of draft tokens, `[B]`. Values equal to `replace_from` become `replace_to`.
+    """
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     values = x.masked_fill(x == replace_from, replace_to)
     return values.repeat_interleave(counts.long(), output_size=num_tokens)

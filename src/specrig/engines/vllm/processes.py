@@ -1,4 +1,4 @@
-"""The processes that one start of vLLM brings: which they are, how one ended, that all are gone. No engine by itself."""
+"""The processes that vLLM starts: finding them, telling how one ended, and ending them all. No engine by itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOP_S = 10.0
 
 
 class Processes:
-    """Made before the engine starts; `meet` when it has."""
+    """The processes of one engine. Make this object before the engine starts, and call `meet` once it has started."""
 
     def __init__(self) -> None:
         self._strangers = children()
@@ -30,12 +30,12 @@ class Processes:
         self._cores: list[Any] = []
 
     def meet(self) -> None:
-        """Note who is new: once a process is dead, nobody knows whom it had started."""
+        """Note the processes that are new. This must happen while they live: of a dead process nobody knows what it had started."""
         self.all = list(children() - self._strangers)
         self._cores = [core for core in multiprocessing.active_children() if core not in self._strange_cores]
 
     def wake(self, outputs: Queue[Any]) -> None:
-        """Have whoever waits for `outputs` told when an engine core is gone: vLLM 0.32 closes the queue's source and lets them wait."""
+        """Put an error into `outputs` when an engine core ends. vLLM 0.32 itself would leave whoever reads that queue waiting for ever."""
         sentinels = [core.sentinel for core in self._cores]
 
         def wait() -> None:
@@ -46,7 +46,7 @@ class Processes:
             Thread(target=wait, name="specrig-vllm-watch", daemon=True).start()
 
     def ended(self) -> str:
-        """How an engine core ended that should still run; empty while all do. vLLM's own error only says that one is gone."""
+        """How an engine core ended, for the error's message; empty while all of them run. vLLM's own error does not say how."""
         for core in self._cores:
             core.join(1)  # its connection may break a moment before
             if core.exitcode is not None:
@@ -55,7 +55,7 @@ class Processes:
         return ""
 
     def resident_mb(self) -> float:
-        """Their memory, and this process's."""
+        """Resident memory of this process and of the engine's, in MiB."""
         found = 0
         for process in (psutil.Process(), *self.all):
             with contextlib.suppress(psutil.Error):  # it may just have died
@@ -63,7 +63,7 @@ class Processes:
         return found / 2**20
 
     def end(self) -> None:
-        """End them, kindly first; returns when they are gone."""
+        """Ask the processes to end, kill those that do not, and return when all are gone."""
         for process in self.all:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
@@ -74,16 +74,16 @@ class Processes:
 
 
 def register() -> None:
-    """Called by vLLM when one of its processes starts (`vllm.general_plugins`).
+    """Let an engine core end with the process that started it; vLLM calls this when one of its processes starts (`vllm.general_plugins`).
 
-    An engine core does not notice that the process which started it was killed: it would stay, with all its memory.
+    Without it an engine core does not notice that its parent was killed, and keeps running with all its memory.
     """
     if multiprocessing.parent_process() is not None and sys.platform == "linux":
         die_with_parent()
 
 
 def children() -> set[psutil.Process]:
-    """Processes below this one, but for Python's own tracker of shared memory, which outlives every engine."""
+    """All descendants of this process but Python's tracker of shared memory, which outlives every engine."""
     found = set()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):

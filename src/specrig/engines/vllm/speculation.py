@@ -1,4 +1,4 @@
-"""What vLLM is told about speculation, method by method, and what it tells back of a request. No engine by itself.
+"""How vLLM is told to speculate, method by method, and what it reports about each request. No engine by itself.
 
 `speculative_config` and `RequestSpecDecodeMetrics` are those of vLLM 0.32 (docs.vllm.ai, "Speculative Decoding").
 """
@@ -40,7 +40,7 @@ def _ngram(cell: Cell, _: PairFiles) -> dict[str, Any]:
 
 
 def _suffix(cell: Cell, _: PairFiles) -> dict[str, Any]:
-    """Nothing is kept from one request to the next: a prompt measured twice must not find its own answer."""
+    """Suffix decoding without a cache of earlier requests: a prompt that is measured twice must not find its own answer."""
     names = ("max_tree_depth", "max_spec_factor", "min_token_prob")
     given = {f"suffix_decoding_{name}": cell.options[name] for name in names if name in cell.options}
     return {"method": "suffix", "suffix_decoding_max_cached_requests": 0, **given}
@@ -56,14 +56,14 @@ METHODS: dict[str, Configure | None] = {
     "eagle3": _head,
     "suffix": _suffix,
 }
-"""Method -> its part of `speculative_config`; None: none."""
+"""Method -> what makes its part of `speculative_config`; None for methods without speculation."""
 ARCTIC = (
     "`make vllm` does that where there is a C++ compiler; elsewhere pip install nanobind==2.9.2 grpcio-tools cmake && "
     "pip install --no-build-isolation --no-deps arctic-inference==0.1.1"
 )
-"""Its build asks for an older torch of its own, hence without isolation."""
+"""How to install arctic-inference. Without `--no-build-isolation` its build would fetch an older torch of its own."""
 SAMPLED = ("draft_model", "eagle", "eagle3")
-"""Methods whose drafts have a distribution to be drawn from."""
+"""Methods whose draft tokens are drawn from a distribution."""
 CHAINS: dict[str, dict[str, Any]] = {
     **{name: {"acceptance": "exact"} for name in ("draft_model", "ngram", "eagle")},
     "medusa": {"tree": [1], "acceptance": "exact"},
@@ -74,7 +74,10 @@ CHAINS: dict[str, dict[str, Any]] = {
 
 
 def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` that make it speculate as `cell` says, and tell of each request's steps; none for a baseline."""
+    """Arguments of `vllm.LLM` that make it speculate as `cell` says and report each request's steps; empty for a baseline.
+
+    draft_sampling: how drafts are drawn above temperature 0, for the methods in `SAMPLED`. Raises EngineError where the pair lacks a part.
+    """
     configure = METHODS[cell.method]
     if configure is None:
         return {}
@@ -86,7 +89,7 @@ def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str
 
 @dataclass(slots=True)
 class Request:
-    """One prompt's stream: how many tokens came with each engine step, and what vLLM says of it in the end."""
+    """One prompt's stream: how many tokens came with each engine step, and what vLLM reports about the request in the end."""
 
     emitted: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -95,10 +98,11 @@ class Request:
     speculation: Any = None
 
     def rounds(self) -> list[Round]:
-        """One entry a step after the first, which is prefill.
+        """One Round for each engine step after the first, which is prefill.
 
-        vLLM tells (drafted, accepted) of the steps that had a draft, in order; the others had none. Where a step emitted one token it may
-        be a step of either kind: which of several such it was is not told, and no figure depends on it.
+        vLLM reports (drafted, accepted) only for the steps that had a draft, in order. They are matched to the steps by the number of tokens
+        that each emitted. A step that emitted one token may have had a rejected draft or none; vLLM does not say which, and no figure depends
+        on it.
         """
         told = (
             list(zip(self.speculation.per_step_drafted, self.speculation.per_step_accepted, strict=True))

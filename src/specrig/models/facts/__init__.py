@@ -1,4 +1,5 @@
-"""Shapes of well-known models, shipped: sizes, memory and impossible pairs are known before anything is downloaded. No torch here.
+"""The shapes of well-known models, shipped with the package, so that sizes, memory and pairs that cannot work are known before anything
+is downloaded. No torch here.
 
 `models.json` maps a hub id to its architecture in Hugging Face's own key names (`config`), the family of its tokenizer (two models
 of one family share their vocabulary id by id; null: not known, the gate compares the files), its licence, and what a gated model asks for.
@@ -35,7 +36,7 @@ class Shape:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token reads: of a mixture of experts, those of the experts it is sent to."""
+        """The number of weights that one token uses: in a mixture of experts only those of the experts that it is sent to count."""
         idle = self.config.get("num_local_experts", 1) - self.config.get("num_experts_per_tok", 1)
         return self.parameters - self.layers * idle * 3 * self.config["hidden_size"] * self.config["intermediate_size"]
 
@@ -50,11 +51,11 @@ class Shape:
         return int(self.config["max_position_embeddings"])
 
     def cache_bytes(self, positions: int, dtype: str) -> int:
-        """Keys and values of `positions` tokens in all layers."""
+        """Bytes of the keys and values of `positions` tokens in all layers."""
         return 2 * self.layers * self._kv_width() * positions * BYTES[dtype]
 
     def weight_bytes(self, dtype: str) -> int:
-        """Size of the weights."""
+        """Bytes of the weights."""
         return self.parameters * BYTES[dtype]
 
     def _head(self) -> int:
@@ -122,7 +123,7 @@ def no_decoder(model: str, config: dict[str, Any]) -> str | None:
 
 
 def impossible(target: str, draft: str | None) -> str | None:
-    """Why a pair of hub ids can never work, as far as the facts know the two; None: nothing speaks against it."""
+    """Why target and draft, two hub ids, cannot work together; None where the shipped facts know no reason."""
     ours, theirs = known(target), known(draft)
     for model in (ours, theirs):
         reason = no_decoder(model.name, model.config) if model else None

@@ -31,7 +31,7 @@ class Device(BaseModel):
     source: str = Field(min_length=1)
 
     def times(self, count: int) -> Device:
-        """`count` of them, as tensor parallelism without any communication would have it: an upper bound."""
+        """`count` devices as one: the sum of their memory, bandwidth and speed. An upper bound, since communication costs nothing here."""
         if count == 1:
             return self
         scaled = {name: count * getattr(self, name) for name in ("memory_gb", "bandwidth_gb_s", "half_tflops")}

@@ -1,0 +1,44 @@
+"""Which rows of tasks.tsv hold the task that a source names, e.g. `summarization (CNN/DM)`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from specrig.study.claims import Claim
+
+DATA_SETS = {
+    "cnndm": ("cnndm", "cnndailymail", "specbenchsummarization"),
+    "wmt14deen": ("wmt14deen", "specbenchtranslation"),
+    "wmtende": ("wmtende", "wmt14ende", "wmt16ende"),
+    "nq": ("naturalquestions", "specbenchqa"),
+    "gsm8k": ("gsm8k", "specbenchmath"),
+}
+"""A source's name of a data set -> how the names of rows of tasks.tsv that hold it may end, both as `plain` writes them."""
+
+
+def matches_task(claim: Claim, name: str) -> bool:
+    """Whether the row `name` of tasks.tsv is the claim's task.
+
+    Where the source names a data set, the row's name must end in it; where it names only a kind of task, the row's name must hold that.
+    """
+    data_set, row = plain(claim.data_set), plain(name)
+    if data_set:
+        return row.endswith(DATA_SETS.get(data_set, (data_set,)))
+    return bool(claim.task_name) and plain(claim.task_name) in row
+
+
+def preferred(claim: Claim, task: str, names: Iterable[str]) -> list[str]:
+    """The rows among `names` that hold `task`, written as the claim's source writes it; rows of the source's own benchmark come first."""
+    found = [name for name in names if matches_task(claim.model_copy(update={"task": task}), name)]
+    return sorted(found, key=lambda name: not of_benchmark(claim, name))
+
+
+def of_benchmark(claim: Claim, name: str) -> bool:
+    """Whether the row `name` belongs to the benchmark that the claim's source is: its name begins with the source's first word."""
+    return plain(name).startswith(plain(claim.source.split()[0]))
+
+
+def plain(text: str) -> str:
+    """`text` in lower case, letters and digits only: `CNN/DM` and `cnn_dm` are then the same."""
+    return re.sub(r"[^a-z0-9]", "", text.lower())

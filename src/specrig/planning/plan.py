@@ -1,0 +1,117 @@
+"""What a study will do, before it does it: its jobs, what it needs, what is refused. `plan_view` shows it. No torch here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specrig.cell import Cell
+from specrig.engines import registry as engines
+from specrig.planning.estimate import PairSize, gated, hours, needs, pair_sizes, training
+from specrig.planning.measured import prompts_needed
+from specrig.planning.pins import unpinned
+from specrig.study.study import Study
+
+VARYING = ("k", "task", "temperature", "batch_size", "variant")
+"""Fields in which the cells of one job can differ."""
+ALWAYS_SHOWN = ("k", "task")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One engine, pair and method: the values that its cells take in each varying field, and how many cells there are."""
+
+    name: tuple[str, str, str]
+    values: Mapping[str, Sequence[Any]]
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Cells that an engine cannot run for one reason: whose pairs and methods they are, and how many."""
+
+    engine: str
+    reason: str
+    pairs: Sequence[str]
+    methods: Sequence[str]
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A study's plan.
+
+    untested: engine -> what was never tried on hardware. prompts_needed: in the median and the worst cell, to tell 5 % apart; None
+    before anything is measured. simulated: pair -> declared acceptance. moving: hub ids without a revision. gated: what an owner asks
+    for -> the models that it guards.
+    """
+
+    study: Study
+    jobs: Sequence[Job]
+    untested: Mapping[str, str]
+    prompts_needed: tuple[float, float] | None
+    trains: str
+    sizes: Sequence[PairSize]
+    needs: str
+    hours_assume: str
+    simulated: Mapping[str, float]
+    moving: Sequence[str]
+    gated: Mapping[str, Sequence[str]]
+    refusals: Sequence[Refusal]
+
+
+def plan_of(study: Study) -> Plan:
+    """The plan of a resolved study."""
+    grid = study.grid
+    found = prompts_needed(study.root)
+    sizes = pair_sizes(study)
+    acceptances = {size.pair: study.rows.pairs[size.pair].simulated_acceptance for size in sizes}
+    reasons = {name: engines()[name].untested for name in dict.fromkeys(cell.engine for cell in grid.cells)}
+    return Plan(
+        study=study,
+        jobs=_jobs(study),
+        untested={name: reason for name, reason in reasons.items() if reason},
+        prompts_needed=(found[len(found) // 2], found[-1]) if found else None,
+        trains=training(study),
+        sizes=sizes,
+        needs=needs(study),
+        hours_assume=hours(study, sizes)[1],
+        simulated={pair: alpha for pair, alpha in acceptances.items() if alpha is not None},
+        moving=list(dict.fromkeys(pin.source for pin in unpinned(study))),
+        gated=gated(study),
+        refusals=_refusals(study),
+    )
+
+
+def _jobs(study: Study) -> list[Job]:
+    """Every job, with the fields in which the study's cells differ at all."""
+    cells = study.grid.cells
+    varying = [name for name in VARYING if name in ALWAYS_SHOWN or len(_values(cells, name)) > 1]
+    return [
+        Job(name, {field: _values(members, field) for field in varying}, len(members))
+        for name, members in study.grid.jobs.items()
+    ]
+
+
+def _values(cells: Sequence[Cell], field: str) -> list[Any]:
+    """The values of a field, each once, in the order in which they come."""
+    return list(dict.fromkeys(getattr(cell, field) for cell in cells))
+
+
+def _refusals(study: Study) -> list[Refusal]:
+    """Refused cells, counted by engine and reason."""
+    counts: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
+    for cell, reason in study.grid.refusals:
+        counts.setdefault((cell.engine, reason), Counter())[cell.pair, cell.method] += 1
+    return [
+        Refusal(
+            engine,
+            reason,
+            pairs=list(dict.fromkeys(pair for pair, _ in found)),
+            methods=list(dict.fromkeys(method for _, method in found)),
+            cells=found.total(),
+        )
+        for (engine, reason), found in counts.items()
+    ]

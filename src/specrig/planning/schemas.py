@@ -1,0 +1,56 @@
+"""The JSON schemas of a study's config and of the rows of its tables, which editors complete and check by. No torch here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from specrig.study.claims import Claim
+from specrig.study.rows import Pair, Task
+from specrig.study.study import Study
+
+SCHEMAS: dict[str, type[BaseModel]] = {"study": Study, "pairs": Pair, "tasks": Task, "reported": Claim}
+
+
+def write_schemas(folder: Path) -> list[Path]:
+    """Write one JSON schema a kind of file into `folder`; returns the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name in SCHEMAS:
+        path = folder / f"{name}.schema.json"
+        path.write_text(schema_text(name), encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def schema_text(name: str) -> str:
+    """The JSON schema of a study, or of a row of pairs.tsv, tasks.tsv or reported.csv, as it is written."""
+    schema: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **SCHEMAS[name].model_json_schema(mode="validation"),
+    }
+    if name == "study":
+        # Filled in when a study is resolved, never by its author.
+        schema["properties"].pop("rows")
+        for part in ("Rows", "Pair", "Task"):
+            schema["$defs"].pop(part)
+        # Options stand beside `k`. Their names are checked when a study is read, against the registered methods:
+        # a schema that listed them would have to change with every method.
+        schema["$defs"]["MethodEntry"]["additionalProperties"] = True
+        _allow_scalars(schema)
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _allow_scalars(schema: dict[str, Any]) -> None:
+    """Let `k: 4` stand for `k: [4]`, as reading a study does, for lists of plain values."""
+    for part in (schema, schema["$defs"]["MethodEntry"]):
+        for name, property_ in part["properties"].items():
+            for option in property_.get("anyOf", [property_]):
+                if option.get("type") == "array" and "$ref" not in option["items"]:
+                    kinds = [*property_.get("anyOf", [{"type": "array", "items": option["items"]}]), option["items"]]
+                    kept = {key: value for key, value in property_.items() if key not in {"type", "items", "anyOf"}}
+                    part["properties"][name] = {**kept, "anyOf": kinds}
+                    break
