@@ -155,7 +155,16 @@ def test_times_are_booked_where_they_were_spent(lab: Lab, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("method", "passes"),
-    [("draft_model", 4), ("tree", 4), ("eagle", 4), ("eagle2", 4), ("eagle3", 4), ("medusa", 1), ("medusa_draft", 2), ("ngram", 0)],
+    [
+        ("draft_model", 4),
+        ("tree", 4),
+        ("eagle", 4),
+        ("eagle2", 4),
+        ("eagle3", 4),
+        ("medusa", 1),
+        ("medusa_draft", 2),
+        ("ngram", 0),
+    ],
 )
 def test_a_drafters_passes_are_those_of_its_rounds(lab: Lab, method: str, passes: int) -> None:
     """Prefill is none of them, and a second generation starts from nothing."""

@@ -1,0 +1,342 @@
+"""A drafter cannot make the output wrong, only lose what it was made for: what it offers and how much is accepted, held against
+references that compute everything anew (`references`), against fresh drafters, and against drafts that are always right."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from models import Lab, perturbed, random_llama
+from references import Lookahead, Paths, Plain, TokenRecycling, ngram, rounds, suffix, tree
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specrig.decoding.device import padded
+from specrig.decoding.drafters import registry
+from specrig.decoding.heads import eagle, eagle3, medusa
+from specrig.decoding.loop import generate
+from specrig.decoding.sampling import Sampler
+from specrig.decoding.transformers_model import cached_model
+from specrig.decoding.types import Context, Draft, Drafter, Generation
+
+V, NOISE, K, LENGTH = 40, 0.05, 4, 32
+PROMPTS = [[5, 9, 11, 5, 9], [3, 7], [7, 7, 2, 30, 12, 7, 7]]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return Lab(vocab_size=V, noise=NOISE)
+
+
+@pytest.fixture(scope="module")
+def twins() -> Lab:
+    return Lab(vocab_size=V, noise=0.0)
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Plain, Plain]:
+    """Target and draft of `lab`, as transformers runs them."""
+    source = random_llama(V, layers=3)
+    return Plain(source), Plain(perturbed(source, NOISE))
+
+
+def watched(drafter: Drafter) -> list[tuple[Context, Draft]]:
+    """What the drafter is going to propose, and to which text."""
+    seen: list[tuple[Context, Draft]] = []
+    propose = drafter.propose
+
+    def watching(context: Context, k: int) -> Draft:
+        text = Context([list(row) for row in context.tokens], list(context.done), context.sampler, list(context.depths))
+        draft = propose(context, k)
+        seen.append((text, draft))
+        return draft
+
+    drafter.propose = watching  # type: ignore[method-assign]
+    return seen
+
+
+def paths_of(draft: Draft, row: int) -> Paths:
+    tokens, count = draft.tokens[row].tolist(), draft.offered[row]
+    parents = range(-1, count - 1) if draft.parents is None else [int(parent) for parent in draft.parents[row]]
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens[:count], parents[:count], strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return set(paths)
+
+
+def of_rounds(found: Generation) -> list[int]:
+    return [entry.accepted for entry in found.rounds if not entry.cut]
+
+
+def run(lab: Any, drafter: Drafter, prompts: list[list[int]] = PROMPTS, temperature: float = 0.0, k: int = K) -> list[Generation]:
+    return generate(lab.target, drafter, prompts, k=k, max_new_tokens=LENGTH, temperature=temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize(
+    ("method", "options", "k"),
+    [
+        ("draft_model", {}, 4),
+        ("draft_model", {"acceptance": "block"}, 4),
+        ("adaptive_k", {}, 8),
+        ("tree", {}, 4),
+        ("tree", {"branching": (2, 2)}, 3),
+        ("medusa_draft", {}, 1),
+    ],
+)
+def test_a_draft_that_is_the_target_is_always_accepted(
+    twins: Lab, method: str, options: dict[str, Any], k: int, temperature: float
+) -> None:
+    """Above temperature 0 as well: both are cooled alike, and p/q is 1."""
+    for found in run(twins, twins.drafter(method, **options), temperature=temperature, k=k):
+        whole = [entry for entry in found.rounds if not entry.cut]
+        assert [entry.accepted for entry in whole] == [entry.depth for entry in whole]
+        expected = [min(4 + round_, k) for round_ in range(len(whole))] if method == "adaptive_k" else [k] * len(whole)
+        assert [entry.depth for entry in whole] == expected
+        assert found.overlap == pytest.approx(found.reached, rel=1e-4)
+
+
+@pytest.mark.parametrize("branching", [None, (2, 2, 1, 1), (3,)])
+def test_a_noisy_drafts_rounds_are_those_of_a_plain_loop(
+    lab: Lab, plain: tuple[Plain, Plain], branching: tuple[int, ...] | None
+) -> None:
+    """Chain and tree at temperature 0: the very tokens offered, and the acceptance they reach."""
+    target, draft = plain
+    drafter = lab.drafter("tree", branching=branching) if branching else lab.drafter("draft_model")
+    seen = watched(drafter)
+    counts: list[int] = []
+    for prompt in PROMPTS:
+        seen.clear()
+        (found,) = run(lab, drafter, [prompt])
+        expected = rounds(target, prompt, LENGTH, lambda text: tree(draft, text, branching or (), K))
+        assert [paths_of(offered, 0) for _, offered in seen] == [paths for paths, _ in expected]
+        assert of_rounds(found) == [count for _, count in expected][: len(of_rounds(found))]
+        counts += of_rounds(found)
+    assert 0.5 < sum(counts) / len(counts) < 3.5, "a draft that is right now and then"
+
+
+def test_adaptive_k_offers_the_drafts_chain_as_long_as_its_rule_says(lab: Lab, plain: tuple[Plain, Plain]) -> None:
+    target, draft = plain
+    history: list[tuple[int, int]] = []
+    own = 4
+
+    def propose(text: list[int]) -> Paths:
+        return tree(draft, text, (), own)
+
+    def observe(_: list[int], taken: list[int]) -> None:
+        nonlocal own
+        history.append((own, len(taken)))
+        offered, accepted = (sum(part) for part in zip(*history[-10:], strict=True))
+        own = min(own + 1, 6) if accepted / offered > 0.8 else max(own - 1, 2) if accepted / offered < 0.5 else own
+
+    for prompt in PROMPTS:
+        history.clear()
+        own = 4
+        (found,) = run(lab, lab.drafter("adaptive_k"), [prompt], k=6)
+        expected = rounds(target, prompt, LENGTH, propose, observe)
+        assert of_rounds(found) == [count for _, count in expected][: len(of_rounds(found))]
+        assert [entry.drafted for entry in found.rounds] == [len(paths) for paths, _ in expected]
+
+
+@pytest.mark.parametrize("acceptance", ["exact", "block"])
+def test_alpha_is_the_overlap_of_the_distributions_where_rounds_went(
+    lab: Lab, plain: tuple[Plain, Plain], acceptance: str
+) -> None:
+    """At temperature 0.6 Σ min(p, q) over the reached positions, computed anew from the text and the rounds alone."""
+    target, draft = plain
+    for found, prompt in zip(run(lab, lab.drafter("draft_model", acceptance=acceptance), temperature=0.6), PROMPTS, strict=True):
+        *whole, last = found.rounds
+        at, overlap, reached = len(prompt) + 1, 0.0, 0
+        text = prompt + found.tokens
+        for entry in whole:
+            for place in range(at, at + min(entry.accepted + 1, K)):
+                p, q = (model.probs(text[:place], 0.6) for model in (target, draft))
+                overlap += float(torch.minimum(p, q).sum())
+                reached += 1
+            at += entry.emitted
+        # The last round may have gone further than the text that was kept.
+        assert last.accepted <= found.reached - reached <= K
+        assert overlap <= found.overlap + 1e-3 <= overlap + found.reached - reached + 2e-3
+        if found.reached - reached == 1:
+            p, q = (model.probs(text[:at], 0.6) for model in (target, draft))
+            overlap += float(torch.minimum(p, q).sum())
+            assert found.overlap == pytest.approx(overlap, abs=1e-3)
+
+
+BY_TEXT: list[tuple[str, dict[str, Any]]] = [
+    ("draft_model", {}),
+    ("tree", {}),
+    ("eagle", {}),
+    ("eagle2", {"nodes": 8, "top_k": 3}),
+    ("eagle3", {}),
+    ("eagle3", {"nodes": 8, "top_k": 3}),
+    ("medusa", {}),
+    ("medusa_draft", {"tree": (2, 1)}),
+    ("ngram", {}),
+    ("suffix", {}),
+    ("suffix", {"tree": True, "max_spec_factor": 2.0}),
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+@pytest.mark.parametrize(("method", "options"), BY_TEXT)
+def test_what_a_drafter_offers_depends_on_the_text_alone(
+    lab: Lab, method: str, options: dict[str, Any], temperature: float
+) -> None:
+    """Caches, features and indexes that were carried through many rounds offer what a fresh drafter does that is given the text."""
+    drafter = lab.drafter(method, **options)
+    seen = watched(drafter)
+    run(lab, drafter, temperature=temperature)
+    assert len(seen) > 5
+    for text, draft in seen[1:]:
+        fresh = anew(lab, lab.drafter(method, **options), text)
+        for row, done in enumerate(text.done):
+            if done:
+                continue
+            if temperature == 0:
+                assert paths_of(draft, row) == paths_of(fresh, row)
+            elif draft.probs is not None and fresh.probs is not None:
+                # What comes below depends on what was drawn.
+                torch.testing.assert_close(draft.probs[row, 0], fresh.probs[row, 0], atol=1e-4, rtol=1e-3)
+
+
+def anew(lab: Lab, drafter: Drafter, text: Context) -> Draft:
+    rows, target = text.tokens, lab.target
+    target.start(len(rows), 200)
+    target.feature_layers, target.features = drafter.feature_layers, None
+    _, hidden = target.forward(padded([row[:-1] for row in rows], max(map(len, rows)) - 1, target.device))
+    context = Context(rows, text.done, Sampler(text.sampler.temperature, range(len(rows))), text.depths.copy())
+    drafter.begin(context, hidden, target.features)
+    return drafter.propose(context, K)
+
+
+@pytest.fixture(scope="module", params=[8, 12])
+def repetitive(request: pytest.FixtureRequest) -> Any:
+    """A model whose layers say little beside the last token, so that its text comes back to where it was, though not for ever."""
+    model = random_llama(request.param, layers=3, seed=1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight *= 0.4 if "o_proj" in name or "down_proj" in name else 1.0
+    return model
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead", "token_recycling"])
+def test_drafts_without_a_model_are_those_of_a_naive_implementation(repetitive: Any, method: str) -> None:
+    """Round by round on what the target says: what is offered, and what of it is accepted."""
+    k, target = 3, Plain(repetitive)
+    options = {"lookahead": {"window": 4, "guesses": 3}, "token_recycling": {"top_k": 3, "nodes": 9}}.get(method, {})
+    resources: Any = SimpleNamespace(target=cached_model(repetitive))
+    drafter = registry()[method](registry()[method].Options.model_validate(options), resources)
+    seen = watched(drafter)
+    counts: list[int] = []
+    for prompt in ([5, 3, 1, 5, 3, 6, 5, 3], [2, 7]):
+        seen.clear()
+        (found,) = run(resources, drafter, [prompt], k=k)
+        naive = naively(method, target, [*prompt, *target.best(prompt)], k)
+        expected = rounds(target, prompt, LENGTH, *naive)
+        assert [paths_of(offered, 0) for _, offered in seen] == [paths for paths, _ in expected]
+        assert of_rounds(found) == [count for _, count in expected][: len(of_rounds(found))]
+        counts += of_rounds(found)
+    assert sum(counts) / len(counts) > 0.4, "the text repeats itself enough to be drafted"
+
+
+def naively(method: str, target: Plain, text: list[int], k: int) -> tuple[Any, ...]:
+    """How the reference proposes and learns."""
+    if method == "lookahead":
+        window = Lookahead(target, text, k, 4, 3)
+        return window.propose, window.observe
+    if method == "token_recycling":
+        matrix = TokenRecycling(target, text, k, 3, 9)
+        return matrix.propose, matrix.observe
+    return (lambda text: (ngram if method == "ngram" else suffix)(text, k),)
+
+
+PERIOD, D = 24, 32
+
+
+def following(steps: int) -> Tensor:
+    """`[PERIOD, D]`: reads token x's direction as the token that comes `steps` later in the cycle x -> 5x + 1."""
+    matrix = torch.zeros(PERIOD, D)
+    for token in range(PERIOD):
+        after = token
+        for _ in range(steps):
+            after = (5 * after + 1) % PERIOD
+        matrix[after, token] = 1.0
+    return matrix
+
+
+def silenced(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Layers that add nothing to the stream."""
+    return {name: torch.zeros_like(t) if "o_proj" in name or "down_proj" in name else t for name, t in tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def cycle() -> Any:
+    """A target that goes round a cycle of 24 tokens: its stream is the token's own direction, its LM head names the successor."""
+    config = LlamaConfig(
+        vocab_size=PERIOD, hidden_size=D, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    weights = silenced(model.state_dict())
+    weights["model.embed_tokens.weight"] = torch.eye(PERIOD, D)
+    weights["lm_head.weight"] = following(1)
+    model.load_state_dict(weights)
+    return model
+
+
+def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
+    """Heads that are right by construction, as far as one of the two things they read goes: a wrong one, a place off, and they fail."""
+    if kind == "medusa":
+        config = medusa.heads_config(hidden=D, vocabulary=PERIOD, heads=4)
+        tensors = {name: torch.zeros(shape) for name, shape in medusa.shapes(config).items()}
+        tensors |= {f"lm_heads.{head}.weight": following(head + 2) for head in range(4)}
+        medusa.save(folder, config, tensors)
+    elif kind == "eagle":
+        config = eagle.head_config(target.config)
+        tensors = silenced(eagle.random_tensors(config, 0))
+        # The embedding stands first: the next token's direction comes from the token itself, or from the feature one step on.
+        step = torch.nn.functional.pad(following(1), (0, 0, 0, D - PERIOD))
+        tensors["fc.weight"] = torch.cat((8 * torch.eye(D), 0 * step) if reads == "token" else (torch.zeros(D, D), step), 1)
+        eagle.save(folder, config, tensors)
+    else:
+        config = eagle3.head_config(target.config)
+        tensors = silenced(eagle3.random_tensors(config, 0))
+        parts = [torch.eye(D) if reads == stream else torch.zeros(D, D) for stream in ("low", "middle", "high")]
+        tensors |= {"fc.weight": torch.cat(parts, 1), "lm_head.weight": following(2)}
+        eagle3.save(folder, config, tensors)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "k", "reads"),
+    [
+        ("medusa", {}, 4, ""),
+        ("medusa", {"tree": (1,)}, 4, ""),
+        ("medusa", {"tree": (1,), "acceptance": "typical"}, 4, ""),
+        ("medusa_draft", {}, 5, ""),
+        ("medusa_draft", {"tree": (3, 1)}, 5, ""),
+        *(("eagle", {}, 4, reads) for reads in ("token", "feature")),
+        *(("eagle2", {"nodes": 12, "top_k": 3}, 4, reads) for reads in ("token", "feature")),
+        # Without attention this head cannot tell how far it has come, so it is right about the first token only.
+        *(("eagle3", {}, 1, reads) for reads in ("low", "middle", "high")),
+    ],
+)
+def test_a_head_that_knows_the_text_is_always_accepted(
+    cycle: Any, tmp_path: Path, method: str, options: dict[str, Any], k: int, reads: str
+) -> None:
+    target, draft = cached_model(cycle), cached_model(cycle)
+    for name in registry()[method].needs:
+        if name != "draft":
+            (tmp_path / name).mkdir()
+            exact_head(name.removeprefix("draft_"), reads, target, tmp_path / name)
+    resources: Any = SimpleNamespace(target=target, model=lambda _: draft, head=lambda name: tmp_path / name)
+    drafter = registry()[method](registry()[method].Options.model_validate(options), resources)
+    prompts = [[3, 16], [9], [1, 6, 7, 12, 13]]
+    for found, prompt in zip(run(resources, drafter, prompts, k=k), prompts, strict=True):
+        assert all(after == (5 * before + 1) % PERIOD for before, after in itertools.pairwise([prompt[-1], *found.tokens]))
+        assert set(of_rounds(found)) == {k}
