@@ -11,6 +11,8 @@ from models import Lab
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.decoding.types import Context, Draft, Drafter, Generation, MethodOptions, Round, Verdict
+from specrig.measurement.records import Rounds
+from specrig.measurement.runner import as_run
 
 METHODS = sorted(registry())
 PROMPTS = [[5, 9, 11, 5, 9], [3], [7, 7, 2, 30, 12, 7, 7]]
@@ -75,6 +77,11 @@ def test_rounds_are_those_that_happened_in_their_order(lab: Lab) -> None:
         assert found[row].overlap == sum(judged)
         assert found[row].reached == sum(min(accepted + 1, 4) for accepted in judged)
         assert (len(found[row].tokens), found[row].stop) == (20, "length")
+        counts = [*plan[:whole], last.accepted]
+        emitted = [*(accepted + 1 for accepted in plan[:whole]), last.emitted]
+        offered = [4] * len(counts)
+        expected = Rounds(drafted=offered, depth=offered, accepted=counts, emitted=emitted, cut=True)
+        assert as_run(found[row]).rounds == expected, "and so they are recorded"
 
 
 def test_an_end_of_sequence_within_a_path_cuts_its_round(lab: Lab) -> None:
@@ -174,3 +181,14 @@ def test_a_drafters_passes_are_those_of_its_rounds(lab: Lab, method: str, passes
         assert sum(calls for calls, _ in found.draft_passes.values()) == passes * len(found.rounds)
         assert all(seconds > 0 for _, seconds in found.draft_passes.values())
         assert sum(calls for calls, _ in found.target_passes.values()) == len(found.rounds)
+
+
+def test_a_draft_model_runs_what_it_has_not_run_yet(lab: Lab) -> None:
+    """One token a pass; two where all was accepted, since it never ran the last one it drafted."""
+    twins = Lab(vocab_size=40, noise=0.0)
+    for models in (lab, twins):
+        (found,) = generate(models.target, models.drafter("draft_model"), PROMPTS[:1], k=4, max_new_tokens=23, temperature=0)
+        full = sum(entry.accepted == 4 for entry in found.rounds[:-1])
+        assert (full > 0) == (models is twins)
+        calls = {width: count for width, (count, _) in found.draft_passes.items()}
+        assert calls == {1: 4 * len(found.rounds) - full} | ({2: full} if full else {})
