@@ -255,6 +255,17 @@ def naively(method: str, target: Plain, text: list[int], k: int) -> tuple[Any, .
     return (lambda text: (ngram if method == "ngram" else suffix)(text, k),)
 
 
+@pytest.mark.parametrize("options", [{}, {"tree": (1,)}, {"tree": (4, 2)}])
+def test_typical_acceptance_at_temperature_0_is_greedy_acceptance(lab: Lab, options: dict[str, Any]) -> None:
+    """However lax: the output is plain decoding's and the rounds are those of exact acceptance."""
+    lax = lab.drafter("medusa", acceptance="typical", posterior_threshold=1e-9, posterior_alpha=1e-9, **options)
+    plain, exact, typical = (
+        run(lab, drafter) for drafter in (lab.drafter("autoregressive"), lab.drafter("medusa", **options), lax)
+    )
+    assert [row.tokens for row in typical] == [row.tokens for row in plain]
+    assert [row.rounds for row in typical] == [row.rounds for row in exact]
+
+
 PERIOD, D = 24, 32
 
 
