@@ -1,4 +1,4 @@
-"""What each method would offer, written out plainly: no caches, no incremental state, every step computed from the whole text.
+"""What each method would offer, written out plainly: no caches, no incremental state, every step computed from the whole text; and how to watch what a drafter offers.
 
 A proposal is the set of its paths, token by token from the first token after the text. Slow and short on purpose.
 """
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from specrig.decoding.types import Context, Draft, Drafter, Generation
 
 Paths = set[tuple[int, ...]]
 
@@ -188,3 +190,31 @@ def rounds(
         found.append((paths, count))
         at += count + 1
     return found
+
+
+def watched(drafter: Drafter) -> list[tuple[Context, Draft]]:
+    """What the drafter is going to propose, and to which text."""
+    seen: list[tuple[Context, Draft]] = []
+    propose = drafter.propose
+
+    def watching(context: Context, k: int) -> Draft:
+        text = Context([list(row) for row in context.tokens], list(context.done), context.sampler, list(context.depths))
+        draft = propose(context, k)
+        seen.append((text, draft))
+        return draft
+
+    drafter.propose = watching  # type: ignore[method-assign]
+    return seen
+
+
+def paths_of(draft: Draft, row: int) -> Paths:
+    tokens, count = draft.tokens[row].tolist(), draft.offered[row]
+    parents = range(-1, count - 1) if draft.parents is None else [int(parent) for parent in draft.parents[row]]
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens[:count], parents[:count], strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return set(paths)
+
+
+def of_rounds(found: Generation) -> list[int]:
+    return [entry.accepted for entry in found.rounds if not entry.cut]

@@ -1,23 +1,18 @@
 """A drafter cannot make the output wrong, only lose what it was made for: what it offers and how much is accepted, held against
-references that compute everything anew (`references`), against fresh drafters, and against drafts that are always right."""
+references that compute everything anew (`references`), against fresh drafters, and against a draft that is the target."""
 
 from __future__ import annotations
 
-import itertools
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from models import Lab, perturbed, random_llama
-from references import Lookahead, Paths, Plain, TokenRecycling, ngram, rounds, suffix, tree
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from references import Lookahead, Paths, Plain, TokenRecycling, ngram, of_rounds, paths_of, rounds, suffix, tree, watched
 
 from specrig.decoding.device import padded
 from specrig.decoding.drafters import registry
-from specrig.decoding.heads import eagle, eagle3, medusa
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.transformers_model import cached_model
@@ -42,34 +37,6 @@ def plain() -> tuple[Plain, Plain]:
     """Target and draft of `lab`, as transformers runs them."""
     source = random_llama(V, layers=3)
     return Plain(source), Plain(perturbed(source, NOISE))
-
-
-def watched(drafter: Drafter) -> list[tuple[Context, Draft]]:
-    """What the drafter is going to propose, and to which text."""
-    seen: list[tuple[Context, Draft]] = []
-    propose = drafter.propose
-
-    def watching(context: Context, k: int) -> Draft:
-        text = Context([list(row) for row in context.tokens], list(context.done), context.sampler, list(context.depths))
-        draft = propose(context, k)
-        seen.append((text, draft))
-        return draft
-
-    drafter.propose = watching  # type: ignore[method-assign]
-    return seen
-
-
-def paths_of(draft: Draft, row: int) -> Paths:
-    tokens, count = draft.tokens[row].tolist(), draft.offered[row]
-    parents = range(-1, count - 1) if draft.parents is None else [int(parent) for parent in draft.parents[row]]
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tokens[:count], parents[:count], strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return set(paths)
-
-
-def of_rounds(found: Generation) -> list[int]:
-    return [entry.accepted for entry in found.rounds if not entry.cut]
 
 
 def run(lab: Any, drafter: Drafter, prompts: list[list[int]] = PROMPTS, temperature: float = 0.0, k: int = K) -> list[Generation]:
@@ -264,90 +231,3 @@ def test_typical_acceptance_at_temperature_0_is_greedy_acceptance(lab: Lab, opti
     )
     assert [row.tokens for row in typical] == [row.tokens for row in plain]
     assert [row.rounds for row in typical] == [row.rounds for row in exact]
-
-
-PERIOD, D = 24, 32
-
-
-def following(steps: int) -> Tensor:
-    """`[PERIOD, D]`: reads token x's direction as the token that comes `steps` later in the cycle x -> 5x + 1."""
-    matrix = torch.zeros(PERIOD, D)
-    for token in range(PERIOD):
-        after = token
-        for _ in range(steps):
-            after = (5 * after + 1) % PERIOD
-        matrix[after, token] = 1.0
-    return matrix
-
-
-def silenced(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Layers that add nothing to the stream."""
-    return {name: torch.zeros_like(t) if "o_proj" in name or "down_proj" in name else t for name, t in tensors.items()}
-
-
-@pytest.fixture(scope="module")
-def cycle() -> Any:
-    """A target that goes round a cycle of 24 tokens: its stream is the token's own direction, its LM head names the successor."""
-    config = LlamaConfig(
-        vocab_size=PERIOD, hidden_size=D, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=256, tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config).eval()
-    weights = silenced(model.state_dict())
-    weights["model.embed_tokens.weight"] = torch.eye(PERIOD, D)
-    weights["lm_head.weight"] = following(1)
-    model.load_state_dict(weights)
-    return model
-
-
-def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
-    """Heads that are right by construction, as far as one of the two things they read goes: a wrong one, a place off, and they fail."""
-    if kind == "medusa":
-        config = medusa.heads_config(hidden=D, vocabulary=PERIOD, heads=4)
-        tensors = {name: torch.zeros(shape) for name, shape in medusa.shapes(config).items()}
-        tensors |= {f"lm_heads.{head}.weight": following(head + 2) for head in range(4)}
-        medusa.save(folder, config, tensors)
-    elif kind == "eagle":
-        config = eagle.head_config(target.config)
-        tensors = silenced(eagle.random_tensors(config, 0))
-        # The embedding stands first: the next token's direction comes from the token itself, or from the feature one step on.
-        step = torch.nn.functional.pad(following(1), (0, 0, 0, D - PERIOD))
-        tensors["fc.weight"] = torch.cat((8 * torch.eye(D), 0 * step) if reads == "token" else (torch.zeros(D, D), step), 1)
-        eagle.save(folder, config, tensors)
-    else:
-        config = eagle3.head_config(target.config)
-        tensors = silenced(eagle3.random_tensors(config, 0))
-        parts = [torch.eye(D) if reads == stream else torch.zeros(D, D) for stream in ("low", "middle", "high")]
-        tensors |= {"fc.weight": torch.cat(parts, 1), "lm_head.weight": following(2)}
-        eagle3.save(folder, config, tensors)
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "k", "reads"),
-    [
-        ("medusa", {}, 4, ""),
-        ("medusa", {"tree": (1,)}, 4, ""),
-        ("medusa", {"tree": (1,), "acceptance": "typical"}, 4, ""),
-        ("medusa_draft", {}, 5, ""),
-        ("medusa_draft", {"tree": (3, 1)}, 5, ""),
-        *(("eagle", {}, 4, reads) for reads in ("token", "feature")),
-        *(("eagle2", {"nodes": 12, "top_k": 3}, 4, reads) for reads in ("token", "feature")),
-        # Without attention this head cannot tell how far it has come, so it is right about the first token only.
-        *(("eagle3", {}, 1, reads) for reads in ("low", "middle", "high")),
-    ],
-)
-def test_a_head_that_knows_the_text_is_always_accepted(
-    cycle: Any, tmp_path: Path, method: str, options: dict[str, Any], k: int, reads: str
-) -> None:
-    target, draft = cached_model(cycle), cached_model(cycle)
-    for name in registry()[method].needs:
-        if name != "draft":
-            (tmp_path / name).mkdir()
-            exact_head(name.removeprefix("draft_"), reads, target, tmp_path / name)
-    resources: Any = SimpleNamespace(target=target, model=lambda _: draft, head=lambda name: tmp_path / name)
-    drafter = registry()[method](registry()[method].Options.model_validate(options), resources)
-    prompts = [[3, 16], [9], [1, 6, 7, 12, 13]]
-    for found, prompt in zip(run(resources, drafter, prompts, k=k), prompts, strict=True):
-        assert all(after == (5 * before + 1) % PERIOD for before, after in itertools.pairwise([prompt[-1], *found.tokens]))
-        assert set(of_rounds(found)) == {k}

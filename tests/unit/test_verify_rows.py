@@ -190,6 +190,26 @@ def test_typical_acceptance_takes_the_longest_path_that_passes() -> None:
     assert path(0.09, unlikely) == [0], "b fails, and what hangs on it falls with it"
 
 
+def test_typical_acceptance_of_a_chain_ends_where_a_token_fails() -> None:
+    """Each token is held against the distribution before it; the last two pass again, but behind one that failed."""
+    p = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.5, 0.45, 0.05], [0.1, 0.1, 0.8], [0.3, 0.3, 0.4]])
+    draft = Draft(torch.tensor([[0, 1, 2, 2], [1, 0, 1, 2]]), lengths=[4, 2])
+    criterion = verify_tree.typical_acceptance(0.09, 1.0)
+    verdict = verify(draft, p.expand(2, 5, 3).log(), Sampler(1.0, [0, 1]), typical=criterion)
+    assert verdict.paths == [[0, 1], [0, 1]]
+    assert (verdict.overlap, verdict.reached) == ([2.0, 2.0], [3, 2])
+
+
+def test_the_most_children_of_a_node_bound_the_work() -> None:
+    """What is judged all at once takes as many steps as a node has children; only trees on the device need a bound that is not tight."""
+    tokens = torch.zeros(2, 6, dtype=torch.long)
+    tree, other = [-1, -1, 0, 0, 0, 1], [-1, -1, -1, -1, 0, 1]
+    assert verify_tree._width(Draft(tokens, parents=[tree, tree])) == 3
+    assert verify_tree._width(Draft(tokens, parents=[tree, other])) == 4
+    assert verify_tree._width(Draft(tokens, parents=torch.tensor([tree, other]))) == 6
+    assert verify_tree._width(Draft(tokens, parents=torch.tensor([tree, other]), width=5)) == 5
+
+
 def test_typical_acceptance_at_temperature_0_is_greedy_acceptance() -> None:
     """No distribution is left to be typical of: the target's own choice is accepted, and nothing else however lax the threshold."""
     lax = verify_tree.typical_acceptance(1e-30, 1.0)
