@@ -1,6 +1,7 @@
-"""What each method would offer, written out plainly: no caches, no incremental state, every step computed from the whole text; and how to watch what a drafter offers.
+"""What each method would offer, written out plainly: no caches, no incremental state, every step computed from the whole text.
 
 A proposal is the set of its paths, token by token from the first token after the text. Slow and short on purpose.
+`watched` and `paths_of` tell what a drafter does offer.
 """
 
 from __future__ import annotations

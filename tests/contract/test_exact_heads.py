@@ -25,12 +25,12 @@ PERIOD, D = 24, 32
 
 
 def following(steps: int) -> Tensor:
-    """`[PERIOD, D]`: reads token x's direction as the token that comes `steps` later in the cycle x -> 5x + 1."""
+    """`[PERIOD, D]`: reads token x's direction as the token that comes `steps` later in the cycle x -> 13x + 1."""
     matrix = torch.zeros(PERIOD, D)
     for token in range(PERIOD):
         after = token
         for _ in range(steps):
-            after = (5 * after + 1) % PERIOD
+            after = (13 * after + 1) % PERIOD
         matrix[after, token] = 1.0
     return matrix
 
@@ -104,5 +104,5 @@ def test_a_head_that_knows_the_text_is_always_accepted(
     drafter = registry()[method](registry()[method].Options.model_validate(options), resources)
     prompts = [[3, 16], [9], [1, 6, 7, 12, 13]]
     for found, prompt in zip(generate(target, drafter, prompts, k=k, max_new_tokens=32, temperature=0), prompts, strict=True):
-        assert all(after == (5 * before + 1) % PERIOD for before, after in pairwise([prompt[-1], *found.tokens]))
+        assert all(after == (13 * before + 1) % PERIOD for before, after in pairwise([prompt[-1], *found.tokens]))
         assert set(of_rounds(found)) == {k}
