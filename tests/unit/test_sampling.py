@@ -84,20 +84,32 @@ def test_what_is_drawn_need_not_sum_to_one() -> None:
 
 
 def test_siblings_are_different_tokens_drawn_one_after_another() -> None:
-    """The pair's chance is q(a) q(b) / (1 - q(a)), in the order of drawing."""
-    rows, q = 20_000, torch.tensor([0.5, 0.3, 0.15, 0.05])
+    """The pair's chance is q(a) q(b) / (1 - q(a)), in the order of drawing, at each of two positions with a q of its own."""
+    rows, q = 10_000, torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]])
     sampler = Sampler(1.0, range(rows))
-    tokens, probs = sampler.candidates(q.log().expand(rows, 1, 4), 2, [1] * rows)
+    tokens, probs = sampler.candidates(q.log().expand(rows, 2, 4), 2, [2] * rows)
     assert probs is not None
-    torch.testing.assert_close(probs[0, 0], q)
-    assert (tokens[:, 0, 0] != tokens[:, 0, 1]).all()
-    for a in range(4):
-        for b in range(4):
-            share = ((tokens[:, 0, 0] == a) & (tokens[:, 0, 1] == b)).float().mean().item()
-            expected = 0.0 if a == b else float(q[a] * q[b] / (1 - q[a]))
-            assert share == pytest.approx(expected, abs=4.5 * (expected * (1 - expected) / rows) ** 0.5)
-    greedy, none = Sampler(0.0, [0]).candidates(q.log().view(1, 1, 4), 3, [1])
-    assert greedy.tolist() == [[[0, 1, 2]]] and none is None
+    torch.testing.assert_close(probs[0], q)
+    for place in range(2):
+        first, second = tokens[:, place].unbind(-1)
+        for a in range(4):
+            for b in range(4):
+                share = ((first == a) & (second == b)).float().mean().item()
+                expected = 0.0 if a == b else float(q[place, a] * q[place, b] / (1 - q[place, a]))
+                assert share == pytest.approx(expected, abs=4.5 * (expected * (1 - expected) / rows) ** 0.5)
+    greedy, none = Sampler(0.0, [0]).candidates(q.log().unsqueeze(0), 3, [2])
+    assert greedy.tolist() == [[[0, 1, 2], [3, 2, 1]]] and none is None
+
+
+def test_siblings_take_uniforms_for_the_positions_that_count() -> None:
+    """The first row draws for one of two positions; the others' tokens mean nothing and cost its stream nothing."""
+    logits = torch.zeros(2, 2, 30)
+    sampler = Sampler(1.0, [0, 1])
+    tokens, _ = sampler.candidates(logits, 3, [1, 2])
+    after = sampler.uniforms([1, 1])[:, 0].tolist()
+    assert after == [Sampler(1.0, [0]).uniforms([4])[0, 3].item(), Sampler(1.0, [1]).uniforms([7])[0, 6].item()]
+    alone, _ = Sampler(1.0, [0]).candidates(logits[:1], 3, [1])
+    assert alone.shape == (1, 2, 3) and alone[0, 0].tolist() == tokens[0, 0].tolist()
 
 
 def test_rows_that_are_not_active_draw_nothing() -> None:
