@@ -19,6 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from specrig.decoding.cache import KeyValueCache
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.model import CachedModel
 from specrig.decoding.transformers_model import TransformersModel, cached_model
@@ -135,3 +136,19 @@ def test_a_full_cache_is_refused(pair: tuple[CachedModel, torch.nn.Module]) -> N
     room = model.cache.slots
     with pytest.raises(DecodingError, match="do not fit"):
         model.forward(torch.zeros(1, room + 1, dtype=torch.long))
+
+
+def test_keys_and_values_lie_where_the_model_does_in_its_precision() -> None:
+    cache = KeyValueCache(2, 3, 4, 5, 6, dtype=torch.bfloat16, device=torch.device("meta"))
+    for part in (cache.keys, cache.values):
+        assert (part.shape, part.dtype, part.device.type) == ((2, 3, 4, 5, 6), torch.bfloat16, "meta")
+
+
+def test_a_roll_back_never_lengthens_and_asks_for_every_row() -> None:
+    cache = KeyValueCache(1, 3, 1, 8, 2, dtype=torch.float32, device=torch.device("cpu"))
+    cache.keep([range(5), range(2), []])
+    assert (cache.lengths, cache.level) == ([5, 2, 0], False)
+    cache.truncate([3, 4, 0])
+    assert cache.lengths == [3, 2, 0]
+    with pytest.raises(ValueError, match="shorter"):
+        cache.truncate([1, 1])
