@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import Lab, Traced
+from models import Lab, Traced, random_llama
 from torch.overrides import TorchFunctionMode
 
 from specrig.decoding import device, verify_tree
@@ -15,6 +15,7 @@ from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.decoding.replay import Replay
 from specrig.decoding.sampling import Sampler
+from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import Draft
 
 METHODS = sorted(registry())
@@ -177,3 +178,30 @@ def test_where_recording_fails_passes_run_as_they_are() -> None:
         run = replay.recorded("key", lambda x: (x + 1,), [torch.ones(1)])
     assert run([torch.ones(1)])[0].item() == 2
     assert replay.recorded("key", lambda x: (x + 2,), [torch.ones(1)])([torch.ones(1)])[0].item() == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_in_even_passes_a_token_does_not_feel_its_neighbours(dtype: torch.dtype) -> None:
+    """The logits of each token of a verification are those of plain decoding, to the last bit; in a wider tree, within rounding."""
+    model = cached_model(random_llama(64, hidden=256, layers=3).to(dtype), device="cpu")
+    model.even_passes()
+    prompt, tokens = torch.arange(20)[None], [7, 9, 11, 13, 21]
+
+    def begun() -> None:
+        model.start(1, 128)
+        model.forward(prompt, last=[19])
+        model.keep([range(20)])
+
+    begun()
+    plain = []
+    for token in tokens:
+        plain.append(model.forward(torch.tensor([[token]]))[0][0, 0])
+        model.keep([[0]])
+    begun()
+    together, _ = model.forward(torch.tensor([tokens]))
+    assert torch.equal(torch.stack(plain), together[0])
+    begun()
+    tree = [*tokens, 1, 2, 3, 4, 5, 6]  # eleven nodes: another width
+    branches = [-1, 0, 1, 2, 3, -1, 5, 0, 1, 2, 3]
+    wide, _ = model.forward(torch.tensor([tree]), parents=[branches])
+    torch.testing.assert_close(torch.stack(plain), wide[0, :5])

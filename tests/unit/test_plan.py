@@ -84,7 +84,9 @@ def test_every_shipped_row_reads(repository: Path) -> None:
     assert {"humaneval", "mbpp", "wmt14_de_en", "wmt16_en_de", "cnn_dailymail", "xsum", "writing_prompts"} <= tasks.keys()
     assert all(task.licence for task in tasks.values() if task.kind != "corpus")
     assert all(task.sha256 for task in tasks.values() if task.kind == "url")
-    hub = [model for pair in pairs.values() for model in (pair.target, pair.draft) if model and "/" in model and not is_gguf(model)]
+    hub = [
+        model for pair in pairs.values() for model in (pair.target, pair.draft) if model and "/" in model and not is_gguf(model)
+    ]
     assert not [model for model in hub if facts.known(model) is None], "the size of every pair is known"
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.decoding.cache import KeyValueCache
 from specrig.decoding.device import Stopwatch, at_each, now, on_device, padded
-from specrig.decoding.replay import Replay, Run
+from specrig.decoding.replay import Replay, Run, Unrecorded
 from specrig.decoding.tree_mask import ancestors, ancestors_on_device, widened
 from specrig.decoding.types import DecodingError, Parents
 
@@ -145,6 +145,16 @@ class CachedModel(ABC):
         self.watch.stop(n, mark)
         return logits, hidden
 
+    def even_passes(self) -> None:
+        """From now on pad every pass to a multiple of 8 tokens, over a multiple of `WINDOW` cache slots.
+
+        Kernels add in another order for 1 token than for 5, so plain decoding and verification differ in the last digits, and in bfloat16
+        that decides ties. In passes of one shape a token's logits do not depend on what else the pass holds.
+        """
+        if self.replay is None:
+            self.replay = Unrecorded(self.device)
+        self.replay.rows = 8
+
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
         """Make some of the tokens just run part of the context: per row their indices, rising."""
         self.cache.keep(nodes)
@@ -240,7 +250,7 @@ class CachedModel(ABC):
     def _recorded(self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None) -> tuple[Run, list[Tensor]]:
         """A recording of this pass, and the inputs to run it on. Widths above 8 are rounded up to multiples of 8: few shapes to record."""
         n = tokens.shape[1]
-        extra = -n % 8 if n > 8 else 0
+        extra = -n % (8 if n > 8 else replay.rows)
         bases = self._bases()
         reach = max(bases) + (n if own is None else own.shape[-1]) + extra
         self._room(reach)

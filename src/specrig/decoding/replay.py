@@ -51,6 +51,8 @@ class Replay:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.rows = 1
+        """Passes of up to 8 tokens are padded to a multiple of this, wider ones to a multiple of 8."""
         self.failure: str | None = None
         """Why recording does not work here; None while it does. After a failure passes run without recordings."""
         self._recordings: dict[Hashable, Recording] = {}
@@ -97,3 +99,11 @@ class Replay:
             outputs = function(*inputs)
         torch.cuda.synchronize(self.device)
         return Recording(inputs, outputs, graph.replay)
+
+
+class Unrecorded(Replay):
+    """Passes of the same few shapes that run as they are: nothing is recorded. For `CachedModel.even_passes` on a processor."""
+
+    def recorded(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> Run:
+        """`function` as it is."""
+        return as_it_is(function)

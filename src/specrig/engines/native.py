@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter, Generation
-from specrig.engines.base import EngineError
+from specrig.engines.base import EngineError, EngineOptions
 from specrig.engines.tokenized import TokenizedEngine
 from specrig.models.hub import fetch_folder
 from specrig.models.pair import PairFiles
@@ -24,6 +24,13 @@ class Native(TokenizedEngine):
     name = "native"
     simulates = True
 
+    class Options(EngineOptions):
+        """Options of the native engine."""
+
+        even_passes: bool = False
+        """Pad every pass of the target, plain or verifying, to the same few shapes, so that a method's greedy output equals plain
+        decoding bit by bit where the processor's kernels allow it; costs the padding."""
+
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
         if threads is not None:
@@ -31,6 +38,8 @@ class Native(TokenizedEngine):
 
             torch.set_num_threads(threads)
         self.target = self.weights.cached("target", self.device)
+        if self.options.even_passes:
+            self.target.even_passes()
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
 
