@@ -70,7 +70,7 @@ def test_decoding_knows_no_files_and_no_tracking() -> None:
             assert not external(module) & {"json", "yaml", "mlflow", "pandas", "pathlib"}, module
 
 
-@pytest.mark.parametrize("heavy", [["torch", "transformers", "pandas", "mlflow", "matplotlib"]])
+@pytest.mark.parametrize("heavy", [["torch", "transformers", "pandas", "mlflow", "matplotlib", "requests"]])
 def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> None:
     code = (
         "import sys; from pathlib import Path; import specrig.cli, specrig.planning.listing\n"
