@@ -10,9 +10,13 @@ from snakemake.exceptions import WorkflowError
 from specrig.cell import digest
 from specrig.measurement.records import write_atomically
 from specrig.decoding.drafters import registry as methods
-from specrig.provenance.digests import audit_digest, code_digest, job_digest, stage_digest
+from specrig.provenance.digests import (
+    audit_digest,
+    code_digest,
+    job_digest,
+    stage_digest,
+)
 from specrig.engines import registry as engines
-from specrig.planning.listing import needs
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.corpus.example import TASKS
@@ -25,6 +29,8 @@ except StudyError as error:
 
 # `workflow.dryrun` is not known yet while the files are read.
 if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
+    from specrig.planning.listing import needs
+
     print(needs(STUDY), file=sys.stderr)
 
 ROOT = str(STUDY.root)
@@ -173,7 +179,10 @@ def teaching_files(pair, models):
 def prompt_inputs(wildcards):
     """Prompt files of the tasks that a job measures."""
     return sorted(
-        {str(STUDY.paths.prompt_file(cell.task, STUDY.root)) for cell in job_cells(wildcards)}
+        {
+            str(STUDY.paths.prompt_file(cell.task, STUDY.root))
+            for cell in job_cells(wildcards)
+        }
     )
 
 
