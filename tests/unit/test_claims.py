@@ -300,7 +300,7 @@ def test_what_the_shipped_means_are_taken_over(shipped: list[Claim]) -> None:
 def test_shipped_claims_keep_what_was_collected(shipped: list[Claim], repository: Path) -> None:
     facts = repository.parent / "shared/facts/reported.csv"
     if not facts.is_file():
-        pytest.skip("the collection lies outside the repository")
+        pytest.skip("needs ../shared/facts/reported.csv, which is not here")
     assert (repository / "configs/reported.csv").read_text() == facts.read_text()
 
 
