@@ -182,7 +182,7 @@ def _remember() -> None:
     """Write the memory whole or not at all; where the package's folder cannot be written, the next process parses again."""
     temporary = MEMORY.with_suffix(f".{os.getpid()}")
     try:
-        MEMORY.parent.mkdir(exist_ok=True)
+        MEMORY.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(_memory()), encoding="utf-8")
         temporary.replace(MEMORY)
     except OSError:
