@@ -36,6 +36,7 @@ class Source(NamedTuple):
     digest: str
     """SHA-256 of what runs."""
 
+
 STAGES = {
     "corpus": "specrig.corpus.gather",
     "prompts": "specrig.measurement.prompts",
