@@ -31,8 +31,11 @@ study: $(READY) $(READY_CONFIG)  ## set up, run the study, say where the report 
 	@$(SNAKEMAKE) $(ARGS)
 	$(if $(ARGS),,$(BIN)/specrig where $(CONFIG))
 
+# Tests run side by side, a file a process; those with vLLM one after the other, since each engine wants the machine.
+WORKERS ?= $(if $(IS_VLLM),0,auto)
+
 test: $(READY_DEV)  ## run the tests
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY_DEV)  ## formatting, lint, types and the directions of imports
 	@$(BIN)/ruff check .

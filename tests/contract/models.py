@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,9 @@ class Lab:
             if self.replayed and hasattr(drafter, head):
                 getattr(drafter, head).replay = Traced(self.target.device)
         return drafter
+
+
+@cache
+def shared_lab(**options: Any) -> Lab:
+    """A lab that the tests of this process share, with the passes that are recorded in it."""
+    return Lab(**options)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import Lab, Traced, random_llama
+from models import Lab, Traced, random_llama, shared_lab
 from torch.overrides import TorchFunctionMode
 
 from specrig.decoding import device, verify_tree
@@ -44,7 +44,7 @@ class Waits(TorchFunctionMode):
 
 @pytest.fixture(scope="module")
 def lab() -> Lab:
-    return Lab(vocab_size=40, replayed=True)
+    return shared_lab(vocab_size=40, replayed=True)
 
 
 def rounds_and_waits(

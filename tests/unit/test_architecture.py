@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_an_import_against_the_stream_is_named(repository: Path, tmp_path: Path,
     assert result.returncode == 1 and said in result.stdout
 
 
-@pytest.mark.parametrize("heavy", [["torch", "transformers", "pandas", "mlflow", "matplotlib"]])
+@pytest.mark.parametrize("heavy", [["torch", "transformers", "pandas", "mlflow", "matplotlib", "requests"]])
 def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> None:
     code = (
         "import sys; from pathlib import Path; import specrig.cli, specrig.planning.plan_view, specrig.planning.methods_view\n"
@@ -59,34 +60,80 @@ def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> Non
     assert result.stdout.strip() == "[]"
 
 
-def test_digests_follow_imports_and_ignore_prose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "specrig"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "a.py").write_text("def f():\n    from specrig import b\n    return b\n")
-    (package / "b.py").write_text('"""Prose."""\nx = 1\n')
-    (package / "c.py").write_text("x = 1\n")
-    monkeypatch.setattr(digests, "ROOT", package)
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of three modules in the place of this one, and an empty memory."""
+    folder = tmp_path / "specrig"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "a.py").write_text("def f():\n    from specrig import b\n    return b\n")
+    (folder / "b.py").write_text('"""Prose."""\nx = 1\n')
+    (folder / "c.py").write_text("x = 1\n")
+    monkeypatch.setattr(digests, "ROOT", folder)
+    monkeypatch.setattr(digests, "MEMORY", tmp_path / "memory" / "digests.json")
+    yield folder
+    monkeypatch.undo()
+    forget()
 
-    def fresh() -> str:
-        for function in (digests.code_digest, digests.closure, digests.imports, digests._tree, digests._content):
-            function.cache_clear()
-        return digests.code_digest("specrig.a")
 
-    try:
-        first = fresh()
-        assert digests.closure("specrig.a") == ("specrig.a", "specrig.b")
-        (package / "b.py").write_text('"""Other prose."""\nx = 1  # and a remark\n')
-        (package / "c.py").write_text("x = 2\n")
+def forget() -> None:
+    """Be a new process."""
+    for function in (digests.code_digest, digests.closure, digests.imports, digests._source, digests._data, digests._memory):
+        function.cache_clear()
+
+
+def fresh() -> str:
+    forget()
+    return digests.code_digest("specrig.a")
+
+
+def test_digests_follow_imports_and_ignore_prose(package: Path) -> None:
+    first = fresh()
+    assert digests.closure("specrig.a") == ("specrig.a", "specrig.b")
+    (package / "b.py").write_text('"""Other prose."""\nx = 1  # and a remark\n')
+    (package / "c.py").write_text("x = 2\n")
+    assert fresh() == first
+    (package / "b.py").write_text("x = 2\n")
+    second = fresh()
+    assert second != first
+    (package / "facts.csv").write_text("a,b\n")
+    third = fresh()
+    (package / "facts.csv").write_text("a,c\n")
+    assert len({first, second, third, fresh()}) == 4
+    with pytest.raises(ValueError, match=r"specrig\.d: no module"):
+        digests.code_digest("specrig.d")
+
+
+def test_what_is_remembered_of_a_text_hides_no_edit(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one of the same size at the same time, nor one of how texts are read."""
+    first, stat = fresh(), (package / "b.py").stat()
+    with monkeypatch.context() as patch:
+        patch.setattr(digests.ast, "parse", lambda *_, **__: pytest.fail("it was parsed before"))
         assert fresh() == first
-        (package / "b.py").write_text("x = 2\n")
-        assert fresh() != first
-        with pytest.raises(ValueError, match=r"specrig\.d: no module"):
-            digests.code_digest("specrig.d")
-    finally:
-        monkeypatch.undo()
-        for function in (digests.code_digest, digests.closure, digests.imports, digests._tree, digests._content):
-            function.cache_clear()
+    (package / "b.py").write_text('"""Prose."""\nx = 2\n')
+    os.utime(package / "b.py", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (package / "b.py").stat().st_size == stat.st_size
+    assert fresh() != first
+    (package / "b.py").write_text("from specrig import c\nx = 2\n")
+    forget()
+    assert "specrig.c" in digests.closure("specrig.a")
+    parsed: list[str] = []
+    parse = digests.ast.parse
+    monkeypatch.setattr(digests.ast, "parse", lambda text, **names: parsed.append(names["filename"]) or parse(text, **names))
+    monkeypatch.setattr(digests, "_own_text", lambda: b"another way to read")
+    fresh()
+    assert len(parsed) == 3
+
+
+@pytest.mark.parametrize("content", ["", "[1", '{"cut": '])
+def test_a_memory_that_is_broken_or_cannot_be_kept_changes_nothing(package: Path, content: str) -> None:
+    first = fresh()
+    digests.MEMORY.write_text(content)
+    assert fresh() == first
+    digests.MEMORY.unlink()
+    digests.MEMORY.mkdir()  # nothing can be written there, whoever asks
+    assert fresh() == first == fresh()
+    assert [path.name for path in digests.MEMORY.parent.iterdir()] == [digests.MEMORY.name], "no half of one is left"
 
 
 def test_a_wrapped_drafter_is_part_of_the_digest() -> None:

@@ -301,7 +301,7 @@ def test_what_the_shipped_means_are_taken_over(shipped: list[Claim]) -> None:
 def test_shipped_claims_keep_what_was_collected(shipped: list[Claim], repository: Path) -> None:
     facts = repository.parent / "shared/facts/reported.csv"
     if not facts.is_file():
-        pytest.skip("the collection lies outside the repository")
+        pytest.skip("needs ../shared/facts/reported.csv, which is not here")
     ours, theirs = (list(csv.DictReader(file.read_text().splitlines())) for file in (repository / "configs/reported.csv", facts))
     # Sources go by a name that a reader knows, each by one: what was one source there is one here.
     names = {(one["source"], other["source"]) for one, other in zip(ours, theirs, strict=True)}

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specrig.corpus.example import TASKS
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.drafters.eagle3 import Eagle3
 from specrig.decoding.heads.eagle3 import Eagle3Head, choose_aux_layers, head_config, load, random_tensors, save
@@ -27,13 +26,11 @@ from specrig.training.checkpoint import State
 from specrig.training.eagle import agreement
 from specrig.training.eagle3 import Layer, frequent, head_loss, train_head
 from specrig.training.eagle3_recipe import Eagle3Training
-from specrig.training.language_model import train_target
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe, Shape
 from specrig.training.run import TrainingError
 from specrig.training.stages import STAGES, TEXT
-from specrig.training.target_text import write_text
 
 V, D = 23, 16
 CONFIG = LlamaConfig(
@@ -318,29 +315,10 @@ def test_the_most_frequent_tokens_are_kept() -> None:
     assert frequent(torch.tensor([[7, 7]]), 3, 10).tolist() == [0, 1, 7]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
-    """A tiny target, barely trained, on sums, and its text: corpus/, target."""
-    out = tmp_path_factory.mktemp("pair")
-    rows = [
-        {"task": TASKS[n % 4], "prompt": f"{n} and {n + 7} make", "completion": f" {2 * n + 7}, above {n}"} for n in range(400)
-    ]
-    (out / "corpus").mkdir()
-    for name, part in (("train", rows[:360]), ("heldout", rows[360:])):
-        lines = [json.dumps({**row, "text": row["prompt"] + row["completion"], "source": "-"}) + "\n" for row in part]
-        (out / "corpus" / f"{name}.jsonl").write_text("".join(lines))
-    recipe = Recipe.model_validate(
-        {
-            "vocabulary": 300,
-            "target": {"layers": 3, "hidden": 32, "heads": 2, "intermediate": 48, "context": 64},
-            "target_training": {"steps": 20, "batch": 4, "sequence": 32, "evaluations": 1},
-            "text": {"sequences": 8, "sequence": 32, "heldout_sequences": 8},
-            "eagle3": {"steps": 20, "batch": 4, "corpus_sequences": 16, "draft_vocabulary": 250},
-        }
-    )
-    train_target(recipe, out / "corpus", out, progress=False)
-    write_text(recipe, out / "corpus", out)
-    return recipe, out
+@pytest.fixture
+def pair(sums: tuple[Recipe, Path]) -> tuple[Recipe, Path]:
+    settings = Eagle3Training(steps=20, batch=4, corpus_sequences=16, draft_vocabulary=250)
+    return sums[0].model_copy(update={"eagle3": settings}), sums[1]
 
 
 def begun(folder: Path, out: Path) -> Path:

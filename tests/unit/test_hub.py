@@ -27,7 +27,7 @@ BEGINNING, REST = "Once upon a time, there was a little girl", "named Lily. She 
 PAIR = "pair\ttarget\tdraft\ttarget_revision\tdraft_revision\theads\tnotes\n"
 TASK = "task\tsource\tid_field\tprompt_field\n"
 
-pytestmark = pytest.mark.skipif(not STORIES.is_dir(), reason="the shared checkpoint is not here")
+pytestmark = pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/data/stories260K, which is not here")
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from specrig.corpus.example import TASKS
 from specrig.decoding.drafters import registry
 from specrig.decoding.drafters.medusa import Layout, Medusa, regular_tree, sparse_tree
 from specrig.decoding.drafters.tree import topology
@@ -24,8 +23,7 @@ from specrig.decoding.sampling import Sampler
 from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import Context, DecodingError, Drafter, Generation
 from specrig.training import llama
-from specrig.training.distil import train_draft
-from specrig.training.language_model import next_token_loss, train_target
+from specrig.training.language_model import next_token_loss
 from specrig.training.llama import Llama
 from specrig.training.medusa import Heads, heads_loss, rank_accuracies, train_draft_heads, train_heads, train_jointly
 from specrig.training.medusa_recipe import JointTraining, MedusaTraining
@@ -33,7 +31,6 @@ from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe, Shape
 from specrig.training.run import TrainingError
 from specrig.training.stages import TEXT
-from specrig.training.target_text import write_text
 
 PERIOD = 29
 SETTINGS = MedusaTraining(
@@ -237,28 +234,9 @@ def test_folders_that_hold_no_fitting_heads_are_refused(counter: tuple[Lent, lis
             checkpoint.load(tmp_path, target)
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
-    """A tiny pair, barely trained, on sums: corpus/, target, draft."""
-    out = tmp_path_factory.mktemp("pair")
-    rows = [
-        {"task": TASKS[n % 4], "prompt": f"{n} and {n + 7} make", "completion": f" {2 * n + 7}, more than {n}"}
-        for n in range(400)
-    ]
-    (out / "corpus").mkdir()
-    for name, part in (("train", rows[:360]), ("heldout", rows[360:])):
-        lines = [json.dumps({**row, "text": row["prompt"] + row["completion"], "source": "-"}) + "\n" for row in part]
-        (out / "corpus" / f"{name}.jsonl").write_text("".join(lines))
-    shape = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "context": 64}
-    few = {"steps": 20, "batch": 4, "sequence": 32, "evaluations": 1}
-    recipe = Recipe.model_validate(
-        {"vocabulary": 300, "target": shape, "draft": shape, "target_training": few, "draft_training": few}
-        | {"text": {"sequences": 8, "sequence": 32, "heldout_sequences": 8}, "medusa": SETTINGS}
-    )
-    train_target(recipe, out / "corpus", out, progress=False)
-    write_text(recipe, out / "corpus", out)
-    train_draft(recipe, out / "corpus", out, progress=False)
-    return recipe, out
+@pytest.fixture
+def pair(sums: tuple[Recipe, Path]) -> tuple[Recipe, Path]:
+    return sums[0].model_copy(update={"medusa": SETTINGS}), sums[1]
 
 
 def trained_again(train: Callable[..., None], recipe: Recipe, folder: Path, out: Path) -> Path:

@@ -40,7 +40,7 @@ SCRIPT = Path(__file__).with_name("inference_server.py")
 PROMPT = "Once upon a time, there was a little girl"
 K = 4
 
-pytestmark = pytest.mark.skipif(not STORIES.is_dir(), reason="the small model is not here")
+pytestmark = pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/data/stories260K, which is not here")
 
 
 def cell(engine: str, method: str, k: int, temperature: float = 0.0) -> Cell:

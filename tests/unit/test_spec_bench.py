@@ -27,7 +27,10 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 QUESTIONS, STORIES = SHARED / "spec_bench" / "question.jsonl", SHARED / "stories260K"
 HEADER = "task\tsource\tsha256\tid_field\tprompt_field\tprompt_template\treference_field\twhere\tscorer\n"
 
-pytestmark = pytest.mark.skipif(not (QUESTIONS.is_file() and STORIES.is_dir()), reason="the shared data are not here")
+pytestmark = pytest.mark.skipif(
+    not (QUESTIONS.is_file() and STORIES.is_dir()),
+    reason="needs ../shared/data/spec_bench and ../shared/data/stories260K, which are not both here",
+)
 
 
 def row(task: str, where: str, *, template: str = "", reference: str = "", scorer: str = "", pin: str = "") -> str:

@@ -38,15 +38,27 @@ SHAPE = Shape(layers=2, hidden=32, heads=2, intermediate=48, context=64)
 TINY_RECIPE = Recipe.model_validate(TINY)
 
 
+@pytest.fixture
+def pair(tiny_pair: Path) -> Path:
+    return tiny_pair
+
+
+TEN_STEPS = TINY_RECIPE.model_copy(
+    update={
+        "target_training": TINY_RECIPE.target_training.model_copy(
+            update={"steps": 10, "evaluations": 1, "growth": (Growth(until=0.5, layers=1),)}
+        )
+    }
+)
+"""A training of the target that grows on its way, to be cut and held against one that ran through."""
+
+
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny pair, really trained: corpus/, models/target, models/draft."""
-    out = tmp_path_factory.mktemp("pair")
-    corpus.build(TINY_RECIPE.corpus, TINY_RECIPE.seed, out)
-    train_target(TINY_RECIPE, out / "corpus", out / "models", progress=False)
-    write_text(TINY_RECIPE, out / "corpus", out / "models")
-    train_draft(TINY_RECIPE, out / "corpus", out / "models", progress=False)
-    return out
+def uncut(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target of `TEN_STEPS`, trained without a break."""
+    out = tmp_path_factory.mktemp("uncut")
+    train_target(TEN_STEPS, tiny_pair / "corpus", out, progress=False)
+    return out / "target"
 
 
 def random_model(seed: int = 0, shape: Shape = SHAPE, vocabulary: int = 97) -> Llama:
@@ -199,13 +211,9 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("cut", [1, 5, 9])
 def test_a_training_that_was_cut_goes_on_to_the_same_weights(
-    pair: Path, tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch
+    pair: Path, uncut: Path, tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut before, at and after the growth of the model, with Muon's and AdamW's state."""
-    growth = (Growth(until=0.5, layers=1),)
-    few = TINY_RECIPE.target_training.model_copy(update={"steps": 10, "evaluations": 1, "growth": growth})
-    recipe = TINY_RECIPE.model_copy(update={"target_training": few})
-    train_target(recipe, pair / "corpus", tmp_path / "whole", progress=False)
+    """Cut before, at and after the growth of the model, with Muon's and AdamW's state. So the same recipe gives the same weights."""
 
     def save_and_die(state: State, step: int) -> None:
         if step == cut:
@@ -214,28 +222,25 @@ def test_a_training_that_was_cut_goes_on_to_the_same_weights(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(State, "keep", save_and_die)
-        train_target(recipe, pair / "corpus", tmp_path / "cut", progress=False)
-    assert not (tmp_path / "cut" / "target").exists()
+        train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
+    again = tmp_path / "target"
+    assert not again.exists()
     taken: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(State, "keep", lambda state, step: taken.append(step))
-        train_target(recipe, pair / "corpus", tmp_path / "cut", progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
     assert taken == list(range(cut + 1, 11))
-    whole, again = tmp_path / "whole" / "target", tmp_path / "cut" / "target"
-    states = [llama.load(folder).state_dict() for folder in (whole, again)]
+    states = [llama.load(folder).state_dict() for folder in (uncut, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    curves = [(folder / "training.jsonl").read_text().splitlines() for folder in (whole, again)]
+    curves = [(folder / "training.jsonl").read_text().splitlines() for folder in (uncut, again)]
     assert [json.loads(line).get("loss") for line in curves[0]] == [json.loads(line).get("loss") for line in curves[1]]
-    assert sorted(path.name for path in again.iterdir()) == sorted(path.name for path in whole.iterdir())
+    assert sorted(path.name for path in again.iterdir()) == sorted(path.name for path in uncut.iterdir())
 
 
 def test_losses_read_now_and_then_make_the_same_curve_and_a_checkpoint_misses_no_step(
-    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Path, uncut: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: the loss is read every few steps, before an evaluation and before a checkpoint."""
-    few = TINY_RECIPE.target_training.model_copy(update={"steps": 10, "evaluations": 1})
-    recipe = TINY_RECIPE.model_copy(update={"target_training": few})
-    train_target(recipe, pair / "corpus", tmp_path / "each", progress=False)
     monkeypatch.setitem(run._READ_EVERY, "cpu", 4)
     whole = State.save
 
@@ -246,11 +251,11 @@ def test_losses_read_now_and_then_make_the_same_curve_and_a_checkpoint_misses_no
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(State, "due", lambda state: True)
         patch.setattr(State, "save", save_and_die)
-        train_target(recipe, pair / "corpus", tmp_path / "seldom", progress=False)
-    train_target(recipe, pair / "corpus", tmp_path / "seldom", progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
+    train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
     each, seldom = (
-        [json.loads(line) for line in (tmp_path / name / "target/training.jsonl").read_text().splitlines()]
-        for name in ("each", "seldom")
+        [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+        for folder in (uncut, tmp_path / "target")
     )
     drop = ("seconds",)
     assert [{k: v for k, v in row.items() if k not in drop} for row in each] == [
@@ -368,16 +373,6 @@ def test_the_loss_curve_falls_and_holds_the_heldout_losses(pair: Path, name: str
     first, last = (sum(row["heldout"].values()) for row in evaluations)
     assert last < first
     assert all(0 < value < 10 for value in evaluations[-1]["bits_per_byte"].values())
-
-
-def test_the_same_recipe_gives_the_same_weights(pair: Path, tmp_path: Path) -> None:
-    recipe = TINY_RECIPE.model_copy(
-        update={"target_training": TINY_RECIPE.target_training.model_copy(update={"steps": 4, "evaluations": 1})}
-    )
-    for name in ("one", "two"):
-        train_target(recipe, pair / "corpus", tmp_path / name, progress=False)
-    one, two = (llama.load(tmp_path / name / "target") for name in ("one", "two"))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
 def test_a_draft_without_a_target_or_its_text_is_refused(pair: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from specrig.corpus import gather as corpus
 from specrig.training import stages
 from specrig.training.medusa import train_jointly
 from specrig.training.recipe import TINY, Recipe
@@ -33,11 +32,9 @@ RECIPE = Recipe.model_validate(
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("study")
-    corpus.build(RECIPE.corpus, RECIPE.seed, out)
-    return out / "corpus"
+@pytest.fixture
+def text(tiny_corpus: Path) -> Path:
+    return tiny_corpus / "corpus"
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])

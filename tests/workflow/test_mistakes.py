@@ -1,4 +1,7 @@
-"""Mistakes as a new user makes them, through Snakemake: the message has the fix, on one screen, without a traceback."""
+"""Mistakes as a new user makes them: the message has the fix, on one screen, without a traceback, before anything runs.
+
+Two go through Snakemake, which shows that it hands on what the loader and a job say; the others ask the command line, in this process.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+
+from specrig import cli
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -26,38 +31,46 @@ def replace(file: str, old: str, new: str) -> None:
     Path(file).write_text(text.replace(old, new))
 
 
+def refused(capsys: pytest.CaptureFixture[str], config: str = "configs/test.yaml") -> str:
+    """What the command line says of a study that it does not accept."""
+    assert cli.run(["plan", config]) == 2
+    return capsys.readouterr().err
+
+
+def check(said: str, expected: str) -> None:
+    assert expected in said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) < 20
+    assert not Path("results").exists()
+
+
+def test_snakemake_hands_on_what_is_wrong_with_a_study(workplace: Path) -> None:
+    replace("configs/test.yaml", "method: ngram", "method: ngrm")
+    result = snakemake("--configfile", "configs/test.yaml")
+    assert result.returncode == 1
+    check(result.stdout, "did you mean 'ngram'?")
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "expected"),
     [
-        ("configs/test.yaml", "method: ngram", "method: ngrm", "did you mean 'ngram'?"),
         ("configs/test.yaml", "k: 3", "k: 0", "outside 1 to 16"),
         ("configs/test.yaml", "prompts: 2", "prompts: 0", "leave every task without a prompt"),
         ("configs/test.yaml", "max_new_tokens", "max_tokens", "did you mean 'max_new_tokens'?"),
         ("configs/pairs.tsv", "trained\ttrained", "./models/mine\t", "no model folder ./models/mine"),
+        ("configs/test.yaml", "study: test", "study: test\nresults: taken/results", "taken is a file, no folder"),
     ],
 )
-def test_a_bad_study_is_refused_before_anything_runs(workplace: Path, file: str, old: str, new: str, expected: str) -> None:
-    replace(file, old, new)
-    result = snakemake("--configfile", "configs/test.yaml")
-    assert result.returncode == 1
-    assert expected in result.stdout
-    assert "Traceback" not in result.stdout
-    assert len(result.stdout.splitlines()) < 20
-    assert not Path("results").exists()
-
-
-def test_unwritable_results(workplace: Path) -> None:
+def test_a_bad_study_is_refused_before_anything_runs(
+    workplace: Path, file: str, old: str, new: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("taken").touch()
-    result = snakemake("--configfile", "configs/test.yaml", "--config", "results=taken/results")
-    assert result.returncode == 1
-    assert "taken is a file, no folder" in result.stdout
-    assert "Traceback" not in result.stdout
+    replace(file, old, new)
+    check(refused(capsys), expected)
 
 
-def test_a_misspelt_config_file(workplace: Path) -> None:
-    result = snakemake("--configfile", "configs/tset.yaml")
-    assert result.returncode != 0
-    assert "configs/tset.yaml" in result.stdout
+def test_a_misspelt_config_file(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(refused(capsys, "configs/tset.yaml"), "did you mean 'configs/test.yaml'?")
 
 
 def model_folder(name: str, model_type: str, architecture: str, words: list[str]) -> None:
@@ -77,18 +90,16 @@ def model_folder(name: str, model_type: str, architecture: str, words: list[str]
     ],
 )
 def test_a_pair_that_cannot_work_is_refused_before_anything_runs(
-    workplace: Path, draft: tuple[str, str, list[str]], expected: str
+    workplace: Path, draft: tuple[str, str, list[str]], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model_folder("target", "llama", "LlamaForCausalLM", ["a", "b"])
-    model_folder("draft", *draft)
+    folder = f"draft-{draft[0]}"  # files of a model are read once a process
+    model_folder(folder, *draft)
     Path("prompts.jsonl").write_text(json.dumps({"id": 1, "prompt": "a b"}) + "\n")
-    replace("configs/pairs.tsv", "trained\ttrained", "models/target\tmodels/draft")
+    replace("configs/pairs.tsv", "trained\ttrained", f"models/target\tmodels/{folder}")
     replace("configs/tasks.tsv", "code\tcorpus", "code\tprompts.jsonl")
-    result = snakemake("--configfile", "configs/test.yaml", "--config", "tasks=code")
-    assert result.returncode == 1
-    assert expected in result.stdout
-    assert "Traceback" not in result.stdout
-    assert not Path("results").exists()
+    replace("configs/test.yaml", "[code, translation]", "[code]")
+    check(refused(capsys), expected)
 
 
 def test_a_job_that_fails_says_why_and_where_its_log_is(workplace: Path) -> None:
@@ -97,8 +108,9 @@ def test_a_job_that_fails_says_why_and_where_its_log_is(workplace: Path) -> None
     Path("prompts.jsonl").write_text(json.dumps({"id": 1, "prompt": "a b"}) + "\n")
     replace("configs/pairs.tsv", "trained\ttrained", "models/target\tmodels/target")
     replace("configs/tasks.tsv", "code\tcorpus", "code\tprompts.jsonl")
+    replace("configs/test.yaml", "[code, translation]", "[code]")
     replace("configs/test.yaml", "  - method: draft_model\n    k: [2, 4]\n", "")
-    result = snakemake("--configfile", "configs/test.yaml", "--config", "tasks=code")
+    result = snakemake("results/test/records/native/embedded/ngram/index.json", "--configfile", "configs/test.yaml")
     assert result.returncode == 1
     assert "Traceback" not in result.stdout
     assert "Logs: results/test/logs" in result.stdout

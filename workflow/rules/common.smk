@@ -18,7 +18,6 @@ from specrig.provenance.digests import (
     stage_digest,
 )
 from specrig.engines import registry as engines
-from specrig.planning.estimate import needs
 from specrig.study.load import load_study
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
@@ -33,6 +32,8 @@ except StudyError as error:
 
 # `workflow.dryrun` is not known yet while the files are read.
 if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
+    from specrig.planning.estimate import needs
+
     print(needs(STUDY), file=sys.stderr)
 
 ROOT = str(STUDY.root)

@@ -7,15 +7,35 @@ Docstrings and comments do not count, nor do imports for type checkers: only wha
 from __future__ import annotations
 
 import ast
+import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from importlib.util import cache_from_source
 from pathlib import Path
+from typing import NamedTuple
 
 PACKAGE = "specrig"
 ROOT = Path(__file__).parents[1]
 DATA = ("templates/**/*", "*.csv", "*.json")
 """What counts as source besides Python: templates, and tables of facts."""
+MEMORY = Path(cache_from_source(__file__)).with_suffix(".json")
+"""What parsing has found, by the SHA-256 of this file and of the text: an edit is another key, so no entry can grow stale.
+It lies beside the bytecode, one file a version of Python."""
+MEMORY_SIZE = 2_000
+"""Entries, some ten of every file of the package, after which the memory starts anew."""
+
+
+class Source(NamedTuple):
+    """What parsing a module's text finds."""
+
+    names: list[str]
+    """Dotted names inside the package that it imports when it runs; some are no modules but what a module holds."""
+    digest: str
+    """SHA-256 of what runs."""
+
 
 STAGES = {
     "corpus": "specrig.corpus.gather",
@@ -52,9 +72,12 @@ def code_digest(*modules: str) -> str:
 
     `DATA` beside a module counts as its source. Raises ValueError for a name that is no module of the package.
     """
+    known = len(_memory())
     total = sha256()
     for module in closure(*modules):
-        total.update(module.encode() + b"\0" + _content(module))
+        total.update(f"{module}\0{_source(module).digest}\0{_data(_file(module).parent)}\0".encode())
+    if len(_memory()) != known:
+        _remember()
     return total.hexdigest()[:16]
 
 
@@ -74,7 +97,7 @@ def closure(*modules: str) -> tuple[str, ...]:
 @cache
 def imports(module: str) -> frozenset[str]:
     """Modules of the package that `module` itself imports at run time, in functions too; its parent packages included."""
-    found = {name for name in imported(_tree(module)) if source(name) is not None}
+    found = {name for name in _source(module).names if source(name) is not None}
     parents = module.split(".")[1:-1]
     found |= {".".join([PACKAGE, *parents[:depth]]) for depth in range(1, len(parents) + 1)}
     return frozenset(found - {PACKAGE, module})
@@ -89,12 +112,11 @@ def source(module: str) -> Path | None:
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 
-@cache
-def _tree(module: str) -> ast.Module:
+def _file(module: str) -> Path:
     path = source(module)
     if path is None:
         raise ValueError(f"{module}: no module of {PACKAGE}")
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    return path
 
 
 def imported(node: ast.AST) -> Iterator[str]:
@@ -114,17 +136,56 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 
 @cache
-def _content(module: str) -> bytes:
-    """What runs of a module's source, and the bytes of the data beside it."""
-    path = source(module)
-    assert path is not None  # `closure` has parsed it
-    tree = _tree(module)
+def _source(module: str) -> Source:
+    """What parsing `module` finds, from the memory where its text was parsed before."""
+    path = _file(module)
+    text = path.read_bytes()
+    key = sha256(_own_text() + text).hexdigest()
+    if key not in _memory():
+        _memory()[key] = _parsed(ast.parse(text, filename=str(path)))
+    return Source(*_memory()[key])
+
+
+def _parsed(tree: ast.Module) -> Source:
+    names = sorted({name for name in imported(tree) if name.split(".")[0] == PACKAGE})
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [statement for statement in node.body if not _is_text(statement)]
-    files = [file for pattern in DATA for file in sorted(path.parent.glob(pattern))]
-    return ast.dump(tree).encode() + b"".join(file.read_bytes() for file in files if file.is_file())
+    return Source(names, sha256(ast.dump(tree).encode()).hexdigest())
 
 
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+@cache
+def _data(folder: Path) -> str:
+    """SHA-256 of the data that lies in a package's folder."""
+    files = [file for pattern in DATA for file in sorted(folder.glob(pattern)) if file.is_file()]
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@cache
+def _own_text() -> bytes:
+    return Path(__file__).read_bytes()
+
+
+@cache
+def _memory() -> dict[str, Source]:
+    try:
+        found = json.loads(MEMORY.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and len(found) < MEMORY_SIZE else {}
+
+
+def _remember() -> None:
+    """Write the memory whole or not at all; where the package's folder cannot be written, the next process parses again."""
+    temporary = MEMORY.with_suffix(f".{os.getpid()}")
+    try:
+        MEMORY.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(_memory()), encoding="utf-8")
+        temporary.replace(MEMORY)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()

@@ -17,8 +17,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-import requests
-
 from specrig.cell import Cell
 from specrig.decoding.types import Counts, Generation
 from specrig.engines.base import EngineError
@@ -28,7 +26,7 @@ from specrig.models.endpoint import Endpoint
 from specrig.models.pair import PairFiles
 
 if TYPE_CHECKING:
-    from requests import Response
+    from requests import RequestException, Response
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0
@@ -60,9 +58,13 @@ class Client:
     """
 
     def __init__(self, url: str, *, key_env: str | None = None) -> None:
+        # Here and below, not above: every planning of a study imports every engine, and requests takes as long as pydantic.
+        from requests import Session
+        from requests.adapters import HTTPAdapter
+
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.session = requests.Session()
-        adapter = requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS)
+        self.session = Session()
+        adapter = HTTPAdapter(pool_maxsize=CONNECTIONS)
         self.session.mount("http://", adapter)
         self.session.mount("https://", adapter)
         if urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1"):
@@ -75,9 +77,11 @@ class Client:
 
     def get(self, path: str, *, timeout_s: float = CONNECT_S) -> Response:
         """A GET answered with success. Raises EngineError otherwise."""
+        from requests import RequestException
+
         try:
             response = self.session.get(self.url + path, timeout=timeout_s)
-        except requests.RequestException as error:
+        except RequestException as error:
             raise self._unreachable(error) from error
         return self._checked(response, path)
 
@@ -101,6 +105,8 @@ class Client:
 
         Raises EngineError when the server cannot be reached, refuses, reports an error, breaks off or falls silent.
         """
+        from requests import RequestException
+
         events = 0
         started = time.perf_counter()
         try:
@@ -116,7 +122,7 @@ class Client:
                     event = self._event(text)
                     events += 1
                     yield now, event
-        except requests.RequestException as error:
+        except RequestException as error:
             raise self._broken(error, events) from error
         raise EngineError(f"{self.url}: the stream ended after {events} events without [DONE]; has the server died?")
 
@@ -138,11 +144,13 @@ class Client:
             said = response.text[:300].strip()
         raise EngineError(f"{self.url}{path}: refused with status {response.status_code}: {said or response.reason}")
 
-    def _broken(self, error: requests.RequestException, events: int) -> EngineError:
+    def _broken(self, error: RequestException, events: int) -> EngineError:
         """The error to raise for a request that broke off after so many events."""
+        from requests.exceptions import ChunkedEncodingError
+
         if "Read timed out" in str(error):  # wrapped differently before and within the stream
             return EngineError(f"{self.url}: silent for {SILENCE_S:g} s after {events} events; is the server hung?")
-        if events or isinstance(error, requests.exceptions.ChunkedEncodingError):
+        if events or isinstance(error, ChunkedEncodingError):
             return EngineError(f"{self.url}: broke off in the middle of an answer, after {events} events; has the server died?")
         return self._unreachable(error)
 
