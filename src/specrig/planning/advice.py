@@ -167,7 +167,10 @@ def _gate(pair: Pair) -> str | None:
 
 def _show_measured(cells: list[dict[str, Any]], study: Path | None, console: Console) -> None:
     """Per task, temperature and batch size: the fastest cell."""
-    table = Table(title=f"measured in {study}", title_justify="left")
+    table = Table(
+        title=f"measured in {study}: the fastest of each setting, picked on the prompts that it is shown for",
+        title_justify="left",
+    )
     for column in ("task", "T", "batch", "use", "k", "speedup", "95 % interval", "why"):
         table.add_column(column)
     settings: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
