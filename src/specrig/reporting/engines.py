@@ -106,7 +106,7 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         labels=len(varying) + 3,
         caption=(
             "The same cells in several engines, on the prompts that all of them answered. The difference in τ is against the first "
-            "engine of the cell, with a 95 % bootstrap interval paired by prompt; bold where it leaves 0 out though that level is corrected for the number of rows."
+            "engine of the cell, with a 95 % interval over prompts, paired; bold where it leaves 0 out though that level is corrected for the number of rows."
         ),
         label=f"tab:{study.name}-engines",
         notes=notes,
