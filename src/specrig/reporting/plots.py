@@ -182,9 +182,9 @@ def predicted(cells: pd.DataFrame, tasks: list[str]) -> Figure:
         )
     values = cells[["predicted_speedup", "speedup"]].to_numpy(dtype=float)
     top = max(top_of(cells, "speedup") or 0.0, float(np.nanmax(values)) * 1.05)
-    bottom = min(
-        0.93 * max(float(cells["speedup_low"].min(skipna=True)), 0.6 * float(np.nanmin(values))), 0.95, float(np.nanmin(values))
-    )
+    least = float(np.nanmin(values))
+    lowest = np.nanmin([least, *np.maximum(cells["speedup_low"].to_numpy(dtype=float), 0.6 * least)])
+    bottom = min(0.93 * float(lowest), 0.95)
     line = np.array([bottom, top])
     ax.plot(line, line, color=INK, linewidth=1.2, zorder=0)
     ax.plot(line, 0.85 * line, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
