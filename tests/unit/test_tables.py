@@ -72,6 +72,14 @@ def test_other_temperatures_take_the_k_chosen_when_cold() -> None:
     assert best == {0.0: 4, 1.0: 4, 0.7: 2}
 
 
+def test_a_row_says_what_its_choice_of_k_gets_on_other_prompts(study: Path) -> None:
+    found = read_study(study)
+    summary = speedup_summary(found.table, found.records, found.tasks).set_index("method")
+    swept, alone = summary.loc["draft_model"], summary.loc["adaptive_k"]
+    assert len(swept["crossfit_ks"].split(", ")) == 2 and swept["crossfit_low"] < swept["crossfit"] < swept["crossfit_high"]
+    assert alone["crossfit_ks"] == "" and alone["crossfit"] == alone["geometric_mean"], "there was nothing to choose"
+
+
 def test_a_k_that_lacks_a_task_does_not_win() -> None:
     rows = [("code", 4, 1.5), ("story", 4, 1.2), ("code", 8, 2.5)]
     cells = pd.DataFrame(rows, columns=["task", "k", "speedup"]).assign(
