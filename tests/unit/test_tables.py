@@ -18,6 +18,7 @@ from specrig.cell import Cell
 from specrig.measurement.records import RecordError, read_records
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.optimum import optimal_k_sentence
 from specrig.reporting.study_data import read_study
 from specrig.reporting.style import method_name
 from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
@@ -232,3 +233,12 @@ def test_summary_uses_prompts_not_cells(study: Path) -> None:
 )
 def test_variants_are_named_for_people(method: str, variant: str, shown: str) -> None:
     assert method_name(method, variant=variant) == shown
+
+
+def test_a_default_that_loses_nothing_is_not_said_to_lose() -> None:
+    columns = ["method", "task", "best_k", "predicted_k", "loss", "loss_low"]
+    equal = pd.DataFrame([["ngram", "code", 4, 4, -0.02, -0.1], ["ngram", "story", 5, 4, 0.01, -0.1]], columns=columns)
+    assert optimal_k_sentence(equal).endswith("the default k = 4 gains 0.5 % on average; it surely loses in 0 of 2 settings.")
+    worse = pd.DataFrame([["eagle", "code", 8, 4, 0.2, 0.1], ["eagle", "story", 6, 6, 0.1, 0.05]], columns=columns)
+    said = optimal_k_sentence(worse)
+    assert "loses 15.0 % on average; it surely loses in 2 of 2 settings, most on code with eagle (20.0 %; k = 8 is best)." in said

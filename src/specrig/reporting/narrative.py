@@ -45,7 +45,8 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         f"decoding, geometric mean over {count} at {temperature} ({spread})."
     ]
     if top[f"{CROSSFIT}_ks"]:
-        sentences.append(f"Each half of the prompts is judged at the k that the other half chose (k = {top[f'{CROSSFIT}_ks']}).")
+        chosen = " and ".join(dict.fromkeys(top[f"{CROSSFIT}_ks"].split(", ")))
+        sentences.append(f"Each half of the prompts is judged at the k that the other half chose (k = {chosen}).")
     if np.isfinite(low):
         if high < 1:
             sentences.append("That is slower than not speculating.")

@@ -66,10 +66,17 @@ def optimal_k_sentence(optimal: pd.DataFrame) -> str:
     text = f"Measured and predicted best k are at most 1 apart in {int(near.sum())} of {len(known)} settings."
     lost = optimal.dropna(subset=["loss"])
     if len(lost):
-        worst = cast("dict[str, Any]", lost.sort_values("loss").iloc[-1].to_dict())
+        average, surely = lost["loss"].mean(), lost[lost["loss_low"] > 0]
+        verdict = f"loses {grid.percent(average, 1)}" if average > 0 else f"gains {grid.percent(-average, 1)}"
         text += (
-            f" The default k = {DEFAULT_K} loses {grid.percent(lost['loss'].mean(), 1)} on average against a k chosen on other prompts, and {grid.percent(worst['loss'], 1)} at most "
-            f"({worst['method']} on {task_name(worst['task'])}, where k = {worst['best_k']} is best)."
+            f" Against a k that other prompts chose, the default k = {DEFAULT_K} {verdict} on average; it surely loses in {len(surely)} of "
+            f"{len(lost)} settings"
+        )
+        worst = cast("dict[str, Any]", surely.sort_values("loss").iloc[-1].to_dict()) if len(surely) else None
+        text += (
+            f", most on {task_name(worst['task'])} with {worst['method']} ({grid.percent(worst['loss'], 1)}; k = {worst['best_k']} is best)."
+            if worst
+            else "."
         )
     return text
 
