@@ -2,7 +2,7 @@
 
     python benchmarks/against_transformers.py results/quick --pair embedded --k 4
 
-Prints tokens/s of both and their ratio (geometric mean over prompts, 95 % bootstrap interval) for plain greedy decoding,
+Prints tokens/s of both and their ratio (geometric mean over prompts, 95 % interval) for plain greedy decoding,
 draft-model and n-gram speculation. Transformers' schedule is pinned to a constant k without confidence stop, else its k is not k.
 """
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, logging
 
+from specrig.analysis.statistics import mean_interval
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
 from specrig.engines.native import Native
@@ -94,7 +95,6 @@ def main() -> None:
         ),
     }
     prompts = prompts_of(given.study, given.prompts, engine)
-    rng = np.random.default_rng(0)
     print(
         f"{len(prompts)} prompts, {given.tokens} new tokens, k = {given.k}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
@@ -110,8 +110,7 @@ def main() -> None:
             ratios.append(np.log(speeds[0] / speeds[1]))
             for rate, speed in zip(rates, speeds, strict=True):
                 rate.append(speed)
-        means = rng.choice(ratios, (2000, len(ratios))).mean(1)
-        low, high = np.exp(np.quantile(means, [0.025, 0.975]))
+        low, high = np.exp(mean_interval(ratios))
         print(
             f"{name:16}{np.median(rates[0]):14.0f}{np.median(rates[1]):14.0f}{np.exp(np.mean(ratios)):8.2f}"
             f"   [{low:.2f}, {high:.2f}]   {equal}/{len(prompts)}"

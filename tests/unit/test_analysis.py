@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import cell_records, simulate
@@ -82,7 +83,8 @@ def test_speedup_leaves_out_the_first_token_and_pairs_by_prompt() -> None:
     times = speedup.group_times([fast, slow])
     assert speedup.speedup(times) == pytest.approx(1.0)
     low, high = speedup.speedup_interval(times)
-    assert (low, high) == pytest.approx((0.5, 2.0))
+    # log 2 either way: mean 0, standard error log 2, and t(0.975) = 12.7062 with one degree of freedom.
+    assert (low, high) == pytest.approx((2**-12.7062, 2**12.7062), rel=1e-4)
     assert speedup.tokens_per_s(times) == pytest.approx((4 + 8) / 9)
     assert speedup.tokens_per_s(times, "baseline_") == pytest.approx(8 / 4)
     assert speedup.ms_per_token(times) == pytest.approx(9000 / 12)
@@ -187,33 +189,83 @@ def test_simulated_process_agrees_with_leviathan(alpha: float, k: int, seed: int
 
 @settings(max_examples=30)
 @given(st.lists(st.floats(0.2, 5.0), min_size=2, max_size=12))
-def test_interval_holds_the_mean_and_is_seeded(ratios: list[float]) -> None:
+def test_an_interval_holds_the_mean_and_never_falls_short_of_students(ratios: list[float]) -> None:
     logs = np.log(ratios)
     low, high = statistics.mean_interval(logs)
-    assert low <= logs.mean() + 1e-9 and logs.mean() - 1e-9 <= high
-    assert min(logs) - 1e-9 <= low and high <= max(logs) + 1e-9
-    assert statistics.mean_interval(logs) == (low, high)
+    reach = scipy.stats.t.isf(0.025, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs))
+    assert low <= logs.mean() - reach + 1e-9 and logs.mean() + reach - 1e-9 <= high
+    assert statistics.mean_interval(-logs) == pytest.approx((-high, -low))
 
 
-def test_interval_covers_about_as_often_as_it_says() -> None:
-    random = np.random.default_rng(0)
-    intervals = [statistics.mean_interval(random.normal(0.5, 0.2, 25), resamples=400) for _ in range(300)]
-    covered = np.mean([low <= 0.5 <= high for low, high in intervals])
-    assert 0.88 < covered < 0.98
+def test_symmetric_units_have_students_interval() -> None:
+    """1 … 5: mean 3, standard error sqrt(2.5 / 5), t(0.975) = 2.7764 with 4 degrees of freedom, no skewness."""
+    assert statistics.mean_interval([1, 2, 3, 4, 5]) == pytest.approx(
+        (3 - 2.7764 * math.sqrt(0.5), 3 + 2.7764 * math.sqrt(0.5)), rel=1e-4
+    )
 
 
-def test_strata_are_redrawn_within_themselves() -> None:
-    """Two tasks, each without spread: the mean over tasks has none either, however far apart they lie."""
-    low, high = statistics.stratified_mean_interval([[0.0, 0.0, 0.0], [1.0, 1.0]])
-    assert (low, high) == (0.5, 0.5)
+def test_a_long_tail_stretches_its_own_side() -> None:
+    low, high = statistics.mean_interval([1, 1.1, 1.2, 1.3, 1.4, 4])
+    mean = np.mean([1, 1.1, 1.2, 1.3, 1.4, 4])
+    assert high - mean > 1.5 * (mean - low)
+
+
+def test_a_mean_over_tasks_has_the_degrees_of_freedom_of_welch() -> None:
+    """By hand: variances 1/3 and 4/3 of the means of three; (5/3)² / ((1/9 + 16/9) / 2) = 50/17."""
+    found = statistics.average([statistics.mean([-1.0, 0.0, 1.0]), statistics.mean([-2.0, 0.0, 2.0])])
+    assert (found.value, found.variance, found.freedom) == pytest.approx((0, 5 / 12, 50 / 17))
+    assert statistics.stratified_mean_interval([[0.0, 0.0, 0.0], [1.0, 1.0]]) == (0.5, 0.5), "no spread within, none at all"
+    assert np.isnan(statistics.stratified_mean_interval([[0.0, 1.0], [1.0]])).all()
+    assert np.isnan(statistics.stratified_mean_interval([])).all()
+
+
+def test_a_ratio_of_sums_by_hand() -> None:
+    """Equal denominators make it a mean; units without one say nothing; one unit that holds nearly all leaves a single degree of freedom."""
+    assert statistics.ratio_interval([3, 5, 7], [2, 2, 2]) == pytest.approx(statistics.mean_interval([1.5, 2.5, 3.5]))
+    assert statistics.ratio_interval([3, 5, 7, 0], [2, 2, 2, 0]) == pytest.approx(statistics.mean_interval([1.5, 2.5, 3.5]))
+    assert statistics.ratio([3, 5, 7], [2, 2, 2]).freedom == pytest.approx(2)
+    assert statistics.ratio([300, 5, 7], [200, 2, 2]).freedom < 1.1
+    assert np.isnan(statistics.ratio_interval([3, 0], [2, 0])).all()
+    assert np.isnan(statistics.ratio_interval([0, 0], [0, 0])).all()
+
+
+def test_degrees_of_freedom_of_unequal_weights_are_bell_and_mccaffreys() -> None:
+    """The closed form against the matrix that it is of."""
+    below = np.array([1.0, 2.0, 5.0, 9.0])
+    weights = below / below.sum()
+    centre = np.eye(4) - np.outer(np.ones(4), weights)
+    form = centre.T @ np.diag(weights**2 / (1 - weights)) @ centre
+    expected = np.trace(form) ** 2 / np.trace(form @ form)
+    assert statistics.ratio([1.0, 3.0, 4.0, 10.0], below).freedom == pytest.approx(expected)
+
+
+def test_the_jackknife_of_a_mean_is_the_mean() -> None:
+    values = np.array([1.0, 1.5, 4.0, 2.0])
+    found = statistics.jackknife(values.mean(), [np.delete(values, unit).mean() for unit in range(4)])
+    assert statistics.interval(found) == pytest.approx(statistics.mean_interval(values))
 
 
 def test_the_interval_of_a_mean_of_ratios() -> None:
-    """Alike units have no spread; a stratum's own units alone are redrawn; one unit says nothing."""
+    """Alike units have no spread; one unit says nothing."""
     assert statistics.stratified_ratio_interval([[(6.0, 3.0)] * 4, [(4.0, 1.0)] * 2]) == (3.0, 3.0)
     low, high = statistics.stratified_ratio_interval([[(1.0, 1.0), (9.0, 1.0)], [(2.0, 1.0)] * 2])
-    assert (low, high) == (1.5, 5.5)
+    # 5 ± 12.7062 · 4 in one stratum, 2 in the other; mean over both.
+    assert (low, high) == pytest.approx((3.5 - 12.7062 * 2, 3.5 + 12.7062 * 2), rel=1e-4)
     assert all(np.isnan(statistics.stratified_ratio_interval([[(1.0, 1.0)], [(2.0, 1.0)] * 2])))
+
+
+def test_prompts_needed_is_the_paired_t_test() -> None:
+    """sd 0.1 against 5 %: scipy's own t quantiles hold at the answer and not one prompt below it."""
+    logs = np.array([-0.1, 0.0, 0.1])
+
+    def asked(count: int) -> float:
+        t = scipy.stats.t(count - 1)
+        return ((t.ppf(0.975) + t.ppf(0.8)) * 0.1 / math.log(1.05)) ** 2
+
+    needed = int(statistics.prompts_needed(logs))
+    assert needed >= asked(needed) and needed - 1 < asked(needed - 1)
+    assert needed == 35
+    assert statistics.prompts_needed([0.3, 0.3]) == 2 and math.isnan(statistics.prompts_needed([0.3]))
 
 
 def test_repeated_ngrams() -> None:

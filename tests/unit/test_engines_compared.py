@@ -111,11 +111,11 @@ def test_a_k_that_was_not_honoured() -> None:
 
 def test_rounding_is_the_reason_where_equal_outputs_agree() -> None:
     """Half the prompts have equal outputs and rounds; on the others the text, and with it acceptance, is another."""
-    ours, luckier = records(0.5), elsewhere(records(0.95, seed=5))
-    theirs = [*elsewhere(ours)[:6], *luckier[6:]]
+    ours, luckier = records(0.5, prompts=20), elsewhere(records(0.95, prompts=20, seed=5))
+    theirs = [*elsewhere(ours)[:10], *luckier[10:]]
     found = row(theirs, ours)
     assert found["disagrees"] and found["same_output"] == 0.5
-    assert engines.OTHER_TEXT.format(6, 12) in found["reason"]
+    assert engines.OTHER_TEXT.format(10, 20) in found["reason"]
     same_text = [
         record.model_copy(update={"run": record.run.model_copy(update={"tokens": own.run.tokens})})
         for record, own in zip(luckier, ours, strict=True)
@@ -143,7 +143,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two engines by the same seeds of the simulation; the second's ngram is off, and it was never tried on hardware."""
     folder = write_study(
         tmp_path_factory.mktemp("engines") / "both", engines=("native", "sglang"), methods=("draft_model", "ngram"), ks=(2, 4),
-        tasks=("code", "translation"), prompts=6,
+        tasks=("code", "translation"), prompts=12,
     )  # fmt: skip
     job = folder / "records" / "sglang" / "embedded" / "ngram"
     off = [
@@ -152,7 +152,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     index = json.loads((job / "index.json").read_text())
     for cell in off:
-        lucky = cell_records(cell, alpha=0.98, prompts=6, length=48, seed=3)
+        lucky = cell_records(cell, alpha=0.98, prompts=12, length=48, seed=3)
         (job / f"{cell.slug}.jsonl").write_text("".join(record.model_dump_json() + "\n" for record in lucky))
     (job / "index.json").write_text(json.dumps(index))
     for path in (folder / "records" / "sglang").rglob("environment.json"):

@@ -281,7 +281,7 @@ def test_what_the_repository_publishes_follows_from_its_records(folder: Path) ->
 
 def test_records_of_a_later_schema_are_refused_with_the_code_to_take(copy: Path) -> None:
     path = copy / "manifest.json"
-    path.write_text(path.read_text().replace('"record_schema": 2', '"record_schema": 7'))
+    path.write_text(path.read_text().replace('"record_schema": 3', '"record_schema": 7'))
     with pytest.raises(PublicationError, match=r"record schema 7.*verify with the code that made it, SpecRig"):
         checked(copy)
 

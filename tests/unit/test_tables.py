@@ -19,6 +19,7 @@ from specrig.measurement.records import RecordError, read_records
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.latex import latex
+from specrig.reporting.optimum import optimal_k_sentence
 from specrig.reporting.study_data import read_study
 from specrig.reporting.style import method_name
 from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
@@ -71,6 +72,14 @@ def test_other_temperatures_take_the_k_chosen_when_cold() -> None:
     cells = pd.DataFrame(rows).assign(engine="native", pair="p", method="draft_model", variant="", batch_size=1)
     best = best_rows(cells).set_index("temperature")["k"].to_dict()
     assert best == {0.0: 4, 1.0: 4, 0.7: 2}
+
+
+def test_a_row_says_what_its_choice_of_k_gets_on_other_prompts(study: Path) -> None:
+    found = read_study(study)
+    summary = speedup_summary(found.table, found.records, found.tasks).set_index("method")
+    swept, alone = summary.loc["draft_model"], summary.loc["adaptive_k"]
+    assert len(swept["crossfit_ks"].split(", ")) == 2 and swept["crossfit_low"] < swept["crossfit"] < swept["crossfit_high"]
+    assert alone["crossfit_ks"] == "" and alone["crossfit"] == alone["geometric_mean"], "there was nothing to choose"
 
 
 def test_a_k_that_lacks_a_task_does_not_win() -> None:
@@ -225,3 +234,12 @@ def test_summary_uses_prompts_not_cells(study: Path) -> None:
 )
 def test_variants_are_named_for_people(method: str, variant: str, shown: str) -> None:
     assert method_name(method, variant=variant) == shown
+
+
+def test_a_default_that_loses_nothing_is_not_said_to_lose() -> None:
+    columns = ["method", "task", "best_k", "predicted_k", "loss", "loss_low"]
+    equal = pd.DataFrame([["ngram", "code", 4, 4, -0.02, -0.1], ["ngram", "story", 5, 4, 0.01, -0.1]], columns=columns)
+    assert optimal_k_sentence(equal).endswith("the default k = 4 gains 0.5 % on average; it surely loses in 0 of 2 settings.")
+    worse = pd.DataFrame([["eagle", "code", 8, 4, 0.2, 0.1], ["eagle", "story", 6, 6, 0.1, 0.05]], columns=columns)
+    said = optimal_k_sentence(worse)
+    assert "loses 15.0 % on average; it surely loses in 2 of 2 settings, most on code with eagle (20.0 %; k = 8 is best)." in said

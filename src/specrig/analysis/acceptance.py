@@ -27,9 +27,9 @@ def acceptance_rate(records: Iterable[Record]) -> float:
     return _ratio(*_accepted_drafted(records))
 
 
-def acceptance_rate_interval(records: Iterable[Record], *, seed: int = 0) -> Interval:
-    """95 % bootstrap interval of `acceptance_rate` over prompts (repeats of a prompt are one unit)."""
-    return ratio_interval(*_accepted_drafted(records), seed=seed)
+def acceptance_rate_interval(records: Iterable[Record]) -> Interval:
+    """95 % interval of `acceptance_rate` over prompts (repeats and replicates of a prompt are one unit)."""
+    return _within(0.0, 1.0, ratio_interval(*_accepted_drafted(records)))
 
 
 def depth_acceptance_rate(records: Iterable[Record]) -> float:
@@ -51,9 +51,11 @@ def acceptance_length(records: Iterable[Record]) -> float:
     return _ratio(*_emitted_rounds(records))
 
 
-def acceptance_length_interval(records: Iterable[Record], *, seed: int = 0) -> Interval:
-    """95 % bootstrap interval of `acceptance_length` over prompts (repeats of a prompt are one unit)."""
-    return ratio_interval(*_emitted_rounds(records), seed=seed)
+def acceptance_length_interval(records: Iterable[Record]) -> Interval:
+    """95 % interval of `acceptance_length` over prompts (repeats and replicates of a prompt are one unit)."""
+    emitted, passes = _emitted_rounds(records)
+    # A pass emits a token at least, but for an engine that counts passes in its own way.
+    return _within(min(_ratio(emitted, passes), 1.0), float("inf"), ratio_interval(emitted, passes))
 
 
 def cut_rounds(records: Iterable[Record]) -> int:
@@ -88,10 +90,10 @@ def alpha(records: Iterable[Record]) -> float:
     return _ratio([record.run.overlap for record in records], [record.run.reached for record in records])
 
 
-def alpha_interval(records: Iterable[Record], *, seed: int = 0) -> Interval:
-    """95 % bootstrap interval of `alpha` over prompts (repeats of a prompt are one unit)."""
+def alpha_interval(records: Iterable[Record]) -> Interval:
+    """95 % interval of `alpha` over prompts (repeats and replicates of a prompt are one unit)."""
     parts = ((record.prompt_id, record.run.overlap, record.run.reached) for record in records)
-    return ratio_interval(*_by_prompt(parts), seed=seed)
+    return _within(0.0, 1.0, ratio_interval(*_by_prompt(parts)))
 
 
 def positions(records: Iterable[Record]) -> pd.DataFrame:
@@ -188,6 +190,11 @@ def _by_prompt(parts: Iterable[tuple[str, float, float]]) -> tuple[list[float], 
         above[prompt] += numerator
         below[prompt] += denominator
     return list(above.values()), list(below.values())
+
+
+def _within(least: float, most: float, found: Interval) -> Interval:
+    """An interval without what the measure cannot be."""
+    return max(found[0], least), min(found[1], most)
 
 
 def _ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from specrig.analysis.statistics import Estimate, average, student
 from specrig.analysis.task_names import preferred
 from specrig.study.claims import TIMED, Claim
 
@@ -31,8 +32,8 @@ def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], co
     """One row a setting that measured any of an aggregate's tasks: `column` and the speedup averaged over them, each task counting alike
     (as in Spec-Bench, which asks 80 questions of each), speeds geometrically.
 
-    Their intervals (`…_low`, `…_high`): tasks are independent, so half-widths add in quadrature, those of speeds as logarithms. `task`
-    says what entered, `lacks` what did not: empty where all did.
+    Their intervals (`…_low`, `…_high`): tasks are independent, so their variances add, those of speeds as logarithms, with the degrees of
+    freedom of Welch and Satterthwaite. `task` says what entered, `lacks` what did not: empty where all did.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -47,18 +48,25 @@ def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], co
         mean = {**used[0], "task": f"mean of {', '.join(entering.values())}"}
         for name in {column, "speedup"}:
             ends = name, f"{name}_low", f"{name}_high"
-            mean |= dict(zip(ends, _mean([tuple(row[end] for end in ends) for row in used], name in TIMED), strict=True))
+            values = [tuple(row[end] for end in ends) for row in used]
+            units = [max(math.ceil(row["prompts"] / row["batch_size"]), 2) for row in used]
+            mean |= dict(zip(ends, _mean(values, units, name in TIMED), strict=True))
         missing = [task for task in tasks if task not in entering]
         lacks = f"task (the {claim.task} of {len(tasks)} tasks reported, not measured: {', '.join(missing)})" if missing else ""
         found.append({**mean, "lacks": lacks})
     return found
 
 
-def _mean(values: Sequence[tuple[float, ...]], geometric: bool) -> tuple[float, float, float]:
-    """Mean of (value, low, high) with its interval; NaN where a value or an end is missing."""
+def _mean(values: Sequence[tuple[float, ...]], units: Sequence[int], geometric: bool) -> tuple[float, float, float]:
+    """Mean of (value, low, high) of so many units each with its interval; NaN where a value or an end is missing."""
     table = np.array(values, dtype=float)
     table = np.log(table) if geometric else table
-    centre = float(table[:, 0].mean())
-    half = math.sqrt(float((((table[:, 2] - table[:, 1]) / 2) ** 2).sum())) / len(table)
-    ends = centre, centre - half, centre + half
-    return (math.exp(ends[0]), math.exp(ends[1]), math.exp(ends[2])) if geometric else ends
+    freedom = np.array(units, dtype=float) - 1
+    reach = student(freedom)
+    ends = []
+    for side in (1, 2):  # each side of an interval tells a standard error, as if it were the whole of Student's
+        errors = np.abs(table[:, side] - table[:, 0]) / reach
+        found = average([Estimate(value, error**2, own) for value, error, own in zip(table[:, 0], errors, freedom, strict=True)])
+        ends.append(found.interval()[side - 1])
+    centre, low, high = float(table[:, 0].mean()), float(ends[0]), float(ends[1])
+    return (math.exp(centre), math.exp(low), math.exp(high)) if geometric else (centre, low, high)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import pandas as pd
 
-from specrig.analysis import acceptance, cost_model, energy, repetition, speedup, statistics
+from specrig.analysis import acceptance, cost_model, energy, repetition, replicates, speedup, statistics
 from specrig.measurement.records import Record
 
 IDENTITY = ["engine", "pair", "method", "k", "task", "temperature", "batch_size", "variant"]
@@ -27,7 +28,8 @@ EXTRAS = [
     *["alpha_low", "alpha_high", "prompts_needed"],
     *["acceptance_rate_low", "acceptance_rate_high", "acceptance_length_low", "acceptance_length_high"],
     *["depth_acceptance_rate", "rounds", "cut_rounds", "target_share", "draft_share", "loop_share"],
-    *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "baseline_drift", "digest"],
+    *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "baseline_drift"],
+    *["replicates", "drift", "drift_low", "drift_high", "digest"],
 ]
 """Columns behind them; more may come, so read by name. `energy.COLUMNS` follow where a device's counters were read."""
 
@@ -44,20 +46,32 @@ def cells_table(records: Iterable[Record]) -> pd.DataFrame:
     """One row a cell: `COLUMNS`, then `EXTRAS`. An empty table keeps its columns.
 
     NaN means undefined, never zero: `acceptance_rate`, `alpha` and `draft_cost` where nothing was drafted (the baseline, n-gram
-    without a match), costs where the engine does not time bare passes, intervals of fewer than two prompts.
+    without a match), costs where the engine does not time bare passes, intervals of fewer than two prompts. `drift`: speedup in the last
+    replicate over that in the first; where a pair has replicates, intervals of times hold what whole runs differ by (`replicates`).
     """
-    rows = [_row(members) for members in by_cell(records).values()]
+    cells = by_cell(records)
+    measures: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
+        "speedup": speedup.log_ratios,
+        "end_to_end": partial(speedup.log_ratios, scope="end_to_end"),
+        "rate": speedup.log_rates,
+    }
+    pools = {name: replicates.between(cells, measure) for name, measure in measures.items()}
+    rows = [_row(members, pools) for members in cells.values()]
     frame = pd.DataFrame(rows, columns=[*COLUMNS, *EXTRAS, *energy.COLUMNS])
     return frame.drop(columns=[name for name in energy.COLUMNS if frame[name].isna().all()])
 
 
-def _row(records: list[Record]) -> dict[str, Any]:
+def _row(records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], replicates.BetweenRuns]]) -> dict[str, Any]:
     cell = records[0].cell
     times = speedup.group_times(records)
     measured = speedup.speedup(times)
-    low, high = speedup.speedup_interval(times)
-    whole_low, whole_high = speedup.speedup_interval(times, "end_to_end")
-    rate_low, rate_high = speedup.tokens_per_s_interval(times)
+    count = replicates.count(records)
+    found = {name: pool.get((cell.engine, cell.pair)) for name, pool in pools.items()}
+    runs = {name: pool.of_mean(count) if pool else None for name, pool in found.items()}
+    low, high = speedup.speedup_interval(times, runs=runs["speedup"])
+    whole_low, whole_high = speedup.speedup_interval(times, "end_to_end", runs["end_to_end"])
+    rate_low, rate_high = speedup.tokens_per_s_interval(times, runs["rate"])
+    drift, drift_ends = replicates.drift(replicates.layout(speedup.log_ratios(times)))
     taken_low, taken_high = acceptance.acceptance_rate_interval(records)
     length_low, length_high = acceptance.acceptance_length_interval(records)
     length = acceptance.acceptance_length(records)
@@ -82,7 +96,7 @@ def _row(records: list[Record]) -> dict[str, Any]:
         "ttft_ms": 1000 * times["ttft_s"].mean(),
         "baseline_ttft_ms": 1000 * times["baseline_ttft_s"].mean(),
         "ms_per_token": speedup.ms_per_token(times),
-        **dict(zip(("ms_per_token_low", "ms_per_token_high"), speedup.ms_per_token_interval(times), strict=True)),
+        **dict(zip(("ms_per_token_low", "ms_per_token_high"), speedup.ms_per_token_interval(times, runs["rate"]), strict=True)),
         "prompts_needed": statistics.prompts_needed(speedup.log_speedups(times)),
         "baseline_ms_per_token": speedup.ms_per_token(times, "baseline_"),
         "acceptance_rate": acceptance.acceptance_rate(records),
@@ -111,6 +125,9 @@ def _row(records: list[Record]) -> dict[str, Any]:
         "baseline_repeated_4grams": repetition.repeated_ngrams(record.baseline.tokens for record in records),
         "distinct_2grams": repetition.distinct_ngrams(record.run.tokens for record in records),
         "baseline_drift": speedup.baseline_drift(records),
+        "replicates": count,
+        "drift": drift,
+        **dict(zip(("drift_low", "drift_high"), drift_ends, strict=True)),
         "digest": records[0].digest,
         **energy.energy(times, records),
     }

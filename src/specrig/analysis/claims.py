@@ -182,6 +182,7 @@ def _compare(claim: Claim, rows: list[dict[str, Any]], model: Theory) -> Judgeme
         else f"{abs(ratio - 1):.0%} {'above' if ratio > 1 else 'below'} the reported figure"
     )
     what = f"{row['task']}, " if "lacks" in row else ""
+    what += f"the fastest of {len(rows)} cells that match, " if len(rows) > 1 else ""
     reason = f"{what}measured {value:.2f} [{low:.2f}, {high:.2f}] ({spread}), {apart}; tolerance {TOLERANCE:.0%}"
     return Judgement(
         claim, verdict, reason, value, row[f"{column}_low"], row[f"{column}_high"], ratio, (model.low, model.high), _name(row)

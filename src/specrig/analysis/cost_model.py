@@ -98,12 +98,12 @@ class PassCosts:
 def pass_costs(records: Iterable[Record]) -> PassCosts:
     """Costs from `target_passes` and `draft_passes`; NaN where an engine does not time bare passes.
 
-    In a batch the passes are the batch's and every row repeats them, so each (group, repeat) counts once, and a draft
-    position counts once for all rows.
+    In a batch the passes are the batch's and every row repeats them, so each (group, replicate, repeat) counts once, and
+    a draft position counts once for all rows.
     """
-    groups: dict[tuple[int, int], list[Record]] = {}
+    groups: dict[tuple[int, int, int], list[Record]] = {}
     for record in records:
-        groups.setdefault((record.group, record.repeat), []).append(record)
+        groups.setdefault((record.group, record.replicate, record.repeat), []).append(record)
     one_calls = calls = positions = batches = rows = 0
     one_s = target_s = draft_s = 0.0
     for members in groups.values():

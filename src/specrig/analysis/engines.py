@@ -1,7 +1,7 @@
 """The same cells in several engines, on the prompts that all of them answered: speed, speedup, acceptance, and where they disagree.
 
 Acceptance belongs to the pair, the prompts and the method, not to the engine: with one definition and the same drafts τ must agree.
-The difference is bootstrapped over prompts, paired by prompt, so what remains beyond it has a reason: a definition, other text, a
+The difference has an interval over prompts, paired by prompt, so what remains beyond it has a reason: a definition, other text, a
 draft of another length, or something the engine does otherwise. What can be told from the records is told; the rest says "unexplained".
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specrig.analysis import acceptance, speedup
+from specrig.analysis import acceptance, replicates, speedup
 from specrig.analysis.cells import IDENTITY, by_cell
 from specrig.analysis.statistics import LEVEL, Interval, ratio_difference_interval
 from specrig.measurement.records import Record
@@ -48,12 +48,14 @@ def compare(
 
     engines: the study's order; the first that measured a setting is its reference, others unknown follow by name. differences:
     (engine, method) -> what the engine is known to do otherwise. All figures are over the prompts that every engine of the
-    setting answered. `difference` is τ minus the reference's with its 95 % paired bootstrap interval, rounds counted alike in both;
+    setting answered. `difference` is τ minus the reference's with its 95 % interval, paired by prompt, rounds counted alike in both;
     `disagrees`: the interval leaves 0 out at a level corrected for the number of comparisons (Bonferroni), so that a whole table
     of agreeing engines is flagged anywhere about once in twenty times. `reason` is empty where nothing is to be explained.
     """
     settings: dict[tuple[Any, ...], dict[str, list[Record]]] = {}
-    for members in by_cell(records).values():
+    cells = by_cell(records)
+    pools = {"speedup": replicates.between(cells), "rate": replicates.between(cells, speedup.log_rates)}
+    for members in cells.values():
         cell = members[0].cell
         settings.setdefault(tuple(getattr(cell, name) for name in SETTING), {})[cell.engine] = members
     level = 1 - (1 - LEVEL) / max(sum(len(found) - 1 for found in settings.values()), 1)
@@ -69,19 +71,23 @@ def compare(
             head = {**dict(zip(SETTING, key, strict=True)), "engine": name, "reference": names[0], "common_prompts": len(common)}
             head["lossless"] = all(record.lossless for record in found[name])
             known = (differences or {}).get((name, head["method"])) or (differences or {}).get((names[0], head["method"]), "")
-            rows.append(head | _figures(kept[name]) | _disagreement(kept[name], kept[names[0]], name == names[0], known, level))
+            rows.append(
+                head | _figures(kept[name], pools) | _disagreement(kept[name], kept[names[0]], name == names[0], known, level)
+            )
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _figures(records: list[Record]) -> dict[str, Any]:
+def _figures(records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], replicates.BetweenRuns]]) -> dict[str, Any]:
     names = ["tokens_per_s", "speedup", "acceptance_length"]
     if not records:
         return {f"{name}{end}": float("nan") for name in names for end in ("", "_low", "_high")}
     times = speedup.group_times(records)
+    found_runs = {name: pool.get((records[0].cell.engine, records[0].cell.pair)) for name, pool in pools.items()}
+    runs = {name: pool.of_mean(replicates.count(records)) if pool else None for name, pool in found_runs.items()}
     values = (speedup.tokens_per_s(times), speedup.speedup(times), acceptance.acceptance_length(records))
     intervals = (
-        speedup.tokens_per_s_interval(times),
-        speedup.speedup_interval(times),
+        speedup.tokens_per_s_interval(times, runs["rate"]),
+        speedup.speedup_interval(times, runs=runs["speedup"]),
         acceptance.acceptance_length_interval(records),
     )
     found: dict[str, Any] = {}
@@ -156,11 +162,11 @@ def _beyond_noise(records: list[Record], reference: list[Record], cut: bool, lev
 
 
 def same_output(records: Iterable[Record], reference: Iterable[Record]) -> set[str]:
-    """Prompts whose every repeat has the same token ids in both."""
-    theirs = {(record.prompt_id, record.repeat): record.run.tokens for record in reference}
+    """Prompts whose every repeat and replicate has the same token ids in both."""
+    theirs = {(record.prompt_id, record.replicate, record.repeat): record.run.tokens for record in reference}
     verdicts: dict[str, bool] = {}
     for record in records:
-        equal = theirs.get((record.prompt_id, record.repeat)) == record.run.tokens
+        equal = theirs.get((record.prompt_id, record.replicate, record.repeat)) == record.run.tokens
         verdicts[record.prompt_id] = verdicts.get(record.prompt_id, True) and equal
     return {prompt for prompt, equal in verdicts.items() if equal}
 

@@ -51,7 +51,7 @@ def floor(records: Sequence[Record], environment: Mapping[str, Any]) -> Floor | 
         size = size_of_shape(facts.Shape(shape))
     except (KeyError, TypeError):  # an architecture that names its sizes otherwise
         return None
-    groups = len({(record.group, record.repeat) for record in records})
+    groups = len({(record.group, record.replicate, record.repeat) for record in records})
     batch = 1.0 if records[0].baseline_alone else len(records) / groups
     context = sum(record.prompt_tokens + len(record.baseline.tokens) / 2 for record in records) / len(records)
     read = pass_bytes(size, precision, context=context, batch=batch)

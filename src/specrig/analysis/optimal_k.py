@@ -8,9 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.cells import by_cell, row_dicts
-from specrig.analysis.speedup import group_times, log_speedups
-from specrig.analysis.statistics import mean_interval
+from specrig.analysis.cells import IDENTITY, by_cell, row_dicts
+from specrig.analysis.crossfit import Judged, crossfit
+from specrig.analysis.replicates import BetweenRuns, Layout, between, between_runs, layout
+from specrig.analysis.speedup import group_times, log_ratios
+from specrig.analysis.statistics import UNKNOWN, interval, mean
 from specrig.measurement.records import Record
 
 DEFAULT_K = 4
@@ -18,7 +20,7 @@ DEFAULT_K = 4
 KEYS = ["engine", "pair", "method", "variant", "task", "temperature", "batch_size"]
 COLUMNS = [
     *KEYS,
-    *["ks", "best_k", "speedup", "speedup_low", "speedup_high", "predicted_k", "predicted_speedup"],
+    *["ks", "best_k", "chosen_ks", "speedup", "speedup_low", "speedup_high", "predicted_k", "predicted_speedup"],
     *["default_speedup", "loss", "loss_low", "loss_high"],
 ]
 
@@ -26,40 +28,91 @@ COLUMNS = [
 def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
     """One row a setting of `KEYS` that was measured at two or more k's.
 
-    cells: `cells_table`; records: those behind it. best_k: largest measured speedup; predicted_k: largest `predicted_speedup` (acceptance
-    length and pass costs of the same cells), the smallest k of equals. loss: 1 - speedup at `DEFAULT_K` / speedup at best_k, with a
-    95 % bootstrap interval over prompts, paired; NaN where the default was not measured. The best k is picked on the prompts it
-    is reported for, so the loss is a little flattered.
+    cells: `cells_table`; records: those behind it. best_k: largest measured speedup over all prompts; predicted_k: largest
+    `predicted_speedup` (acceptance length and pass costs of the same cells), the smallest k of equals. speedup: that of choosing k by
+    measuring: each half of the prompts at the k that the other half chose (`crossfit`), `chosen_ks` ("4, 5"), so that luck does not
+    flatter it. loss: 1 - speedup at `DEFAULT_K` / that, paired by prompt; negative where the default did better than the choice.
+    Both with 95 % intervals over prompts and runs; NaN with a single prompt, and the loss where the default was not measured.
     """
-    logs = {members[0].cell.name: log_speedups(group_times(members)) for members in by_cell(records).values()}
-    frame = cells[cells["k"] > 0].assign(variant=cells["variant"].fillna(""))
+    grouped = by_cell(records)
+    ratios = {_identity(members[0]): log_ratios(group_times(members)) for members in grouped.values()}
+    runs = between(grouped)
+    gain_runs = _gain_runs(cells, ratios) if runs else {}
     rows = []
-    for key, members in frame.dropna(subset=["speedup"]).groupby(KEYS, sort=False):
-        members = members.sort_values("k").reset_index(drop=True)
-        if len(members) < 2:
-            continue
+    for key, members in _settings(cells):
         best = max(row_dicts(members), key=lambda found: found["speedup"])
         known = row_dicts(members.dropna(subset=["predicted_speedup"]))
         predicted = max(known, key=lambda found: found["predicted_speedup"], default={"k": np.nan, "predicted_speedup": np.nan})
-        usual = members[members["k"] == DEFAULT_K]
-        row = dict(zip(KEYS, key, strict=True)) | {name: best[name] for name in ("speedup", "speedup_low", "speedup_high")}
-        row |= {
+        row = dict(zip(KEYS, key, strict=True)) | {
             "ks": ", ".join(str(k) for k in members["k"]),
             "best_k": best["k"],
             "predicted_k": predicted["k"],
             "predicted_speedup": predicted["predicted_speedup"],
         }
+        own = {found["k"]: ratios[tuple(found[name] for name in IDENTITY)] for found in row_dicts(members)}
+        usual = members[members["k"] == DEFAULT_K]
         if len(usual):
-            default = cast("dict[str, Any]", usual.iloc[0].to_dict())
-            gained = (logs[_name(best)] - logs[_name(default)]).dropna()
-            low, high = mean_interval(gained)
-            row |= {"default_speedup": default["speedup"], "loss": 1 - default["speedup"] / best["speedup"]}
-            row |= {"loss_low": float(1 - np.exp(-low)), "loss_high": float(1 - np.exp(-high))}
+            row["default_speedup"] = cast("dict[str, Any]", usual.iloc[0].to_dict())["speedup"]
+        by_k = {k: {row["task"]: logs.groupby(level="group").mean()} for k, logs in own.items()}
+        judged = crossfit(by_k)
+        if judged:
+            replicates = min(len(logs.index.unique("replicate")) for logs in own.values())
+            place = (row["engine"], row["pair"])
+            row |= _judged(
+                row["task"],
+                judged,
+                by_k[DEFAULT_K][row["task"]] if len(usual) else None,
+                runs.get(place),
+                gain_runs.get(place),
+                replicates,
+            )
         rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _name(row: dict[str, Any]) -> str:
-    variant = f"-{row['variant']}" if row["variant"] else ""
-    slug = f"{row['task']}-k{row['k']}-t{row['temperature']:g}-b{row['batch_size']}{variant}"
-    return "/".join((row["engine"], row["pair"], row["method"], slug))
+def _judged(
+    task: str,
+    judged: Judged,
+    default: pd.Series | None,
+    runs: BetweenRuns | None,
+    gain_runs: BetweenRuns | None,
+    replicates: int,
+) -> dict[str, Any]:
+    """The columns of a row that the other half of the prompts speaks to; default: log speedups at `DEFAULT_K`."""
+
+    def ends(logs: pd.Series, runs: BetweenRuns | None) -> tuple[float, float, float]:
+        found = mean(logs) + runs.of_mean(replicates) if runs else mean(logs)
+        low, high = interval(found, scale=np.exp) if len(logs) > 1 else UNKNOWN
+        return float(np.exp(found.value)), low, high
+
+    logs = judged.logs[task]
+    row: dict[str, Any] = {"chosen_ks": ", ".join(map(str, judged.ks))}
+    row |= dict(zip(("speedup", "speedup_low", "speedup_high"), ends(logs, runs), strict=True))
+    if default is not None:
+        kept, low, high = ends(default.loc[logs.index] - logs, gain_runs)
+        row |= {"loss": 1 - kept, "loss_low": 1 - high, "loss_high": 1 - low}
+    return row
+
+
+def _settings(cells: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
+    """(values of `KEYS`, cells by k) of every setting with two k's or more."""
+    frame = cells[cells["k"] > 0].assign(variant=cells["variant"].fillna(""))
+    for key, members in frame.dropna(subset=["speedup"]).groupby(KEYS, sort=False):
+        if len(members) > 1:
+            yield key, members.sort_values("k").reset_index(drop=True)
+
+
+def _gain_runs(cells: pd.DataFrame, ratios: dict[tuple[Any, ...], pd.Series]) -> dict[tuple[str, str], BetweenRuns]:
+    """(engine, pair) -> what whole runs add to the difference between a k and the default: what moves both alike is not in it."""
+    found: dict[tuple[str, str], dict[str, list[Layout]]] = {}
+    for _, members in _settings(cells):
+        logs = {row["k"]: ratios[tuple(row[name] for name in IDENTITY)] for row in row_dicts(members)}
+        first = row_dicts(members)[0]
+        jobs = found.setdefault((first["engine"], first["pair"]), {}).setdefault(first["method"], [])
+        jobs += [layout((logs[k] - logs[DEFAULT_K]).dropna()) for k in logs if DEFAULT_K in logs and k != DEFAULT_K]
+    pools = {key: between_runs(jobs) for key, jobs in found.items()}
+    return {key: pool for key, pool in pools.items() if pool}
+
+
+def _identity(record: Record) -> tuple[Any, ...]:
+    return tuple(getattr(record.cell, name) for name in IDENTITY)

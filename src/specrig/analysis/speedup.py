@@ -1,7 +1,8 @@
 """How much faster, paired by prompt. All lengths are token ids as emitted, never re-tokenized text.
 
 The unit is a group: the prompts that ran in one batch, one prompt at batch size 1. A group's times are the whole batch's, so
-its tokens are summed over its prompts before they meet a time.
+its tokens are summed over its prompts before they meet a time. A group is measured again within a run of its job (repeats) and by
+other runs of the job in processes of their own (replicates).
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.statistics import Interval, geometric_mean, mean_interval, ratio_interval
+from specrig.analysis.statistics import Estimate, Interval, geometric_mean, interval, mean, ratio
 from specrig.measurement.records import Record, Run
 
 Scope = Literal["decode", "end_to_end"]
 
 
 def group_times(records: Iterable[Record]) -> pd.DataFrame:
-    """Times and token counts of one cell, one row a (group, repeat), indexed so.
+    """Times and token counts of one cell, one row a (group, replicate, repeat), indexed so.
 
     Columns: `rows` (prompts in the group), and for the method and, with `baseline_` before them, for the baseline:
     `tokens` (emitted), `decode_tokens` (emitted but those that were out with prefill: the first), `decode_s`, `ttft_s`,
     `prefill_s` (ttft and the drafter's own prefill), all seconds of the whole batch; `energy_j` of all of it, NaN where not counted.
     """
-    grouped: dict[tuple[int, int], list[Record]] = {}
+    grouped: dict[tuple[int, int, int], list[Record]] = {}
     for record in records:
-        grouped.setdefault((record.group, record.repeat), []).append(record)
+        grouped.setdefault((record.group, record.replicate, record.repeat), []).append(record)
     rows = [
         {
             "rows": len(members),
@@ -36,12 +37,12 @@ def group_times(records: Iterable[Record]) -> pd.DataFrame:
         }
         for members in grouped.values()
     ]
-    index = pd.MultiIndex.from_tuples(list(grouped), names=["group", "repeat"])
+    index = pd.MultiIndex.from_tuples(list(grouped), names=["group", "replicate", "repeat"])
     return pd.DataFrame(rows, index=index)
 
 
-def log_speedups(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
-    """log(baseline seconds per token / method seconds per token) of each group, mean over its repeats.
+def log_ratios(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
+    """log(baseline seconds per token / method seconds per token) of each (group, replicate), mean over its repeats.
 
     decode: decode_s / (tokens - 1), the first token being prefill's. end_to_end: (prefill_s + decode_s) / tokens.
     A group in which either side decoded no token (end of sequence came first) has no ratio and is left out.
@@ -54,7 +55,19 @@ def log_speedups(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
         )
         logs = pd.Series(np.log(baseline / method), index=times.index)
     defined = (times["decode_tokens"] > 0) & (times["baseline_decode_tokens"] > 0) & np.isfinite(logs)
-    return logs[defined].groupby(level="group").mean()
+    return logs[defined].groupby(level=["group", "replicate"]).mean()
+
+
+def log_rates(times: pd.DataFrame) -> pd.Series:
+    """log(decode tokens / decode second) of the method in each (group, replicate) that decoded a token."""
+    sums = times[["decode_tokens", "decode_s"]].groupby(level=["group", "replicate"]).sum()
+    sums = sums[(sums["decode_tokens"] > 0) & (sums["decode_s"] > 0)]
+    return pd.Series(np.log(sums["decode_tokens"] / sums["decode_s"]), index=sums.index)
+
+
+def log_speedups(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
+    """`log_ratios` of each group, mean over its replicates."""
+    return log_ratios(times, scope).groupby(level="group").mean()
 
 
 def speedup(times: pd.DataFrame, scope: Scope = "decode") -> float:
@@ -62,10 +75,14 @@ def speedup(times: pd.DataFrame, scope: Scope = "decode") -> float:
     return geometric_mean(np.exp(log_speedups(times, scope)))
 
 
-def speedup_interval(times: pd.DataFrame, scope: Scope = "decode", *, seed: int = 0) -> Interval:
-    """95 % bootstrap interval of `speedup` over groups; NaN for fewer than two."""
-    low, high = mean_interval(log_speedups(times, scope), seed=seed)
-    return float(np.exp(low)), float(np.exp(high))
+def speedup_interval(times: pd.DataFrame, scope: Scope = "decode", runs: Estimate | None = None) -> Interval:
+    """95 % interval of `speedup` over groups; NaN for fewer than two.
+
+    runs: what whole runs of the job add to the mean of the logarithms (`replicates.BetweenRuns.of_mean`); None: not known, so that
+    the interval is over the groups of the runs at hand.
+    """
+    logs = mean(log_speedups(times, scope))
+    return interval(logs + runs if runs else logs, scale=np.exp)
 
 
 def tokens_per_s(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
@@ -74,10 +91,10 @@ def tokens_per_s(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> fl
     return float(tokens / seconds) if tokens and seconds > 0 else float("nan")
 
 
-def tokens_per_s_interval(times: pd.DataFrame, *, seed: int = 0) -> Interval:
-    """95 % bootstrap interval of the method's `tokens_per_s` over groups (repeats of a group are one unit)."""
+def tokens_per_s_interval(times: pd.DataFrame, runs: Estimate | None = None) -> Interval:
+    """95 % interval of the method's `tokens_per_s` over groups (repeats and replicates of a group are one unit); `runs` as above."""
     units = times[["decode_tokens", "decode_s"]].groupby(level="group").sum()
-    return ratio_interval(units["decode_tokens"], units["decode_s"], seed=seed)
+    return _rate_interval(units["decode_tokens"], units["decode_s"], runs)
 
 
 def ms_per_token(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
@@ -88,15 +105,25 @@ def ms_per_token(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> fl
 
 def baseline_drift(records: Iterable[Record]) -> float:
     """How much slower per token the baseline's second run was than its first (share, mean over groups); NaN where they alternated."""
-    drifts = {(record.group, record.repeat): record.baseline_drift for record in records if record.baseline_drift is not None}
+    drifts = {
+        (record.group, record.replicate, record.repeat): record.baseline_drift
+        for record in records
+        if record.baseline_drift is not None
+    }
     return float(np.mean(list(drifts.values()))) if drifts else float("nan")
 
 
-def ms_per_token_interval(times: pd.DataFrame, *, seed: int = 0) -> Interval:
-    """95 % bootstrap interval of the method's `ms_per_token` over groups (repeats of a group are one unit)."""
+def ms_per_token_interval(times: pd.DataFrame, runs: Estimate | None = None) -> Interval:
+    """95 % interval of the method's `ms_per_token` over groups (repeats and replicates of a group are one unit); `runs` as above."""
     units = times.assign(row_s=times["decode_s"] * times["rows"])[["row_s", "decode_tokens"]].groupby(level="group").sum()
-    low, high = ratio_interval(units["row_s"], units["decode_tokens"], seed=seed)
+    low, high = _rate_interval(units["row_s"], units["decode_tokens"], runs)
     return 1000 * low, 1000 * high
+
+
+def _rate_interval(above: pd.Series, below: pd.Series, runs: Estimate | None) -> Interval:
+    """Of Σ above / Σ below, both positive, so by its logarithm."""
+    rate = ratio(above, below).log()
+    return interval(rate + runs if runs else rate, scale=np.exp)
 
 
 def _times(runs: list[Run], side: str, *, alone: bool = False) -> dict[str, float]:

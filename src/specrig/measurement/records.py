@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrig.cell import Cell
 
-SCHEMA_VERSION: Literal[2] = 2
-SCHEMA_VERSIONS = (1, 2)
-"""What this code reads. 2 added `energy_j` and `device`, which older records do not have."""
+SCHEMA_VERSION: Literal[3] = 3
+SCHEMA_VERSIONS = (1, 2, 3)
+"""What this code reads. 2 added `energy_j` and `device`, 3 `replicate`, which older records do not have."""
 
 
 class RecordError(ValueError):
@@ -108,7 +108,7 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[1, 2] = SCHEMA_VERSION
+    schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
     cell: Cell
     digest: str
     """Digest of everything that decides the result (cell, study settings, prompts, models, code): a record with another is stale."""
@@ -116,6 +116,9 @@ class Record(BaseModel):
     group: int
     """Index of the batch the prompt ran in; timing is per group. With batch_size 1, one prompt a group."""
     repeat: int = 0
+    """Which time in one process."""
+    replicate: int = 0
+    """Which run of the whole job, each in a process of its own, all with the same prompts."""
     seed: int
     prompt_tokens: int
     text: str

@@ -29,7 +29,12 @@ def show_advice(advice: Advice, console: Console) -> None:
         console.print(f"  {SIGNS[finding.good]} ", end="")
         console.print(finding.text, markup=False, soft_wrap=True)
     if advice.measured:
-        console.print(_measured(advice.measured, f"measured in {advice.study}"))
+        console.print(
+            _measured(
+                advice.measured,
+                f"measured in {advice.study}: the fastest of each setting, picked on the prompts that it is shown for",
+            )
+        )
         return
     if advice.predictions is None:
         console.print("Sizes of the models are not known here, so the model cannot choose k; k = 4 is a good start. Measure it:")

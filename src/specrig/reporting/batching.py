@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-from specrig.reporting.panels import draw_band, empty, legend_below, lossy_note, make_panels, method_handles, method_lines
+from specrig.reporting.panels import draw_band, empty, legend_below, lossy_note, make_panels, method_handles, method_lines, top_of
 from specrig.reporting.style import INK, task_name
 
 
@@ -44,7 +44,7 @@ def batching(cells: pd.DataFrame, tasks: list[str]) -> Figure:
         ax.set_title(task_name(task))
         ax.set_xlabel("batch size")
     grid[0][0].set_ylabel("tokens/s of the batch")
-    grid[0][0].set_ylim(bottom=0)
+    grid[0][0].set_ylim(bottom=0, top=top_of(cells, "tokens_per_s"))
     baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive, same batch")
     legend_below(figure, [*method_handles(cells), baseline], note=lossy_note(cells))
     return figure

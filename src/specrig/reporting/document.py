@@ -22,7 +22,7 @@ from specrig.reporting.attachments import Attachments, Embedded
 from specrig.reporting.device import floor_notes
 from specrig.reporting.figures import FIGURES, base_setting, training_curves, write_figures
 from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.narrative import conclusion, repetition_warnings
+from specrig.reporting.narrative import conclusion, drift_sentence, repetition_warnings
 from specrig.reporting.optimum import optimal_k_grid, optimal_k_sentence, power_sentence
 from specrig.reporting.samples import Sample, sample
 from specrig.reporting.study_data import StudyData, read_study
@@ -80,7 +80,7 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
         "models": surroundings.model_rows(study.folder),
         "figures": _figures(study, attachments),
         "captions": FIGURES,
-        "speedup": speedup_grid(speedups, study.tasks, study.name),
+        "speedup": speedup_grid(speedups, study.tasks, study.name, study.replicates),
         "acceptance": acceptance_grid(acceptance, study.tasks, study.name),
         "positions": _positions_grid(study, best),
         "engines": engines.section(study, compared),
@@ -91,7 +91,7 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
         "downloads": {
             name: attachments.table(name, frame, shown)
             for name, frame, shown in (
-                ("speedup", speedups, speedup_grid(speedups, study.tasks, study.name)),
+                ("speedup", speedups, speedup_grid(speedups, study.tasks, study.name, study.replicates)),
                 ("acceptance", acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
                 ("engines", compared, engines.engines_grid(compared, study)),
                 ("cells", cells, cells_grid(cells, study)),
@@ -116,6 +116,8 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
         "skipped": _skipped(study),
         "prompts_per_cell": sorted({int(count) for count in cells["prompts"]}),
         "repeats": sorted({int(count) for count in cells["repeats"]}),
+        "replicates": study.replicates,
+        "drift": drift_sentence(cells),
         "training": not training_curves(study.folder / "models").empty,
         "small_model": SMALL_MODEL,
         "task_name": task_name,

@@ -13,7 +13,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.engines import SETTING, compare
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.panels import empty, legend_below, make_panels
+from specrig.reporting.panels import empty, legend_below, make_panels, top_of
 from specrig.reporting.study_data import StudyData
 from specrig.reporting.style import INK, LOSSY_NOTE, engine_style, method_name, method_order, task_name
 
@@ -106,7 +106,7 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         labels=len(varying) + 3,
         caption=(
             "The same cells in several engines, on the prompts that all of them answered. The difference in τ is against the first "
-            "engine of the cell, with a 95 % bootstrap interval paired by prompt; bold where it leaves 0 out though that level is corrected for the number of rows."
+            "engine of the cell, with a 95 % interval over prompts, paired; bold where it leaves 0 out though that level is corrected for the number of rows."
         ),
         label=f"tab:{study.name}-engines",
         notes=notes,
@@ -140,7 +140,7 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str]) -> Figure:
             ax.set_xlim(-0.5, len(keys) - 0.5)
             ax.set_xticks(range(len(keys)), labels)
             ax.grid(axis="x", visible=False)
-        line[0].set_ylim(bottom=0)
+        line[0].set_ylim(bottom=0, top=top_of(shown, measure))
     for ax, task in zip(axes[0], tasks, strict=True):
         ax.set_title(task_name(task))
     handles = [Line2D([], [], markersize=6, label=engine, **engine_style(engine, engines)) for engine in engines]

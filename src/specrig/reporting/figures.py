@@ -29,8 +29,8 @@ from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
 
 FIGURES = {
     "k_sweep": "Acceptance rate and decoding speed against k, the number of tokens drafted a round.",
-    "heatmap": "Speedup over autoregressive decoding by method and task, at each method's best k.",
-    "speedup_bars": "Speedup over autoregressive decoding with 95 % intervals, at each method's best k.",
+    "heatmap": "Speedup over autoregressive decoding by method and task, at each method's best k (chosen on the same prompts).",
+    "speedup_bars": "Speedup over autoregressive decoding with 95 % intervals, at each method's best k (chosen on the same prompts).",
     "predicted": "Measured speedup against the speedup predicted from acceptance and the cost of bare passes.",
     "emitted_lengths": "How many tokens a target pass emits, at each method's best k.",
     "engines": "The same cells in each engine, each method at the k that suits the first engine best, with 95 % intervals.",

@@ -10,31 +10,31 @@ import pandas as pd
 from specrig.analysis.repetition import LOOPING
 from specrig.reporting.grid import interval, number, percent
 from specrig.reporting.style import task_name
-from specrig.reporting.summary import MEAN
+from specrig.reporting.summary import CROSSFIT
 
 
 def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
     """One paragraph a setting (engine, pair) at its lowest temperature and smallest batch: the fastest method that may claim it.
 
     summary: `summary.speedup_summary`; best: the cells behind it. Lossy methods and those that failed the audit are never
-    named the fastest.
+    named the fastest. Speedups are those of k's chosen on other prompts.
     """
     paragraphs = []
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
         rows = rows[rows["temperature"] == rows["temperature"].min()]
         rows = rows[rows["batch_size"] == rows["batch_size"].min()]
         fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool)]
-        fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[MEAN])
+        fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[CROSSFIT])
         if fair.empty:
             paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}.")
             continue
-        top = cast("dict[str, Any]", fair.sort_values(MEAN).iloc[-1].to_dict())
+        top = cast("dict[str, Any]", fair.sort_values(CROSSFIT).iloc[-1].to_dict())
         paragraphs.append(" ".join(_sentences(top, rows, best, tasks, f"{pair} ({engine})")))
     return paragraphs
 
 
 def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str], where: str) -> list[str]:
-    mean, low, high = top[MEAN], top[f"{MEAN}_low"], top[f"{MEAN}_high"]
+    mean, low, high = top[CROSSFIT], top[f"{CROSSFIT}_low"], top[f"{CROSSFIT}_high"]
     name = top["method"] + (f" ({top['variant']})" if top["variant"] else "")
     spread = f"{interval(low, high)} at 95 %" if np.isfinite(low) else "too few prompts for an interval"
     measured = [task for task in tasks if np.isfinite(top[task])]
@@ -44,6 +44,9 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(mean)} times the speed of autoregressive "
         f"decoding, geometric mean over {count} at {temperature} ({spread})."
     ]
+    if top[f"{CROSSFIT}_ks"]:
+        chosen = " and ".join(dict.fromkeys(top[f"{CROSSFIT}_ks"].split(", ")))
+        sentences.append(f"Each half of the prompts is judged at the k that the other half chose (k = {chosen}).")
     if np.isfinite(low):
         if high < 1:
             sentences.append("That is slower than not speculating.")
@@ -69,10 +72,24 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         sentences.append(
             f"The measured speed is {percent(kept)} of what its acceptance and bare pass costs predict (median over tasks)."
         )
-    slower = rows[(rows[f"{MEAN}_high"] < 1) & ~rows["method"].isin([top["method"], "autoregressive"])]["method"]
+    slower = rows[(rows[f"{CROSSFIT}_high"] < 1) & ~rows["method"].isin([top["method"], "autoregressive"])]["method"]
     if len(slower):
         sentences.append(f"Surely slower than not speculating: {', '.join(slower)}.")
     return sentences
+
+
+def drift_sentence(cells: pd.DataFrame) -> str:
+    """How far the last run of the jobs was from the first; empty where each ran once."""
+    known = cells.dropna(subset=["drift"])
+    if known.empty:
+        return ""
+    changes = known["drift"].map(lambda drift: max(drift, 1 / drift))
+    apart = int(((known["drift_low"] > 1) | (known["drift_high"] < 1)).sum())
+    return (
+        f"Each job ran {int(known['replicates'].max())} times, each time in a process of its own: between the first and the last run a cell's speedup changed by "
+        f"{percent(changes.median() - 1, 1)} in the median and {percent(changes.max() - 1, 1)} at most; in {apart} of {len(known)} cells the prompts alone do not "
+        "explain it. The intervals hold it."
+    )
 
 
 def repetition_warnings(cells: pd.DataFrame) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -65,6 +66,16 @@ def draw_band(ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], 
         ax.fill_between(line["k"], low, high, color=style["color"], alpha=0.16, linewidth=0)
     elif len(line) == 1:  # a band of one point would not be seen
         ax.vlines(line["k"], low, high, color=style["color"], linewidth=1.4)
+
+
+def top_of(frame: pd.DataFrame, *columns: str) -> float | None:
+    """Where an axis ends that must show `columns` and their intervals, though not the whole of one that a few prompts leave open."""
+    values = frame[list(columns)].to_numpy(dtype=float)
+    ends = frame[[f"{column}_high" for column in columns]].to_numpy(dtype=float)
+    if np.isnan(values).all():
+        return None
+    most = float(np.nanmax(values))
+    return 1.05 * max(most, min(float(np.nanmax(ends)), 1.5 * most)) if not np.isnan(ends).all() else 1.05 * most
 
 
 def legend_below(figure: Figure, handles: list[Any], labels: list[str] | None = None, *, note: str = "") -> None:

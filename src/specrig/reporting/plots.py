@@ -24,6 +24,7 @@ from specrig.reporting.panels import (
     method_lines,
     note_below,
     row_label,
+    top_of,
 )
 from specrig.reporting.style import (
     BASELINES,
@@ -63,7 +64,7 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str]) -> Figure:
     ks = sorted(set(cells["k"]))
     grid[1][0].set_xlim(ks[0] - 0.5, ks[-1] + 0.5)  # else the axis of a single k is all fractions
     grid[1][0].set_ylabel("tokens/s (decoding)")
-    grid[1][0].set_ylim(bottom=0)
+    grid[1][0].set_ylim(bottom=0, top=top_of(cells, "tokens_per_s"))
     baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive")
     legend_below(figure, [*method_handles(cells), baseline], note=lossy_note(cells))
     return figure
@@ -147,6 +148,7 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str]) -> Figure:
     ax.axvline(len(tasks) - 0.5, color=INK, linewidth=0.8, alpha=0.5)
     ax.set_xticks(range(len(columns)), [*map(task_name, tasks), "geometric mean"])
     ax.set_xlim(-0.55, len(columns) - 0.45)
+    ax.set_ylim(bottom=0, top=top_of(summary, *columns))
     ax.yaxis.set_major_formatter(TIMES)
     ax.set_ylabel("speedup over autoregressive")
     ax.grid(axis="x", visible=False)
@@ -178,9 +180,11 @@ def predicted(cells: pd.DataFrame, tasks: list[str]) -> Figure:
             elinewidth=1.0,
             capsize=0,
         )
-    values = cells[["predicted_speedup", "speedup", "speedup_low", "speedup_high"]].to_numpy(dtype=float)
-    top = float(np.nanmax(values)) * 1.05
-    bottom = min(float(np.nanmin(values)) * 0.93, 0.95)
+    values = cells[["predicted_speedup", "speedup"]].to_numpy(dtype=float)
+    top = max(top_of(cells, "speedup") or 0.0, float(np.nanmax(values)) * 1.05)
+    least = float(np.nanmin(values))
+    lowest = np.nanmin([least, *np.maximum(cells["speedup_low"].to_numpy(dtype=float), 0.6 * least)])
+    bottom = min(0.93 * float(lowest), 0.95)
     line = np.array([bottom, top])
     ax.plot(line, line, color=INK, linewidth=1.2, zorder=0)
     ax.plot(line, 0.85 * line, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0)

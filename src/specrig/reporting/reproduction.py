@@ -21,7 +21,7 @@ from specrig.study.problems import Positions, Problems
 from specrig.study.rows import Pair, Task, read_rows
 
 CAPTION = (
-    f"Every reported figure, with its verdict. Measured: the bootstrap interval overlaps the reported figure widened by {TOLERANCE:.0%}. Theory: the "
+    f"Every reported figure, with its verdict. Measured: the 95 % interval overlaps the reported figure widened by {TOLERANCE:.0%}. Theory: the "
     f"figure lies between {1 - BELOW:.0%} and {1 + ABOVE:.0%} of what acceptance and the roofline of the passes predict (calculations: ± {ABOVE:.0%})."
 )
 

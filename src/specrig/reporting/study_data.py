@@ -79,6 +79,11 @@ class StudyData:
             for path in job.files.values():
                 yield job, path, list(read_records(path))
 
+    @cached_property
+    def replicates(self) -> int:
+        """How often jobs were run, in processes of their own; the most that any cell has."""
+        return max((record.replicate for record in self.records), default=0) + 1
+
     @property
     def name(self) -> str:
         """The study's name."""

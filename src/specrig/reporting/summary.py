@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from specrig.analysis.acceptance import emitted_by_prompt
 from specrig.analysis.cells import IDENTITY, by_cell, row_dicts
+from specrig.analysis.crossfit import crossfit
+from specrig.analysis.replicates import between, count
 from specrig.analysis.speedup import group_times, log_speedups
-from specrig.analysis.statistics import stratified_mean_interval, stratified_ratio_interval
+from specrig.analysis.statistics import Estimate, average, interval, mean, stratified_ratio_interval
 from specrig.measurement.records import Record
 
 LEVELS = ["engine", "pair", "temperature", "batch_size", "method", "variant"]
@@ -20,17 +21,20 @@ LEVELS = ["engine", "pair", "temperature", "batch_size", "method", "variant"]
 
 MEASURES = ["acceptance_length", "acceptance_length_low", "acceptance_length_high", "acceptance_rate", "alpha"]
 MEAN = "geometric_mean"
+CROSSFIT = "crossfit"
+"""Column of the geometric mean over tasks that choosing k by measuring gets, judged on prompts that had no part in the choice."""
 
 Key = tuple[Hashable, ...]
+Sweep = dict[int, dict[str, pd.Series]]
+"""k -> task -> log speedups by group."""
 
 
-def cell_logs(records: list[Record]) -> dict[Key, NDArray[np.float64]]:
-    """Cell identity (values of `IDENTITY`) -> log speedups of its groups."""
+def cell_logs(records: list[Record]) -> dict[Key, pd.Series]:
+    """Cell identity (values of `IDENTITY`) -> log speedups by group."""
     result = {}
     for members in by_cell(records).values():
         cell = members[0].cell
-        logs = log_speedups(group_times(members)).to_numpy(dtype=float)
-        result[tuple(getattr(cell, name) for name in IDENTITY)] = logs
+        result[tuple(getattr(cell, name) for name in IDENTITY)] = log_speedups(group_times(members))
     return result
 
 
@@ -40,7 +44,7 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
     Best: of the ks that ran the most tasks, the one with the largest geometric mean speedup over tasks at the lowest temperature
     (0 where it ran), per engine, pair, batch size, method and variant. Other temperatures show that same k; where it did
     not run there, their own best. The choice and its speedup come from the same prompts, so the best of many ks is a little
-    flattered: the tables' captions say so.
+    flattered: the tables' captions say so, and `speedup_summary` has what it gets on other prompts.
     """
     frame = cells.dropna(subset=["speedup"])
     if frame.empty:
@@ -65,9 +69,13 @@ def speedup_summary(
     """Speedup by method × task at each method's best k.
 
     Columns: `LEVELS`, k, lossless, failed (see `audit_failures`); for each task `<task>`, `<task>_low`, `<task>_high`;
-    geometric_mean over the tasks with its 95 % interval (groups redrawn within each task), and `tasks`, how many entered it.
+    geometric_mean over the tasks with its 95 % interval over prompts (and runs, where there are replicates), and `tasks`, how many
+    entered it; `crossfit` with its interval: the same where each half of the prompts is judged at the k that the other half chose
+    (`crossfit_ks`, "4, 5"), and plainly the geometric mean where there was no k to choose (`crossfit_ks` empty).
     """
-    logs = cell_logs(records)
+    logs, grouped = cell_logs(records), by_cell(records)
+    pools, replicates = between(grouped), {key: count(members) for key, members in _by_identity(grouped).items()}
+    sweeps = _sweeps(cells, logs)
     best = best_rows(cells)
     rows = []
     for key, members in best.groupby([*LEVELS, "k"], sort=False):
@@ -77,13 +85,18 @@ def speedup_summary(
             found = cell_rows.get(task)
             for name, column in ((task, "speedup"), (f"{task}_low", "speedup_low"), (f"{task}_high", "speedup_high")):
                 row[name] = found[column] if found else np.nan
-        strata = [logs[tuple(found[name] for name in IDENTITY)] for found in cell_rows.values()]
-        low, high = np.exp(stratified_mean_interval(strata))
-        row[MEAN] = float(np.exp(np.mean([stratum.mean() for stratum in strata])))
-        row |= {f"{MEAN}_low": low, f"{MEAN}_high": high, "tasks": len(strata)}
+        identities = [tuple(found[name] for name in IDENTITY) for found in cell_rows.values()]
+        pool = pools.get((row["engine"], row["pair"]))
+        runs = pool.of_mean(min(replicates[key] for key in identities)) if pool else None
+        strata = [logs[identity] for identity in identities]
+        row |= _mean_over_tasks(MEAN, strata, runs) | {"tasks": len(strata)}
+        judged = crossfit(*_choice(row, sweeps))
+        row |= _mean_over_tasks(CROSSFIT, list(judged.logs.values()) if judged else strata, runs)
+        row[f"{CROSSFIT}_ks"] = ", ".join(map(str, judged.ks)) if judged else ""
         rows.append(row)
     columns = [*LEVELS, "k", "lossless", "failed"]
     columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")] + ["tasks"]
+    columns += [f"{CROSSFIT}{end}" for end in ("", "_low", "_high", "_ks")]
     return _sorted(pd.DataFrame(rows, columns=columns))
 
 
@@ -93,7 +106,7 @@ def acceptance_summary(
     """Acceptance by method × task, the rows of `speedup_summary`.
 
     Columns: `LEVELS`, k, lossless, failed; for each task `<task>_<measure>` of `MEASURES`; `mean_<measure>`: mean over tasks, each
-    task counting alike; that of the acceptance length with its 95 % interval (prompts redrawn within each task).
+    task counting alike; that of the acceptance length with its 95 % interval over prompts.
     """
     parts = {
         tuple(getattr(members[0].cell, name) for name in IDENTITY): [
@@ -140,6 +153,40 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
                 match &= cells[name] == wanted
         failed |= match
     return failed
+
+
+def _mean_over_tasks(name: str, strata: list[pd.Series], runs: Estimate | None) -> dict[str, float]:
+    """`name`, `<name>_low` and `<name>_high` of the geometric mean over tasks (log speedups of each), with what whole runs add."""
+    found = average([mean(stratum) for stratum in strata])
+    low, high = interval(found + runs if runs else found, scale=np.exp)
+    return {name: float(np.exp(found.value)), f"{name}_low": low, f"{name}_high": high}
+
+
+def _by_identity(grouped: dict[str, list[Record]]) -> dict[Key, list[Record]]:
+    return {tuple(getattr(members[0].cell, name) for name in IDENTITY): members for members in grouped.values()}
+
+
+def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, Sweep]:
+    """Values of `LEVELS` -> k -> task -> log speedups, of cells that have a speedup."""
+    found: dict[Key, Sweep] = {}
+    for row in row_dicts(cells.dropna(subset=["speedup"])):
+        row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""
+        by_k = found.setdefault(tuple(row[level] for level in LEVELS), {})
+        by_k.setdefault(row["k"], {})[row["task"]] = logs[tuple(row[name] for name in IDENTITY)]
+    return found
+
+
+def _choice(row: dict[str, Any], sweeps: dict[Key, Sweep]) -> tuple[Sweep, Sweep]:
+    """(the sweep that chooses a row's k, the sweep that judges it), as `best_rows` has it: the coldest chooses for all where it can."""
+    own = {
+        key: sweep
+        for key, sweep in sweeps.items()
+        if all(value == row[level] for level, value in zip(LEVELS, key, strict=True) if level != "temperature")
+    }
+    place = LEVELS.index("temperature")
+    judging = own[tuple(row[level] for level in LEVELS)]
+    coldest = own[min(own, key=lambda key: float(str(key[place])))]
+    return (coldest if len(set(coldest) & set(judging)) > 1 else judging), judging
 
 
 def _head(key: Key, members: pd.DataFrame, audit: pd.DataFrame | None) -> dict[str, Any]:

@@ -21,13 +21,16 @@ from specrig.reporting.reproduction import reproduction, reproduction_grid, sour
 from specrig.reporting.simulated import simulated_grid, simulated_table
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import FAILED_NOTE, LOSSY_NOTE, method_name, task_name
-from specrig.reporting.summary import LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
+from specrig.reporting.summary import CROSSFIT, LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
 
 STEMS = ("cells", "speedup", "acceptance", "engines", "reproduction", "optimal_k", "simulated")
 FILES = [f"{stem}.{ending}" for stem in STEMS for ending in ("csv", "md", "tex")]
 """What `write_tables` leaves, whatever the study holds."""
 
-BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts."
+BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts, which flatters a method with several."
+CROSSFITTED = "Last column: each half of the prompts at the k that the other half chose, which flatters none."
+ONE_RUN = "Intervals are over the prompts of one run; what differs from run to run is not known and not in them."
+RUNS = "Intervals are over prompts and over {} runs of each job."
 
 
 def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) -> list[Path]:
@@ -46,7 +49,7 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     simulated = simulated_table(study)
     grids = {
         "cells": (cells, cells_grid(cells, study)),
-        "speedup": (speedups, speedup_grid(speedups, study.tasks, study.name)),
+        "speedup": (speedups, speedup_grid(speedups, study.tasks, study.name, study.replicates)),
         "acceptance": (acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
         "engines": (compared, engines_grid(compared, study)),
         "reproduction": (judged, reproduction_grid(judged, study.name)),
@@ -61,11 +64,20 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     return [out / name for name in FILES]
 
 
-def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
-    """`summary.speedup_summary` for people; the best lossless value of a column, per setting, is bold."""
+def runs_note(replicates: int) -> str:
+    """What intervals of times are over."""
+    return ONE_RUN if replicates < 2 else RUNS.format(replicates)
+
+
+def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates: int = 1) -> Grid:
+    """`summary.speedup_summary` for people; the best lossless value of a column, per setting, is bold.
+
+    replicates: how often the study's jobs were run.
+    """
     levels = varying_levels(summary)
     settings = [level for level in levels if level not in ("method", "variant")]
-    columns = [*tasks, MEAN]
+    crossfitted = bool((summary[f"{CROSSFIT}_ks"] != "").any())
+    columns = [*tasks, MEAN, *([CROSSFIT] if crossfitted else [])]
     best = {column: _best(summary, column, settings) for column in columns}
     rows = []
     for index, row in enumerate(row_dicts(summary)):
@@ -76,6 +88,7 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
             entries.append(Entry(grid.number(row[column]), note, bold, struck and bool(np.isfinite(row[column]))))
         rows.append(entries)
     header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "geometric mean"]
+    header += ["the same, k chosen on other prompts"] if crossfitted else []
     return Grid(
         header=header,
         rows=rows,
@@ -83,7 +96,7 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
         groups=levels.index("method"),
         caption=(
             "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over prompts, "
-            f"95 % bootstrap interval over prompts){_setting(summary)}. {BEST_K}"
+            f"95 % interval){_setting(summary)}. {runs_note(replicates)} {BEST_K}{f' {CROSSFITTED}' if crossfitted else ''}"
         ),
         label=f"tab:{study}-speedup",
         notes=_notes(summary),
@@ -119,7 +132,19 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
 def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
     """The cells with the columns that people look for first."""
     levels = [*varying_levels(cells), "task"]
-    header = ["k", "prompts", "tokens/s", "baseline tokens/s", "speedup", "τ", "acceptance rate", "predicted", "efficiency"]
+    replicated = study.replicates > 1
+    header = [
+        "k",
+        "prompts",
+        *(["runs", "last / first run"] if replicated else []),
+        "tokens/s",
+        "baseline tokens/s",
+        "speedup",
+        "τ",
+        "acceptance rate",
+        "predicted",
+        "efficiency",
+    ]
     rows = []
     for row in row_dicts(cells):
         note = grid.interval(row["speedup_low"], row["speedup_high"])
@@ -127,6 +152,7 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
             [
                 *_row_labels(row, levels),
                 Entry(str(row["prompts"])),
+                *(_drift(row) if replicated else []),
                 Entry(grid.number(row["tokens_per_s"], 1)),
                 Entry(grid.number(row["baseline_tokens_per_s"], 1)),
                 Entry(grid.number(row["speedup"]), note, struck=row["failed"]),
@@ -142,10 +168,17 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
         rows=rows,
         labels=len(levels) + 1,
         groups=levels.index("method"),
-        caption=f"Every measured cell of the study {study.name}{_setting(cells)}.",
+        caption=f"Every measured cell of the study {study.name}{_setting(cells)}. {runs_note(study.replicates)}",
         label=f"tab:{study.name}-cells",
         notes=_notes(cells),
     )
+
+
+def _drift(row: dict[str, Any]) -> list[Entry]:
+    return [
+        Entry(str(row["replicates"])),
+        Entry(grid.number(row["drift"]), grid.interval(row["drift_low"], row["drift_high"])),
+    ]
 
 
 def varying_levels(frame: pd.DataFrame) -> list[str]:

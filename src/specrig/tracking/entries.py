@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from specrig.analysis.acceptance import acceptance_length, acceptance_rate
-from specrig.analysis.cells import IDENTITY, cells_table, row_dicts
+from specrig.analysis.cells import IDENTITY, row_dicts
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.cell import digest
 from specrig.measurement.records import Record
@@ -25,7 +25,7 @@ EXPERIMENT = """\
 A run an engine and pair, with tables, figures and report among its artifacts; below it a run a cell (method, task, k, temperature, batch \
 size) and a run a training. To see cells side by side: search `tags.kind = 'cell' and params.task = 'code'`, expand the parent, select, Compare.
 
-`speedup`: decode time per token of plain decoding over the method's, paired by prompt (95 % bootstrap interval: `_low`, `_high`). \
+`speedup`: decode time per token of plain decoding over the method's, paired by prompt (95 % interval: `_low`, `_high`). \
 `acceptance_length`: tokens a target pass. `prompt/…`: one step a prompt. MLflow's times are those of entering the runs; tag \
 `env.captured` is when measuring began."""
 
@@ -75,17 +75,18 @@ def _surroundings(environment: dict[str, Any]) -> dict[str, str]:
 
 
 def _cell_entries(study: StudyData, job: Job, condemned: set[tuple[Any, ...]]) -> Iterator[Entry]:
+    rows = {tuple(row[name] for name in IDENTITY): row for row in row_dicts(study.table)}
     for path in job.files.values():
         # `study.cells` has parsed every file already: found by its name, not read again.
         records = study.cells.get(f"{job.engine}/{job.pair}/{job.method}/{path.stem}")
         if records:
-            failed = tuple(getattr(records[0].cell, name) for name in IDENTITY) in condemned
-            yield _cell_entry(study, job, path, records, failed=failed)
+            identity = tuple(getattr(records[0].cell, name) for name in IDENTITY)
+            yield _cell_entry(study, job, path, records, rows[identity], failed=identity in condemned)
 
 
-def _cell_entry(study: StudyData, job: Job, path: Path, records: list[Record], *, failed: bool) -> Entry:
+def _cell_entry(study: StudyData, job: Job, path: Path, records: list[Record], row: dict[str, Any], *, failed: bool) -> Entry:
+    """row: the cell's own of the study's table, whose intervals know of all jobs what whole runs differ by."""
     cell = records[0].cell
-    row = cast("dict[str, Any]", cells_table(records).iloc[0].to_dict())
     settings: dict[str, Any] = {key: study.config[key] for key in ("seed", "max_new_tokens") if key in study.config}
     logs = log_speedups(group_times(records))
     sha = file_sha256(path)

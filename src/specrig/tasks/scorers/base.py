@@ -1,4 +1,4 @@
-"""What every scorer offers: numbers an output that add up, and the score of their sum. So intervals are cheap to bootstrap."""
+"""What every scorer offers: numbers an output that add up, and the score of their sum. So leaving prompts out, as intervals do, is cheap."""
 
 from __future__ import annotations
 
