@@ -206,6 +206,7 @@ def test_drafts_without_a_model_are_those_of_a_naive_implementation(repetitive: 
         naive = naively(method, target, [*prompt, *target.best(prompt)], k)
         expected = rounds(target, prompt, LENGTH, *naive)
         assert [paths_of(offered, 0) for _, offered in seen] == [paths for paths, _ in expected]
+        assert [entry.depth for entry in found.rounds] == [max(map(len, paths), default=0) for paths, _ in expected]
         assert of_rounds(found) == [count for _, count in expected][: len(of_rounds(found))]
         counts += of_rounds(found)
     assert sum(counts) / len(counts) > 0.4, "the text repeats itself enough to be drafted"
