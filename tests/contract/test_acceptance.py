@@ -164,10 +164,10 @@ def test_what_a_drafter_offers_depends_on_the_text_alone(
         for row, done in enumerate(text.done):
             if done:
                 continue
-            if temperature == 0:
+            if draft.probs is None:
                 assert paths_of(draft, row) == paths_of(fresh, row)
-            elif draft.probs is not None and fresh.probs is not None:
-                # What comes below depends on what was drawn.
+            else:  # what comes below the root depends on what was drawn
+                assert fresh.probs is not None
                 torch.testing.assert_close(draft.probs[row, 0], fresh.probs[row, 0], atol=1e-4, rtol=1e-3)
 
 
@@ -206,6 +206,7 @@ def test_drafts_without_a_model_are_those_of_a_naive_implementation(repetitive: 
         naive = naively(method, target, [*prompt, *target.best(prompt)], k)
         expected = rounds(target, prompt, LENGTH, *naive)
         assert [paths_of(offered, 0) for _, offered in seen] == [paths for paths, _ in expected]
+        assert [entry.depth for entry in found.rounds] == [max(map(len, paths), default=0) for paths, _ in expected]
         assert of_rounds(found) == [count for _, count in expected][: len(of_rounds(found))]
         counts += of_rounds(found)
     assert sum(counts) / len(counts) > 0.4, "the text repeats itself enough to be drafted"

@@ -108,6 +108,15 @@ def test_a_shorter_row_is_judged_as_it_would_be_alone(block: bool) -> None:
         assert same(rows_of(found), [together[row]])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_nothing_is_offered_the_target_says_its_own_token(temperature: float) -> None:
+    logits = case(drawn=True)[0][:4, :1]
+    sampler = Sampler(temperature, range(4))
+    found = verify(Draft(torch.empty((4, 0), dtype=torch.long)), logits, sampler)
+    expected = Sampler(temperature, range(4)).next(logits[:, 0])[0].tolist()
+    assert found == Verdict([[token] for token in expected], [[]] * 4, [0.0] * 4, [0] * 4, [[]] * 4)
+
+
 def test_finished_rows_draw_nothing() -> None:
     logits, draft = case(drawn=True)
     active = [row % 3 > 0 for row in range(ROWS)]
