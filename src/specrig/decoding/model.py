@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.decoding.cache import KeyValueCache
+from specrig.decoding.attention import FULL, Pattern, ancestors, layer_patterns, lineage, widened
+from specrig.decoding.cache import KeyValueCache, LayerShape
 from specrig.decoding.device import Stopwatch, at_each, now, on_device, padded
 from specrig.decoding.replay import Replay, Run
 from specrig.decoding.types import DecodingError, Parents
@@ -35,14 +35,15 @@ class Step:
     """Where the n tokens of a forward pass sit, and what each may look at.
 
     positions `[B, n]` in the text; slots `[B, n]` of the cache that they are written to; both slices where all rows are alike.
-    end: so many slots are read. mask: True where a token sees a slot, `[n, end]` or `[B, 1, n, end]`; None: all see all.
+    end: so many slots are read. masks: of each pattern of attention that layers have, True where a token sees a slot, `[n, end]` or
+    `[B, 1, n, end]`; None: all see all.
     fixed: shapes do not depend on the rows' lengths, so the step can be replayed.
     """
 
     positions: Tensor | slice
     slots: Tensor | slice
     end: int
-    mask: Tensor | None
+    masks: dict[Pattern, Tensor | None]
     fixed: bool = False
 
 
@@ -56,7 +57,10 @@ class CachedModel(ABC):
     replays: ClassVar[bool] = True
     """Whether its passes can be recorded: they compute on the device alone."""
 
-    def __init__(self, config: Any, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: Any, *, device: torch.device, dtype: torch.dtype, layout: Sequence[LayerShape] | None = None
+    ) -> None:
+        """layout: what each layer writes to the cache; None: as the config's own numbers of heads and their width say."""
         text = config.get_text_config(decoder=True)
         self.config = text
         self.device, self.dtype = device, dtype
@@ -64,16 +68,16 @@ class CachedModel(ABC):
         self.hidden_size: int = text.hidden_size
         self.layers: int = text.num_hidden_layers
         self.max_positions: int = getattr(text, "max_position_embeddings", None) or 1 << 20
-        heads = text.num_attention_heads
-        self.kv_heads: int = getattr(text, "num_key_value_heads", None) or heads
-        self.head_width: int = getattr(text, "head_dim", None) or text.hidden_size // heads
-        self.cache = KeyValueCache(0, 1, 1, 0, 1, dtype=dtype, device=device)
+        self.layout = list(layout or [_uniform(text)] * self.layers)
+        self.kv_heads, self.head_width, _ = self.layout[0]
+        self.patterns = layer_patterns(text)
+        self.cache = KeyValueCache([], 1, 0, dtype=dtype, device=device)
         self.watch = Stopwatch(device)
         self.replay = Replay(device) if device.type == "cuda" and self.replays else None
         self.feature_layers: tuple[int, ...] = ()  # see `Drafter.feature_layers`
         self.features: Tensor | None = None
         self._caches: dict[int, KeyValueCache] = {}
-        self._causal = torch.empty(0, 0, dtype=torch.bool)
+        self._seen: dict[Pattern, Tensor] = {}
         self._ancestry: dict[tuple[int, ...], Tensor] = {}
 
     def start(self, batch_size: int, slots: int) -> None:
@@ -81,22 +85,24 @@ class CachedModel(ABC):
         cache = self._caches.get(batch_size)
         if cache is None or cache.slots < slots:
             room = -(-slots // 128) * 128 if self.replay is None else _window(slots)
-            cache = self._caches[batch_size] = KeyValueCache(
-                self.layers,
-                batch_size,
-                self.kv_heads,
-                room,
-                self.head_width,
-                dtype=self.dtype,
-                device=self.device,
-            )
-            if room > len(self._causal):
-                self._causal = torch.ones(room, room, dtype=torch.bool, device=self.device).tril()
+            cache = self._caches[batch_size] = KeyValueCache(self.layout, batch_size, room, dtype=self.dtype, device=self.device)
+            if FULL not in self._seen or room > len(self._seen[FULL]):
+                places = torch.arange(room, device=self.device)
+                behind = places.unsqueeze(-1), places.unsqueeze(0)
+                causal = behind[0] >= behind[1]
+                self._seen = {FULL: causal} | {p: causal & p.reaches(*behind) for p in self.patterns if p.narrows(room)}
                 self._grown(room)
             if self.replay is not None:
                 self.replay.clear()
         cache.lengths = [0] * batch_size
         self.cache = cache
+        self.watch.clear()
+
+    def forget(self) -> None:
+        """Give the caches' memory back, and what was timed."""
+        self._caches.clear()
+        self.cache = KeyValueCache([], 1, 0, dtype=self.dtype, device=self.device)
+        self.features = None
         self.watch.clear()
 
     def _grown(self, slots: int) -> None:  # noqa: B027
@@ -136,9 +142,7 @@ class CachedModel(ABC):
                 logits = at_each(logits, last).unsqueeze(1)
         else:
             mark = self.watch.start()
-            own = self._own(n, parents)
-            hidden = self._hidden(tokens, self._step(n, own), features)
-            logits = self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1))
+            logits, hidden = self._run(tokens, self._step(n, self._own(n, parents)), features, last)
         if logits.shape[-1] != self.vocab_size:
             logits = logits[..., : self.vocab_size]
         self.watch.stop(n, mark)
@@ -175,10 +179,8 @@ class CachedModel(ABC):
         return self.watch.totals()
 
     @abstractmethod
-    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor: ...
-
-    @abstractmethod
-    def _logits(self, hidden: Tensor) -> Tensor: ...
+    def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+        """What `forward` returns, of a pass whose step is laid out."""
 
     def _bases(self) -> list[int]:
         """Per row the length of the context that all of a pass's tokens see."""
@@ -189,12 +191,12 @@ class CachedModel(ABC):
         if parents is None:
             return None
         if isinstance(parents, Tensor):
-            return _lineage(parents)
+            return lineage(parents)
         first = tuple(parents[0])
         shared = all(row is parents[0] or tuple(row) == first for row in parents[1:])
         known = self._ancestry.get(first) if shared else None
         if known is None:
-            known = _ancestors([first] if shared else parents).to(self.device)
+            known = ancestors([first] if shared else parents).to(self.device)
             if shared:  # a static tree is met every round
                 if len(self._ancestry) >= 256:  # trees that change every round push the oldest out
                     del self._ancestry[next(iter(self._ancestry))]
@@ -211,7 +213,10 @@ class CachedModel(ABC):
         self._room(end)
         level = slice(start, end)
         if self.cache.level and own is None:
-            return Step(level, level, end, None if n == 1 else self._causal[start:end, :end])
+            masks: dict[Pattern, Tensor | None] = {FULL: None if n == 1 else self._seen[FULL][start:end, :end]}
+            for pattern in self.patterns:
+                masks[pattern] = self._seen[pattern][start:end, :end] if pattern.narrows(end) else masks[FULL]
+            return Step(level, level, end, masks)
         step = self._place(n, on_device(self._bases(), self.device), own, end)
         if self.cache.level:
             step.slots = level
@@ -220,14 +225,21 @@ class CachedModel(ABC):
     def _place(self, n: int, base: Tensor, own: Tensor | None, end: int) -> Step:
         """The n tokens behind contexts of lengths `base` `[B]`."""
         if own is None:
-            own = self._causal[:n, :n].expand(len(base), n, n)
+            own = self._seen[FULL][:n, :n].expand(len(base), n, n)
         m = own.shape[-1]
         base = base.unsqueeze(1)
         behind = torch.arange(end, device=self.device) - base  # of each slot, behind the context
         among = behind.clamp(0, m - 1).unsqueeze(1).expand(-1, n, -1)
-        mask = own.gather(-1, among) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
+        seen = own.gather(-1, among) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
         slots = base + torch.arange(m - n, m, device=self.device)
-        return Step(base + own.sum(-1) - 1, slots, end, mask.unsqueeze(1))
+        positions = base + own.sum(-1) - 1
+        masks: dict[Pattern, Tensor | None] = dict.fromkeys([FULL, *self.patterns], seen.unsqueeze(1))
+        for pattern in masks:
+            if pattern.narrows(end):
+                # A slot of the context holds the position of its number; those of the pass itself are the tree's to say.
+                held = torch.where(behind < 0, behind + base, positions.gather(-1, behind.clamp(0, m - 1)))
+                masks[pattern] = (seen & pattern.reaches(positions.unsqueeze(-1), held.unsqueeze(1))).unsqueeze(1)
+        return Step(positions, slots, end, masks)
 
     def _recorded(self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None) -> tuple[Run, list[Tensor]]:
         """A recording of this pass and its inputs; widths are rounded up, so that there are few shapes."""
@@ -238,7 +250,7 @@ class CachedModel(ABC):
         self._room(reach)
         inputs = [F.pad(tokens, (0, extra)), on_device(bases, self.device)]
         if own is not None:
-            inputs.append(_widened(own, extra))
+            inputs.append(widened(own, extra))
         if features is not None:
             inputs.append(F.pad(features, (0, 0, 0, extra)))
         end, shaped, fed = min(_window(reach), self.cache.slots), own is not None, features is not None
@@ -248,42 +260,16 @@ class CachedModel(ABC):
         """A pass whose kernels are the same whatever the inputs hold."""
         step = self._place(tokens.shape[1], base, rest[0] if shaped else None, end)
         step.fixed = True
-        hidden = self._hidden(tokens, step, rest[-1] if fed else None)
-        logits = self._logits(hidden)
+        logits, hidden = self._run(tokens, step, rest[-1] if fed else None, None)
         return (logits, hidden, self.features) if self.feature_layers and self.features is not None else (logits, hidden)
+
+
+def _uniform(config: Any) -> LayerShape:
+    """What each layer writes of a model whose layers are alike."""
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return LayerShape(getattr(config, "num_key_value_heads", None) or heads, width, width)
 
 
 def _window(slots: int) -> int:
     return max(WINDOW, 1 << (slots - 1).bit_length())
-
-
-def _widened(own: Tensor, extra: int) -> Tensor:
-    """With so many more tokens, of which each sees the context and itself."""
-    if not extra:
-        return own
-    n = own.shape[1]
-    wide = F.pad(own, (0, extra, 0, extra))
-    wide[:, n:, -extra:] = torch.eye(extra, dtype=torch.bool, device=own.device)
-    return wide
-
-
-def _ancestors(parents: Sequence[Sequence[int]]) -> Tensor:
-    """Ancestor-or-self matrices `[B, n, n]` of trees `[B, n]` in topological order."""
-    rows = np.array(parents).reshape(len(parents), -1)
-    B, n = rows.shape
-    # Row n stands for the context, which has no ancestors. Topological order makes one sweep enough.
-    ancestors, batch = np.zeros((B, n + 1, n), bool), np.arange(B)
-    for node in range(n):
-        ancestors[:, node] = ancestors[batch, rows[:, node]]
-        ancestors[:, node, node] = True
-    return torch.from_numpy(ancestors[:, :n])
-
-
-def _lineage(parents: Tensor) -> Tensor:
-    """The same of trees that only the device knows: each squaring doubles the generations that are linked."""
-    n = parents.shape[1]
-    nodes = torch.arange(n, device=parents.device)
-    links = ((parents.unsqueeze(-1) == nodes) | (nodes.unsqueeze(-1) == nodes)).float()
-    for _ in range((n - 1).bit_length()):
-        links = (links @ links).clamp_(max=1.0)
-    return links > 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation, Round
 from specrig.engines.tokenized import TokenizedEngine
+from specrig.models import needs
 from specrig.models.pair import PairFiles
 
 if TYPE_CHECKING:
@@ -110,6 +111,11 @@ class Transformers(TokenizedEngine):
         if cell.method == "ngram" and cell.options.get("min_n", 1) != 1:
             return "prompt lookup in transformers always tries suffixes down to one token: set min_n: 1"
         return None
+
+    @classmethod
+    def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
+        """Assisted generation rolls a cache back; plain generation runs whatever transformers runs."""
+        return needs.recurrent(config) if method in ASSISTED else None
 
     def now(self) -> float:
         """Seconds on a clock that has waited for the device."""

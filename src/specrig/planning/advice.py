@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +91,8 @@ def advise(name: str, pairs: Path, reported: Path, device_name: str | None, stud
 
 def size_of(model: str) -> Size | None:
     """Size by shipped facts, or by the config of a local folder."""
-    known = roofline.size_of(model)
-    config = Path(model).expanduser() / "config.json"
-    if known or not config.is_file():
-        return known
-    return roofline.size_of_shape(facts.Shape(json.loads(config.read_text(encoding="utf-8"))))
+    shape = facts.shape_of(facts.config_at_hand(model))
+    return roofline.size_of(model) or (roofline.size_of_shape(shape) if shape else None)
 
 
 def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: Device | None) -> list[Finding]:

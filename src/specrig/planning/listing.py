@@ -73,8 +73,9 @@ def show_sizes(study: Study, console: Console) -> None:
     table.add_column("dtype")
     for size in sizes:
         memory = "?" if size.memory_bytes is None else f"{size.memory_bytes / GB:,.1f} GB"
-        weights = f"{size.weight_bytes / GB:,.1f} GB"
-        table.add_row(size.pair, _parameters(size.target), _parameters(size.draft), weights, memory, size.dtype)
+        weights = "?" if size.target is None else f"{size.weight_bytes / GB:,.1f} GB"
+        draft = "–" if study.rows.pairs[size.pair].draft is None else _parameters(size.draft)
+        table.add_row(size.pair, _parameters(size.target), draft, weights, memory, size.dtype)
     table.caption = f"memory: weights, caches of the largest batch ({PROMPT_TOKENS} prompt tokens and {study.max_new_tokens} new ones a row), workspace"
     console.print(table)
     console.print(f"[bold]{needs(study)}[/]\n  hours if {hours(study, sizes)[1]}")
@@ -103,7 +104,7 @@ def needs(study: Study) -> str:
 
 def _parameters(shape: Shape | None) -> str:
     if shape is None:
-        return "–"
+        return "not known"
     count = shape.parameters
     return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
 
