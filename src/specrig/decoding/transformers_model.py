@@ -10,12 +10,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from specrig.decoding import agreement
-from specrig.decoding.attention import FULL
 from specrig.decoding.cache import KeyValueCache, LayerShape
 from specrig.decoding.device import at_each, constant
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.model import CachedModel, Step
-from specrig.decoding.types import DecodingError
 
 
 class _CacheView(Cache):

@@ -172,7 +172,7 @@ class Transformers(TokenizedEngine):
         """Nothing but temperature shapes the distribution; room for k more tokens lets the last rounds draft their full k."""
         from transformers import GenerationConfig
 
-        room = self.target.config.get_text_config().max_position_embeddings - prompt
+        room = (getattr(self.target.config.get_text_config(), "max_position_embeddings", None) or 1 << 20) - prompt
         sampling: dict[str, Any] = (
             {"do_sample": False} if cell.temperature == 0 else {"do_sample": True, "temperature": cell.temperature}
         )
