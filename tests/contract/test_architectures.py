@@ -24,6 +24,26 @@ from specrig.models import needs
 PROMPTS = [[(37 * at + 11 + 5 * row) % VOCABULARY for at in range(length)] for row, length in enumerate((14, 19))]
 """Longer than a window from the first token on, and of two lengths."""
 TOKENS = 24
+QUICK = {
+    *(
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gpt_oss",
+        "phi",
+        "phi3",
+        "gpt2",
+    ),
+    *("gpt_neox", "gptj", "opt", "stablelm", "olmo2", "cohere", "starcoder2", "granite", "smollm3", "falcon", "deepseek_v3"),
+}
+"""The others are the long tail: `-m "not long_tail"` leaves them out."""
+ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long_tail) for name in RUN]
 
 
 class Pair:
@@ -58,7 +78,7 @@ def own(model: Any, prompt: list[int]) -> list[int]:
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", ALL)
 def test_it_decodes_as_transformers_does(name: str) -> None:
     pair = Pair(name)
     expected = [own(pair.source, prompt) for prompt in PROMPTS]
@@ -68,7 +88,7 @@ def test_it_decodes_as_transformers_does(name: str) -> None:
     assert pair.decode("tree", PROMPTS, 3, branching=(2, 2)) == expected, "trees in a batch of two"
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", ALL)
 def test_the_logits_of_a_prompt_and_of_its_last_token_are_the_models_own(name: str) -> None:
     source = tiny(name)
     model = cached_model(source)
@@ -163,7 +183,7 @@ def test_a_forward_pass_that_goes_wrong_over_our_cache_is_refused(monkeypatch: p
 
     for key in ("attention_mask", "position_ids"):
         monkeypatch.setattr(type(source), "forward", without(key))
-        with pytest.raises(DecodingError, match="its logits are not its own|fails over a cache"):
+        with pytest.raises(DecodingError, match=r"its logits are not its own|fails over a cache"):
             cached_model(source, direct=False)
     monkeypatch.setattr(type(source), "forward", forward)
     cached_model(source, direct=False)

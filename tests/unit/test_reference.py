@@ -86,7 +86,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: LlamaModel, model: Any, **given: Any) -> None:
         whole(self, model, **given)
-        self.patterns = [FULL] * self.layers
+        self.patterns, self.pattern_of = [FULL], [0] * self.layers
 
     monkeypatch.setattr(LlamaModel, "__init__", wrong)
     monkeypatch.setattr(agreement, "check", lambda *_: None)

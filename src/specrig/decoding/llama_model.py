@@ -4,7 +4,7 @@ path has a third of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.decoding.attention import Pattern
 from specrig.decoding.device import at_each
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel, Step
@@ -67,7 +66,7 @@ class View:
     step: Step
     cos: Tensor
     sin: Tensor
-    masks: Mapping[Pattern, Tensor | None]
+    masks: list[Tensor | None]
     rotate: Arithmetic = rotate
     swiglu: Arithmetic = swiglu
 
@@ -108,8 +107,8 @@ class LlamaModel(CachedModel):
         if not step.fixed:
             return View(step, cos, sin, step.masks)
         # Patterns that hide nothing more share one mask.
-        shared = {id(mask): self.bias(mask) for mask in step.masks.values() if mask is not None}
-        biases = {pattern: shared.get(id(mask)) for pattern, mask in step.masks.items()}
+        shared = {id(mask): self.bias(mask) for mask in step.masks if mask is not None}
+        biases = [shared.get(id(mask)) for mask in step.masks]
         # Only for passes that are recorded: to compile for a prompt's every length would cost more than it gains.
         kind = self.device.type
         return View(step, cos, sin, biases, fused(rotate, kind), fused(swiglu, kind))
@@ -144,7 +143,7 @@ class LlamaModel(CachedModel):
         qk = view.rotate(qk, view.cos, view.sin).transpose(1, 2)
         v = qkv[..., (H + K) * d :].view(B, n, K, d).transpose(1, 2)
         keys, values = self.cache.write(index, qk[:, H:], v, view.step.slots, view.step.end)
-        mask = view.masks[self.patterns[index]]
+        mask = view.masks[self.pattern_of[index]]
         if view.step.fixed:
             attended = self.attend_grouped(qk[:, :H], keys, values, mask)
         else:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.decoding.attention import FULL, Pattern, ancestors, layer_patterns, lineage, widened
+from specrig.decoding.attention import FULL, ancestors, layer_patterns, lineage, widened
 from specrig.decoding.cache import KeyValueCache, LayerShape
 from specrig.decoding.device import Stopwatch, at_each, now, on_device, padded
 from specrig.decoding.replay import Replay, Run
@@ -35,15 +35,15 @@ class Step:
     """Where the n tokens of a forward pass sit, and what each may look at.
 
     positions `[B, n]` in the text; slots `[B, n]` of the cache that they are written to; both slices where all rows are alike.
-    end: so many slots are read. masks: of each pattern of attention that layers have, True where a token sees a slot, `[n, end]` or
-    `[B, 1, n, end]`; None: all see all.
+    end: so many slots are read. masks: of each of the model's `patterns`, True where a token sees a slot, `[n, end]` or `[B, 1, n, end]`;
+    None: all see all.
     fixed: shapes do not depend on the rows' lengths, so the step can be replayed.
     """
 
     positions: Tensor | slice
     slots: Tensor | slice
     end: int
-    masks: dict[Pattern, Tensor | None]
+    masks: list[Tensor | None]
     fixed: bool = False
 
 
@@ -70,14 +70,16 @@ class CachedModel(ABC):
         self.max_positions: int = getattr(text, "max_position_embeddings", None) or 1 << 20
         self.layout = list(layout or [_uniform(text)] * self.layers)
         self.kv_heads, self.head_width, _ = self.layout[0]
-        self.patterns = layer_patterns(text)
+        reaches = layer_patterns(text)
+        self.patterns = list(dict.fromkeys([FULL, *reaches]))
+        self.pattern_of = [self.patterns.index(pattern) for pattern in reaches]  # a layer's
         self.cache = KeyValueCache([], 1, 0, dtype=dtype, device=device)
         self.watch = Stopwatch(device)
         self.replay = Replay(device) if device.type == "cuda" and self.replays else None
         self.feature_layers: tuple[int, ...] = ()  # see `Drafter.feature_layers`
         self.features: Tensor | None = None
         self._caches: dict[int, KeyValueCache] = {}
-        self._seen: dict[Pattern, Tensor] = {}
+        self._causal = torch.empty(0, 0, dtype=torch.bool)
         self._ancestry: dict[tuple[int, ...], Tensor] = {}
 
     def start(self, batch_size: int, slots: int) -> None:
@@ -86,11 +88,8 @@ class CachedModel(ABC):
         if cache is None or cache.slots < slots:
             room = -(-slots // 128) * 128 if self.replay is None else _window(slots)
             cache = self._caches[batch_size] = KeyValueCache(self.layout, batch_size, room, dtype=self.dtype, device=self.device)
-            if FULL not in self._seen or room > len(self._seen[FULL]):
-                places = torch.arange(room, device=self.device)
-                behind = places.unsqueeze(-1), places.unsqueeze(0)
-                causal = behind[0] >= behind[1]
-                self._seen = {FULL: causal} | {p: causal & p.reaches(*behind) for p in self.patterns if p.narrows(room)}
+            if room > len(self._causal):
+                self._causal = torch.ones(room, room, dtype=torch.bool, device=self.device).tril()
                 self._grown(room)
             if self.replay is not None:
                 self.replay.clear()
@@ -213,9 +212,12 @@ class CachedModel(ABC):
         self._room(end)
         level = slice(start, end)
         if self.cache.level and own is None:
-            masks: dict[Pattern, Tensor | None] = {FULL: None if n == 1 else self._seen[FULL][start:end, :end]}
-            for pattern in self.patterns:
-                masks[pattern] = self._seen[pattern][start:end, :end] if pattern.narrows(end) else masks[FULL]
+            causal = self._causal[start:end, :end]
+            masks = [None if n == 1 else causal] * len(self.patterns)
+            for number, pattern in enumerate(self.patterns):
+                if pattern.narrows(end):
+                    places = torch.arange(end, device=self.device)
+                    masks[number] = causal & pattern.reaches(places[start:].unsqueeze(-1), places)
             return Step(level, level, end, masks)
         step = self._place(n, on_device(self._bases(), self.device), own, end)
         if self.cache.level:
@@ -225,7 +227,7 @@ class CachedModel(ABC):
     def _place(self, n: int, base: Tensor, own: Tensor | None, end: int) -> Step:
         """The n tokens behind contexts of lengths `base` `[B]`."""
         if own is None:
-            own = self._seen[FULL][:n, :n].expand(len(base), n, n)
+            own = self._causal[:n, :n].expand(len(base), n, n)
         m = own.shape[-1]
         base = base.unsqueeze(1)
         behind = torch.arange(end, device=self.device) - base  # of each slot, behind the context
@@ -233,12 +235,12 @@ class CachedModel(ABC):
         seen = own.gather(-1, among) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
         slots = base + torch.arange(m - n, m, device=self.device)
         positions = base + own.sum(-1) - 1
-        masks: dict[Pattern, Tensor | None] = dict.fromkeys([FULL, *self.patterns], seen.unsqueeze(1))
-        for pattern in masks:
+        masks: list[Tensor | None] = [seen.unsqueeze(1)] * len(self.patterns)
+        for number, pattern in enumerate(self.patterns):
             if pattern.narrows(end):
                 # A slot of the context holds the position of its number; those of the pass itself are the tree's to say.
                 held = torch.where(behind < 0, behind + base, positions.gather(-1, behind.clamp(0, m - 1)))
-                masks[pattern] = (seen & pattern.reaches(positions.unsqueeze(-1), held.unsqueeze(1))).unsqueeze(1)
+                masks[number] = (seen & pattern.reaches(positions.unsqueeze(-1), held.unsqueeze(1))).unsqueeze(1)
         return Step(positions, slots, end, masks)
 
     def _recorded(self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None) -> tuple[Run, list[Tensor]]:

@@ -14,6 +14,7 @@ from specrig.decoding.cache import KeyValueCache, LayerShape
 from specrig.decoding.device import at_each, constant
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.model import CachedModel, Step
+from specrig.decoding.types import DecodingError
 
 
 class _CacheView(Cache):
@@ -41,8 +42,16 @@ class TransformersModel(CachedModel):
     def __init__(
         self, model: Any, *, device: torch.device, dtype: torch.dtype, layout: Sequence[LayerShape] | None = None
     ) -> None:
-        """`model`: a loaded `…ForCausalLM` in eval mode on `device`; layout: what its layers write to a cache (`CachedModel`)."""
+        """`model`: a loaded `…ForCausalLM` in eval mode on `device`; layout: what its layers write to a cache (`CachedModel`).
+
+        Raises DecodingError where layers of one type differ in their window: a model takes one mask a type.
+        """
         super().__init__(model.config, device=device, dtype=dtype, layout=layout)
+        used = [self.patterns[number] for number in sorted(set(self.pattern_of))]
+        if len({pattern.kind for pattern in used}) < len(used):
+            raise DecodingError(
+                f"its windows are of {', '.join(str(pattern.size) for pattern in used)} tokens, one a layer, not one a type"
+            )
         self.model = model
 
     @torch.inference_mode()
@@ -71,14 +80,14 @@ class TransformersModel(CachedModel):
     def _masks(self, step: Step, B: int, n: int) -> Tensor | dict[str, Tensor]:
         """Of each type of layer what is added to its scores, `[B, 1, n, end]`; not by type where all layers see the same."""
         made: dict[int, Tensor] = {}
-        for mask in step.masks.values():
+        for mask in step.masks:
             if id(mask) not in made:
                 every = torch.ones(1, step.end, dtype=torch.bool, device=self.device) if mask is None else mask
                 # Additive form: every attention implementation takes it.
                 added = torch.zeros(every.shape, dtype=self.dtype, device=self.device)
                 added.masked_fill_(~every, torch.finfo(self.dtype).min)
                 made[id(mask)] = added.view(-1, 1, *added.shape[-2:]).expand(B, 1, n, step.end)
-        by_type: dict[str, Tensor] = {pattern.kind: made[id(step.masks[pattern])] for pattern in self.patterns}
+        by_type: dict[str, Tensor] = {self.patterns[at].kind: made[id(step.masks[at])] for at in self.pattern_of}
         return by_type if len(by_type) > 1 else next(iter(by_type.values()))
 
 

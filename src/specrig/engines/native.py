@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Native(TokenizedEngine):
-    """Lends the target, the draft and the trained heads to the drafters; each is loaded once, on first use."""
+    """Lends the target, the draft and the trained heads to the drafters; each is loaded once, heads on first use."""
 
     name = "native"
     simulates = True
@@ -34,6 +34,8 @@ class Native(TokenizedEngine):
         self.target = self.weights.cached("target", self.device)
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
+        if pair.draft is not None:
+            self.model("draft")  # a draft that cannot be used fails the job, not each of its cells
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:

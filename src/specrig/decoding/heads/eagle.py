@@ -51,7 +51,7 @@ class EagleHead(LlamaModel):
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do not fit."""
         CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)
-        self.patterns = [FULL]  # whatever its config repeats of the target's
+        self.patterns, self.pattern_of = [FULL], [0]  # whatever its config repeats of the target's
         self._check(tensors, target)
         self.target = target
         self.embedding, self.head = _shared(target)
