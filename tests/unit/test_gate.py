@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import BartConfig, MambaConfig, PreTrainedTokenizerFast
 
+from specrig.models import needs
 from specrig.models.gate import _json, check_decoder, check_pair
 from specrig.models.pair import ModelError, PairFiles
+from specrig.models.weights import PretrainedWeights, RandomWeights
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +37,7 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     [
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "encoder"),
         ({"model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"]}, "encoder"),
+        ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "reads more than text"),
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "encoder-decoder"),
     ],
 )
@@ -62,3 +67,54 @@ def test_a_folder_without_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"empty: no config\.json"):
         check_decoder(str(tmp_path / "empty"))
+
+
+SIZED = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({}, None),
+        (SIZED, None),
+        ({**SIZED, "layer_types": ["sliding_attention", "full_attention"], "mamba_d_state": 4}, None),
+        ({**SIZED, "layer_types": ["attention", "mamba"]}, "layers of type mamba"),
+        ({**SIZED, "hybrid_override_pattern": "M-*"}, "layers of type M"),
+        ({**SIZED, "mamba_d_state": 4}, "mamba_d_state in its config"),
+        ({"text_config": {**SIZED, "linear_num_value_heads": 2}}, "linear_num_value_heads in its config"),
+        ({**SIZED, "num_attention_heads": None}, "no attention heads in its config"),
+        ({**SIZED, "alibi": True}, "ALiBi"),
+        ({**SIZED, "alibi": False}, None),
+        ({**SIZED, "attn_config": {"alibi": True}}, "ALiBi"),
+        ({key: value for key, value in SIZED.items() if "position" not in key}, "names no positions"),
+        ({**SIZED, "attention_types": [[["global", "local"], 12]]}, "local attention"),
+        ({**SIZED, "kv_lora_rank": 16}, None),
+    ],
+)
+def test_needs_are_read_off_a_config(config: dict[str, Any], reason: str | None) -> None:
+    found = needs.unmet(config)
+    assert found is None if reason is None else reason in (found or "")
+
+
+def test_a_model_that_cannot_be_rolled_back_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    """No weights are there; the second says nothing in its config, its class does."""
+    mamba, bart = tmp_path / "mamba", tmp_path / "bart"
+    for path, config in ((mamba, MambaConfig()), (bart, BartConfig(is_encoder_decoder=False, architectures=["BartForCausalLM"]))):
+        config.save_pretrained(path)
+        tokenizer().save_pretrained(path)
+    for path, reason in ((mamba, "more than keys and values"), (bart, "takes no positions")):
+        with pytest.raises(ModelError, match=rf"{path.name}: the native engine cannot decode with it: .*{reason}"):
+            PretrainedWeights(PairFiles("p", str(path))).cached("target", "cpu")
+
+
+def test_random_weights_of_an_architecture_that_needs_more_are_refused_too(tmp_path: Path) -> None:
+    pair = PairFiles("p", folder(tmp_path / "t", {**SIZED, "model_type": "jamba", "mamba_d_state": 4}), simulated_acceptance=0.7)
+    with pytest.raises(ModelError, match=r"pair p, target: the native engine cannot decode with it: .*mamba_d_state"):
+        RandomWeights(pair).cached("target", "cpu")
+    unknown = PairFiles("p", folder(tmp_path / "u", {**SIZED, "model_type": "nobody"}), simulated_acceptance=0.7)
+    with pytest.raises(ModelError, match="nobody"):
+        RandomWeights(unknown).cached("target", "cpu")
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), unk_token="a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 import subprocess
@@ -169,3 +170,52 @@ def test_plan_labels_simulated_pairs(workplace: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert "Simulated acceptance llama31_8b_shape" in shown
     assert "Gated" not in shown, "nothing is downloaded"
+
+
+SIZED_OTHERWISE = {
+    "mamba": {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 32, "state_size": 16, "vocab_size": 60},
+    "hybrid": {
+        "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60,
+        "num_attention_heads": 4, "max_position_embeddings": 64, "layer_types": ["conv", "full_attention"],
+    },
+    "gemma": {
+        "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64,
+    },
+}  # fmt: skip
+
+
+def study_of(folders: dict[str, dict[str, object]], **keys: object) -> Path:
+    """A study of folders with a config.json and nothing else."""
+    for name, config in folders.items():
+        Path(name).mkdir()
+        Path(name, "config.json").write_text(json.dumps(config))
+    rows = "".join(f"{name}\t./{name}\n" for name in folders)
+    Path("configs/pairs.tsv").write_text("pair\ttarget\n" + rows)
+    config = yaml.safe_load(Path("configs/test.yaml").read_text())
+    config |= {"pairs": list(folders), "methods": [{"method": "ngram", "k": 2}], "engines": ["native"]} | keys
+    Path("configs/own.yaml").write_text(yaml.safe_dump(config))
+    return Path("configs/own.yaml")
+
+
+def test_what_the_config_says_cannot_be_rolled_back_is_refused_in_the_plan(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study_of(SIZED_OTHERWISE, engines=["native", "transformers"], methods=[{"method": "ngram", "k": 2}, "naive_batching"])
+    assert cli.run(["plan", "configs/own.yaml"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "native/mamba: ngram, naive_batching" in shown and "(state_size in its config), which cannot be rolled back" in shown
+    assert "native/hybrid: ngram, naive_batching" in shown and "layers of type conv" in shown
+    assert "transformers/hybrid: ngram, " in shown, "assisted generation rolls back too"
+    assert "transformers / mamba / naive_batching" in shown, "plain generation does not"
+    assert "native / gemma / ngram" in shown and "not known" in shown, "runs, but its size is not known"
+
+
+def test_a_study_of_nothing_but_state_has_nothing_to_run(workplace: Path) -> None:
+    with pytest.raises(StudyError, match=r"no engine can run any cell: \./mamba: it keeps more than keys and values"):
+        load_study(study_of({"mamba": SIZED_OTHERWISE["mamba"]}))
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": "qwen2_moe", "vocab_size": 5}, *SIZED_OTHERWISE.values()])
+def test_sizes_are_known_or_not_but_never_an_error(config: dict[str, object]) -> None:
+    assert facts.shape_of(config) is None

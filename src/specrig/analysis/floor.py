@@ -47,10 +47,10 @@ def floor(records: Sequence[Record], environment: Mapping[str, Any]) -> Floor | 
     shape, precision = target.get("shape"), str(target.get("precision"))
     if not bandwidth or not shape or precision.lower() not in BYTES:
         return None
-    try:
-        size = size_of_shape(facts.Shape(shape))
-    except (KeyError, TypeError):  # an architecture that names its sizes otherwise
+    known = facts.shape_of(shape)
+    if known is None:
         return None
+    size = size_of_shape(known)
     groups = len({(record.group, record.replicate, record.repeat) for record in records})
     batch = 1.0 if records[0].baseline_alone else len(records) / groups
     context = sum(record.prompt_tokens + len(record.baseline.tokens) / 2 for record in records) / len(records)

@@ -17,6 +17,7 @@ import pandas as pd
 
 from specrig.audit.identity import TIE_TOLERANCE, first_divergence
 from specrig.audit.positions import transform, uniformity
+from specrig.audit.reference import TEST, Comparison, compare_baselines
 from specrig.cell import Cell
 from specrig.engines import registry as engines
 from specrig.engines.base import EngineError
@@ -94,11 +95,12 @@ def errors_seen(test: GTest) -> str:
 
 
 def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path) -> None:
-    """Judge a study's records: token identity at temperature 0, uniformity of the transformed tokens above; writes `out`."""
+    """Judge a study's records: plain decoding against transformers' own, token identity at temperature 0, uniformity above; writes `out`."""
     rows = []
     records = [record for record in records if record.simulated_acceptance is None]  # there is nothing to be true to
-    for pair, members in groupby(sorted(records, key=_order), key=lambda record: record.cell.pair):
-        target = Target(study, pair, root)
+    for pair, found_of_pair in groupby(sorted(records, key=_order), key=lambda record: record.cell.pair):
+        target, members = Target(study, pair, root), list(found_of_pair)
+        rows += [_baseline(made) for made in compare_baselines(members, study, target.files, root, target.plain)]
         for _, group in groupby(members, key=_order):
             found = list(group)
             try:
@@ -127,6 +129,11 @@ class Target:
         """Prompt id -> token ids."""
         return {prompt.id: self.engine().encode(prompt.text) for prompt in prepared(self.study, task, self.files, self.root)}
 
+    def plain(self, cell: Cell, prompt: Sequence[int]) -> list[int]:
+        """What the native engine decodes after `prompt` with this cell."""
+        (made,) = self.engine().generate(cell, [prompt], max_new_tokens=self.study.max_new_tokens, seeds=[0])
+        return made.tokens
+
     def logits(self, tokens: Sequence[int], last: int) -> NDArray[np.float64]:
         """`[last, V]`: the target's logits at the last positions of `tokens`."""
         import torch
@@ -136,6 +143,13 @@ class Target:
         scores, _ = model.forward(torch.tensor([list(tokens)], device=model.device))
         found: NDArray[np.float64] = scores[0, -last:].double().cpu().numpy()
         return found
+
+
+def _baseline(made: Comparison) -> dict[str, Any]:
+    """The row of a baseline; `passed` is empty where nothing could be compared."""
+    row = _judged([made.record], TEST, float("nan"), made.passed is True, True, made.finding)
+    own = {"method": "autoregressive", "variant": "", "temperature": 0.0, "ks": "0"}
+    return row | own | ({"passed": None} if made.passed is None else {})
 
 
 def _identity(records: list[Record], target: Target) -> dict[str, Any]:

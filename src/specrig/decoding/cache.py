@@ -4,7 +4,9 @@ copying its entries together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,27 +14,32 @@ from torch import Tensor
 from specrig.decoding.device import on_device
 
 
+class LayerShape(NamedTuple):
+    """What a layer writes of a token: key/value heads, the width of a key and that of a value."""
+
+    heads: int
+    key_width: int
+    value_width: int
+
+
 class KeyValueCache:
-    """Keys and values of L layers, each `[B, H, S, d]` (H key/value heads, S slots, d head width).
+    """Keys and values of all layers, of one layer `[B, H, S, d]` (H key/value heads, S slots, d key or value width).
 
     The first `lengths[b]` slots of row b hold its context. A forward pass writes n entries a row behind them (`write`); these become
-    context only when `keep` names them.
+    context only when `keep` names them. Layers of one shape share one tensor, so that a path is kept for all of them at once.
     """
 
     def __init__(
-        self,
-        layers: int,
-        batch_size: int,
-        heads: int,
-        slots: int,
-        width: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, layout: Sequence[LayerShape], batch_size: int, slots: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (layers, batch_size, heads, slots, width)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        counts = Counter(layout)
+        self._stacks = [
+            torch.zeros((layers, batch_size, shape.heads, slots, width), dtype=dtype, device=device)
+            for shape, layers in counts.items()
+            for width in (shape.key_width, shape.value_width)
+        ]
+        places = {shape: zip(*self._stacks[2 * at : 2 * at + 2], strict=True) for at, shape in enumerate(counts)}
+        self._layers = [next(places[shape]) for shape in layout]
         self.lengths = [0] * batch_size
         self.slots = slots
 
@@ -51,14 +58,13 @@ class KeyValueCache:
 
         slots: where they go, `[B, n]`, or a slice where all rows are alike.
         """
-        if isinstance(slots, slice):
-            self.keys[layer, :, :, slots] = keys
-            self.values[layer, :, :, slots] = values
-        else:
-            places = slots[:, None, :, None].expand_as(keys)  # [B, n] -> [B, H, n, d]
-            self.keys[layer].scatter_(2, places, keys)
-            self.values[layer].scatter_(2, places, values)
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        own = self._layers[layer]
+        for held, new in zip(own, (keys, values), strict=True):
+            if isinstance(slots, slice):
+                held[:, :, slots] = new
+            else:
+                held.scatter_(2, slots[:, None, :, None].expand_as(new), new)  # places [B, n] -> [B, H, n, d]
+        return own[0][:, :, :end], own[1][:, :, :end]
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
         """Of the n entries just written keep, per row, those at the indices `nodes[row]` (rising); forget the others."""
@@ -66,9 +72,9 @@ class KeyValueCache:
             start = self.lengths[row]
             if kept and kept[-1] != len(kept) - 1:  # not simply the first entries: a path through a tree
                 # Gather the path's entries, wherever they lie among those written, right behind the context.
-                source = on_device([start + node for node in kept], self.keys.device)
-                self.keys[:, row, :, start : start + len(kept)] = self.keys[:, row, :, source]
-                self.values[:, row, :, start : start + len(kept)] = self.values[:, row, :, source]
+                source = on_device([start + node for node in kept], self._stacks[0].device)
+                for stack in self._stacks:
+                    stack[:, row, :, start : start + len(kept)] = stack[:, row, :, source]
             self.lengths[row] += len(kept)
 
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ a third of those that transformers' own forward has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
+from specrig.decoding.device import at_each
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel, Step
 from specrig.decoding.pointwise import Arithmetic, fused, rotate, swiglu
@@ -59,16 +61,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What all layers share of a step: the rotary tables of its positions, and its mask in the form that attention takes.
+    """What all layers share of a step: the rotary tables of its positions, and its masks in the form that attention takes.
 
-    cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. mask: bool, True where a query sees a key; in a recorded pass an additive bias
-    `[B, 1, H/K · n, end]` instead (see `attend_grouped`).
+    cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. masks: one for each of the model's patterns, True where a query sees a key; in a recorded
+    pass an additive bias `[B, 1, H/K · n, end]` instead (see `attend_grouped`).
     """
 
     step: Step
     cos: Tensor
     sin: Tensor
-    mask: Tensor | None
+    masks: list[Tensor | None]
     rotate: Arithmetic = rotate
     swiglu: Arithmetic = swiglu
 
@@ -92,12 +94,7 @@ class LlamaModel(CachedModel):
     @staticmethod
     def serves(config: Any) -> bool:
         """Whether this class computes the architecture (else `TransformersModel` does)."""
-        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-        return (
-            config.model_type in LLAMA_SHAPED
-            and getattr(config, "hidden_act", "silu") == "silu"
-            and (window is None or window >= config.max_position_embeddings)
-        )
+        return config.model_type in LLAMA_SHAPED and getattr(config, "hidden_act", "silu") == "silu"
 
     def _grown(self, slots: int) -> None:
         positions = torch.arange(slots, device=self.device).unsqueeze(0)
@@ -111,14 +108,19 @@ class LlamaModel(CachedModel):
         """The `View` of a step."""
         # [n, 1, d] for level rows, [B, n, 1, d] for ragged ones or trees.
         cos, sin = self.cos[step.positions].unsqueeze(-2), self.sin[step.positions].unsqueeze(-2)
-        if not step.fixed or step.mask is None:
-            return View(step, cos, sin, step.mask)
-        # Recorded passes: 0 where a token sees a slot, else -inf, repeated for the H/K query heads that share a key head.
-        bias = torch.zeros(step.mask.shape, dtype=self.dtype, device=self.device).masked_fill_(~step.mask, -torch.inf)
-        bias = bias.repeat(1, 1, self.q_heads // self.kv_heads, 1)
+        if not step.fixed:
+            return View(step, cos, sin, step.masks)
+        # Patterns that hide nothing more share one mask.
+        shared = {id(mask): self.bias(mask) for mask in step.masks if mask is not None}
+        biases = [shared.get(id(mask)) for mask in step.masks]
         # Only for passes that are recorded: to compile for a prompt's every length would cost more than it gains.
         kind = self.device.type
-        return View(step, cos, sin, bias, fused(rotate, kind), fused(swiglu, kind))
+        return View(step, cos, sin, biases, fused(rotate, kind), fused(swiglu, kind))
+
+    def bias(self, mask: Tensor) -> Tensor:
+        """The mask `[B, 1, n, end]` of True where a token sees a slot as `attend_grouped` adds it."""
+        bias = torch.zeros(mask.shape, dtype=self.dtype, device=self.device).masked_fill_(~mask, -torch.inf)
+        return bias.repeat(1, 1, self.q_heads // self.kv_heads, 1)
 
     def attend_grouped(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of H query heads `[B, H, n, d]` over K key heads `[B, K, end, d]`, for kernels that take a mask but no grouped heads.
@@ -147,14 +149,19 @@ class LlamaModel(CachedModel):
         # The cache takes keys and values [B, K, n, d] and gives those of all slots up to `end`.
         v = qkv[..., (H + K) * d :].view(B, n, K, d).transpose(1, 2)
         keys, values = self.cache.write(index, qk[:, H:], v, view.step.slots, view.step.end)
+        mask = view.masks[self.pattern_of[index]]
         if view.step.fixed:
-            attended = self.attend_grouped(qk[:, :H], keys, values, view.mask)
+            attended = self.attend_grouped(qk[:, :H], keys, values, mask)
         else:
-            attended = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=view.mask, enable_gqa=H != K)
+            attended = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=mask, enable_gqa=H != K)
         # Heads back side by side, [B, n, H · d], onto the residual stream; then the MLP likewise.
         x = block.out.onto(x, attended.transpose(1, 2).reshape(B, n, H * d))
         gate_up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps))
         return block.down.onto(x, view.swiglu(gate_up))
+
+    def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+        hidden = self._hidden(tokens, step, features)
+        return self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1)), hidden
 
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:

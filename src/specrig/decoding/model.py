@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.decoding.cache import KeyValueCache
+from specrig.decoding.attention import FULL, layer_patterns
+from specrig.decoding.cache import KeyValueCache, LayerShape
 from specrig.decoding.device import Stopwatch, at_each, now, on_device, padded
 from specrig.decoding.replay import Replay, Run, Unrecorded
 from specrig.decoding.tree_mask import ancestors, ancestors_on_device, widened
@@ -35,14 +36,15 @@ class Step:
     """Where the n tokens of a forward pass sit, and what each may look at.
 
     positions: of the tokens in the text, `[B, n]`. slots: the cache slots that they are written to, `[B, n]`. Both are slices where all
-    rows are alike. end: the pass reads the cache's first `end` slots. mask: True where a token sees a slot, `[n, end]` or
-    `[B, 1, n, end]`; None where every token sees every slot. fixed: no shape depends on the rows' lengths, so the pass can be replayed.
+    rows are alike. end: the pass reads the cache's first `end` slots. masks: of each of the model's `patterns`, True where a token sees a
+    slot, `[n, end]` or `[B, 1, n, end]`; None where every token sees every slot. fixed: no shape depends on the rows' lengths, so the
+    pass can be replayed.
     """
 
     positions: Tensor | slice
     slots: Tensor | slice
     end: int
-    mask: Tensor | None
+    masks: list[Tensor | None]
     fixed: bool = False
 
 
@@ -56,7 +58,10 @@ class CachedModel(ABC):
     replays: ClassVar[bool] = True
     """Whether its passes can be recorded. They can where nothing in them runs on the host or depends on it."""
 
-    def __init__(self, config: Any, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: Any, *, device: torch.device, dtype: torch.dtype, layout: Sequence[LayerShape] | None = None
+    ) -> None:
+        """layout: what each layer writes to the cache; None: as the config's own numbers of heads and their width say."""
         text = config.get_text_config(decoder=True)
         self.config = text
         self.device, self.dtype = device, dtype
@@ -64,10 +69,12 @@ class CachedModel(ABC):
         self.hidden_size: int = text.hidden_size
         self.layers: int = text.num_hidden_layers
         self.max_positions: int = getattr(text, "max_position_embeddings", None) or 1 << 20
-        heads = text.num_attention_heads
-        self.kv_heads: int = getattr(text, "num_key_value_heads", None) or heads
-        self.head_width: int = getattr(text, "head_dim", None) or text.hidden_size // heads
-        self.cache = KeyValueCache(0, 1, 1, 0, 1, dtype=dtype, device=device)
+        self.layout = list(layout or [_uniform(text)] * self.layers)
+        self.kv_heads, self.head_width, _ = self.layout[0]
+        reaches = layer_patterns(text)
+        self.patterns = list(dict.fromkeys([FULL, *reaches]))
+        self.pattern_of = [self.patterns.index(pattern) for pattern in reaches]  # a layer's
+        self.cache = KeyValueCache([], 1, 0, dtype=dtype, device=device)
         self.watch = Stopwatch(device)
         self.replay = Replay(device) if device.type == "cuda" and self.replays else None
         self.feature_layers: tuple[int, ...] = ()  # see `Drafter.feature_layers`
@@ -81,15 +88,7 @@ class CachedModel(ABC):
         cache = self._caches.get(batch_size)
         if cache is None or cache.slots < slots:
             room = -(-slots // 128) * 128 if self.replay is None else _window(slots)
-            cache = self._caches[batch_size] = KeyValueCache(
-                self.layers,
-                batch_size,
-                self.kv_heads,
-                room,
-                self.head_width,
-                dtype=self.dtype,
-                device=self.device,
-            )
+            cache = self._caches[batch_size] = KeyValueCache(self.layout, batch_size, room, dtype=self.dtype, device=self.device)
             if room > len(self._causal):
                 self._causal = torch.ones(room, room, dtype=torch.bool, device=self.device).tril()
                 self._grown(room)
@@ -97,6 +96,13 @@ class CachedModel(ABC):
                 self.replay.clear()
         cache.lengths = [0] * batch_size
         self.cache = cache
+        self.watch.clear()
+
+    def forget(self) -> None:
+        """Give the caches' memory back, and what was timed."""
+        self._caches.clear()
+        self.cache = KeyValueCache([], 1, 0, dtype=self.dtype, device=self.device)
+        self.features = None
         self.watch.clear()
 
     def _grown(self, slots: int) -> None:  # noqa: B027
@@ -137,9 +143,7 @@ class CachedModel(ABC):
                 logits = at_each(logits, last).unsqueeze(1)
         else:
             mark = self.watch.start()
-            own = self._own(n, parents)
-            hidden = self._hidden(tokens, self._step(n, own), features)
-            logits = self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1))
+            logits, hidden = self._run(tokens, self._step(n, self._own(n, parents)), features, last)
         if logits.shape[-1] != self.vocab_size:
             logits = logits[..., : self.vocab_size]
         self.watch.stop(n, mark)
@@ -148,8 +152,7 @@ class CachedModel(ABC):
     def even_passes(self) -> None:
         """From now on pad every pass to a multiple of 8 tokens, over a multiple of `WINDOW` cache slots.
 
-        Kernels add in another order for 1 token than for 5, so plain decoding and verification differ in the last digits, and in bfloat16
-        that decides ties. In passes of one shape a token's logits do not depend on what else the pass holds.
+        Kernels add in another order for 1 token than for 5, which decides ties in bfloat16. In passes of one shape they do not.
         """
         if self.replay is None:
             self.replay = Unrecorded(self.device)
@@ -186,10 +189,8 @@ class CachedModel(ABC):
         return self.watch.totals()
 
     @abstractmethod
-    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor: ...
-
-    @abstractmethod
-    def _logits(self, hidden: Tensor) -> Tensor: ...
+    def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+        """What `forward` returns, of a pass whose step is laid out."""
 
     def _bases(self) -> list[int]:
         """Per row the length of the context that all of a pass's tokens see."""
@@ -225,7 +226,13 @@ class CachedModel(ABC):
         self._room(end)
         level = slice(start, end)
         if self.cache.level and own is None:
-            return Step(level, level, end, None if n == 1 else self._causal[start:end, :end])
+            causal = self._causal[start:end, :end]
+            masks = [None if n == 1 else causal] * len(self.patterns)
+            for number, pattern in enumerate(self.patterns):
+                if pattern.narrows(end):
+                    places = torch.arange(end, device=self.device)
+                    masks[number] = causal & pattern.reaches(places[start:].unsqueeze(-1), places)
+            return Step(level, level, end, masks)
         step = self._place(n, on_device(self._bases(), self.device), own, end)
         if self.cache.level:
             step.slots = level
@@ -242,10 +249,17 @@ class CachedModel(ABC):
         behind = torch.arange(end, device=self.device) - base
         # What each token sees, [B, n, end]: all of the context, and of the columns of `own` what that says.
         among = behind.clamp(0, m - 1).unsqueeze(1).expand(-1, n, -1)
-        mask = own.gather(-1, among) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
+        seen = own.gather(-1, among) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
         slots = base + torch.arange(m - n, m, device=self.device)
         # A token's position is the context's length plus its depth in the tree, that is the number of its ancestors.
-        return Step(base + own.sum(-1) - 1, slots, end, mask.unsqueeze(1))
+        positions = base + own.sum(-1) - 1
+        masks: list[Tensor | None] = [seen.unsqueeze(1)] * len(self.patterns)
+        for number, pattern in enumerate(self.patterns):
+            if pattern.narrows(end):
+                # A slot of the context holds the position of its number; those of the pass itself are the tree's to say.
+                held = torch.where(behind < 0, behind + base, positions.gather(-1, behind.clamp(0, m - 1)))
+                masks[number] = (seen & pattern.reaches(positions.unsqueeze(-1), held.unsqueeze(1))).unsqueeze(1)
+        return Step(positions, slots, end, masks)
 
     def _recorded(self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None) -> tuple[Run, list[Tensor]]:
         """A recording of this pass, and the inputs to run it on. Widths above 8 are rounded up to multiples of 8: few shapes to record."""
@@ -270,9 +284,15 @@ class CachedModel(ABC):
         """
         step = self._place(tokens.shape[1], base, rest[0] if shaped else None, end)
         step.fixed = True
-        hidden = self._hidden(tokens, step, rest[-1] if fed else None)
-        logits = self._logits(hidden)
+        logits, hidden = self._run(tokens, step, rest[-1] if fed else None, None)
         return (logits, hidden, self.features) if self.feature_layers and self.features is not None else (logits, hidden)
+
+
+def _uniform(config: Any) -> LayerShape:
+    """What each layer writes of a model whose layers are alike."""
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return LayerShape(getattr(config, "num_key_value_heads", None) or heads, width, width)
 
 
 def _window(slots: int) -> int:

@@ -1,16 +1,20 @@
-"""`CachedModel` over any decoder-only transformers model, through the model's own `forward`."""
+"""`CachedModel` over any decoder-only transformers model whose layers keep keys and values, through the model's own `forward`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from specrig.decoding.cache import KeyValueCache
+from specrig.decoding import agreement
+from specrig.decoding.cache import KeyValueCache, LayerShape
+from specrig.decoding.device import at_each, constant
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.model import CachedModel, Step
+from specrig.decoding.types import DecodingError
 
 
 class _CacheView(Cache):
@@ -31,53 +35,74 @@ class _CacheView(Cache):
 
 
 class TransformersModel(CachedModel):
-    """Runs `model(...)` with explicit positions and a 4-D mask over our cache."""
+    """Runs `model(...)` with explicit positions and a 4-D mask for each pattern of attention, over our cache."""
 
     replays = False
 
-    def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
-        """`model`: a loaded `…ForCausalLM` in eval mode on `device`."""
-        super().__init__(model.config, device=device, dtype=dtype)
+    def __init__(
+        self, model: Any, *, device: torch.device, dtype: torch.dtype, layout: Sequence[LayerShape] | None = None
+    ) -> None:
+        """`model`: a loaded `…ForCausalLM` in eval mode on `device`; layout: what its layers write to a cache (`CachedModel`).
+
+        Raises DecodingError where layers of one type differ in their window: a model takes one mask a type.
+        """
+        super().__init__(model.config, device=device, dtype=dtype, layout=layout)
+        used = [self.patterns[number] for number in sorted(set(self.pattern_of))]
+        if len({pattern.kind for pattern in used}) < len(used):
+            raise DecodingError(
+                f"its windows are of {', '.join(str(pattern.size) for pattern in used)} tokens, one a layer, not one a type"
+            )
         self.model = model
-        self._output_logits: Tensor | None = None
 
     @torch.inference_mode()
-    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
+    def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
         B, n = tokens.shape
         if isinstance(step.positions, slice):
             positions = torch.arange(step.positions.start, step.positions.stop, device=self.device).expand(B, n)
         else:
             positions = step.positions
-        mask = step.mask if step.mask is not None else torch.ones(1, step.end, dtype=torch.bool, device=self.device)
-        while mask.dim() < 4:
-            mask = mask.unsqueeze(0)
-        # Additive form: every attention implementation takes it.
-        additive = torch.zeros(mask.shape, dtype=self.dtype, device=self.device)
-        additive.masked_fill_(~mask, torch.finfo(self.dtype).min)
+        # Logits are the model's own doing (some scale or cap them), of every position that some row asks for.
+        wanted = tuple(sorted(set(last or ())))
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=additive.expand(B, 1, n, step.end),
+            attention_mask=self._masks(step, B, n),
             past_key_values=_CacheView(self.cache, step),
             use_cache=True,
             output_hidden_states=True,
+            logits_to_keep=constant(wanted, self.device) if wanted else 0,
         )
         if self.feature_layers:
             self.features = torch.cat([output.hidden_states[layer] for layer in self.feature_layers], -1)
-        self._output_logits = output.logits
-        return output.hidden_states[-1]
+        logits = output.logits if last is None else at_each(output.logits, [wanted.index(at) for at in last]).unsqueeze(1)
+        return logits, output.hidden_states[-1]
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits, self._output_logits = self._output_logits, None
-        assert logits is not None
-        if hidden.shape[1] == logits.shape[1]:
-            return logits
-        return self.model.get_output_embeddings()(hidden)
+    def _masks(self, step: Step, B: int, n: int) -> Tensor | dict[str, Tensor]:
+        """Of each type of layer what is added to its scores, `[B, 1, n, end]`; not by type where all layers see the same."""
+        made: dict[int, Tensor] = {}
+        for mask in step.masks:
+            if id(mask) not in made:
+                every = torch.ones(1, step.end, dtype=torch.bool, device=self.device) if mask is None else mask
+                # Additive form: every attention implementation takes it.
+                added = torch.zeros(every.shape, dtype=self.dtype, device=self.device)
+                added.masked_fill_(~every, torch.finfo(self.dtype).min)
+                made[id(mask)] = added.view(-1, 1, *added.shape[-2:]).expand(B, 1, n, step.end)
+        by_type: dict[str, Tensor] = {self.patterns[at].kind: made[id(step.masks[at])] for at in self.pattern_of}
+        return by_type if len(by_type) > 1 else next(iter(by_type.values()))
 
 
 def cached_model(model: Any, *, device: torch.device | str = "cpu", direct: bool = True) -> CachedModel:
-    """Wrap a loaded `…ForCausalLM`: directly where the architecture allows (and `direct`), else through its own forward."""
+    """Wrap a loaded `…ForCausalLM`: directly where the architecture allows (and `direct`), else through its own forward.
+
+    Raises DecodingError for a model that says something else over our cache than by itself (`agreement`).
+    """
     model = model.eval()
     device = torch.device(device)
-    chosen = LlamaModel if direct and LlamaModel.serves(model.config) else TransformersModel
-    return chosen(model, device=device, dtype=model.dtype)
+    said = agreement.ask(model, device)
+    wrapped: CachedModel
+    if direct and LlamaModel.serves(model.config):
+        wrapped = LlamaModel(model, device=device, dtype=model.dtype)
+    else:
+        wrapped = TransformersModel(model, device=device, dtype=model.dtype, layout=said.layout)
+    agreement.check(wrapped, said)
+    return wrapped

@@ -61,6 +61,11 @@ class Engine(ABC):
     def refuses(cls, cell: Cell) -> str | None:
         """Why this engine cannot run `cell`; None if it can. Called while the DAG is planned, so it must not load anything."""
 
+    @classmethod
+    def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
+        """Why this engine cannot run `method` with a model of this config.json, as far as that tells; None if it can."""
+        return None
+
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, special tokens as the target's tokenizer adds them."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter, Generation
 from specrig.engines.base import EngineError, EngineOptions
 from specrig.engines.tokenized import TokenizedEngine
+from specrig.models import needs
 from specrig.models.hub import fetch_folder
 from specrig.models.pair import PairFiles
 
@@ -42,11 +43,18 @@ class Native(TokenizedEngine):
             self.target.even_passes()
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
+        if pair.draft is not None:
+            self.model("draft")  # a draft that cannot be used fails the job, not each of its cells
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
         """The native engine runs every method."""
         return None if cell.method in registry() else f"there is no method {cell.method!r}"
+
+    @classmethod
+    def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
+        """What every layer must keep, and where positions must come from, for its cache to be right."""
+        return needs.unmet(config)
 
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation, Round
 from specrig.engines.tokenized import TokenizedEngine
+from specrig.models import needs
 from specrig.models.pair import PairFiles
 
 if TYPE_CHECKING:
@@ -111,6 +112,11 @@ class Transformers(TokenizedEngine):
             return "prompt lookup in transformers always tries suffixes down to one token: set min_n: 1"
         return None
 
+    @classmethod
+    def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
+        """Assisted generation rolls a cache back; plain generation runs whatever transformers runs."""
+        return needs.recurrent(config) if method in ASSISTED else None
+
     def now(self) -> float:
         """Seconds on a clock that has waited for the device."""
         if self.device != "cpu":
@@ -166,7 +172,7 @@ class Transformers(TokenizedEngine):
         """The generation config: no filter but temperature, and room for k tokens beyond the limit, so that the last rounds draft all k."""
         from transformers import GenerationConfig
 
-        room = self.target.config.get_text_config().max_position_embeddings - prompt
+        room = (getattr(self.target.config.get_text_config(), "max_position_embeddings", None) or 1 << 20) - prompt
         sampling: dict[str, Any] = (
             {"do_sample": False} if cell.temperature == 0 else {"do_sample": True, "temperature": cell.temperature}
         )

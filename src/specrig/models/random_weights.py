@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.model import CachedModel
-from specrig.decoding.transformers_model import TransformersModel
+from specrig.decoding.transformers_model import cached_model
 
 SPREAD = 0.02
 """Standard deviation of the weights: what most models start their training from."""
@@ -23,7 +23,7 @@ SPREAD = 0.02
 def random_model(config: dict[str, Any], *, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> CachedModel:
     """A model with random weights, ready for the native loop. config: the keys of a config.json.
 
-    Raises ValueError or KeyError for an architecture that transformers does not know.
+    Raises ValueError or KeyError for an architecture that transformers does not know, DecodingError for one that our cache cannot serve.
     """
     shape = AutoConfig.for_model(**config)
     device = torch.device(device)
@@ -31,7 +31,7 @@ def random_model(config: dict[str, Any], *, device: torch.device | str, dtype: t
     if not LlamaModel.serves(shape):
         with device:
             model = AutoModelForCausalLM.from_config(shape, dtype=dtype)
-        return TransformersModel(model.eval(), device=device, dtype=dtype)
+        return cached_model(model, device=device)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape, dtype=dtype)
     body = model.model

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from specrig.models import needs
 from specrig.models.gate import check_pair, config, config_of
 from specrig.models.hub import tokenizer
 from specrig.models.pair import ModelError, PairFiles
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
     from specrig.decoding.model import CachedModel
+
+
+NOT_NATIVE = "the native engine cannot decode with it"
 
 
 class Weights(ABC):
@@ -56,9 +60,20 @@ class PretrainedWeights(Weights):
 
     def cached(self, part: str, device: str) -> CachedModel:
         """See `Weights`."""
-        from specrig.decoding.transformers_model import cached_model
+        from transformers import AutoConfig
 
-        return cached_model(self.model(part, device), device=device)
+        from specrig.decoding import agreement
+        from specrig.decoding.transformers_model import cached_model
+        from specrig.decoding.types import DecodingError
+
+        source, revision = self._source(part)
+        if (reason := needs.unmet(config(source, revision))) is not None:
+            raise ModelError(f"{source}: {NOT_NATIVE}: {reason}")
+        try:
+            agreement.check_architecture(AutoConfig.from_pretrained(source, revision=revision))
+            return cached_model(self.model(part, device), device=device)
+        except (DecodingError, OSError, KeyError, ValueError) as error:
+            raise ModelError(f"{source}: {NOT_NATIVE}: {_first_line(error)}") from error
 
     def model(self, part: str, device: str) -> Any:
         """See `Weights`."""
@@ -70,16 +85,21 @@ class PretrainedWeights(Weights):
                 f"pair {pair.name}: only an engine that serves (vllm) runs a target quantized as {pair.quantization}; "
                 "give the pair another row without it for this one"
             )
+        source, revision = self._source(part)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=self.dtype())
+        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+            raise ModelError(f"{source}: cannot be loaded ({_first_line(error)})") from error
+        return model.to(device).eval()
+
+    def _source(self, part: str) -> tuple[str, str | None]:
+        pair = self.pair
         source, revision = (pair.target, pair.target_revision) if part == "target" else (pair.draft, pair.draft_revision)
         if source is None:
             raise ModelError(
                 f"pair {pair.name}: this method needs a draft model and the pair names none; fill the column in pairs.tsv"
             )
-        try:
-            model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=self.dtype())
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ModelError(f"{source}: cannot be loaded ({str(error).splitlines()[0]})") from error
-        return model.to(device).eval()
+        return source, revision
 
     def _eos(self) -> frozenset[int]:
         """As the model's generation config states them, else its config's, else the tokenizer's."""
@@ -106,9 +126,16 @@ class RandomWeights(Weights):
 
     def cached(self, part: str, device: str) -> CachedModel:
         """See `Weights`."""
+        from specrig.decoding.types import DecodingError
         from specrig.models.random_weights import random_model
 
-        return random_model(self.configs[part], device=device, dtype=self.dtype())
+        reason = needs.unmet(self.configs[part])
+        try:
+            if reason is None:
+                return random_model(self.configs[part], device=device, dtype=self.dtype())
+        except (DecodingError, KeyError, ValueError) as error:
+            reason = _first_line(error)
+        raise ModelError(f"pair {self.pair.name}, {part}: {NOT_NATIVE}: {reason}")
 
     def model(self, part: str, device: str) -> Any:
         """See `Weights`."""
@@ -118,6 +145,10 @@ class RandomWeights(Weights):
 def weights_of(pair: PairFiles) -> Weights:
     """The weights of a pair, loaded or random as its row says. Raises ModelError for a pair that the gate refuses."""
     return PretrainedWeights(pair) if pair.simulated_acceptance is None else RandomWeights(pair)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class _Bytes:

@@ -5,7 +5,6 @@ Nothing is printed here: `advice_view` shows an `Advice`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,11 +130,8 @@ def advise(name: str, pairs: Path, reported: Path, device_name: str | None, stud
 
 def size_of(model: str) -> Size | None:
     """A model's size by the shipped facts, or by the config of a local folder; None where neither knows it."""
-    known = roofline.size_of(model)
-    config = Path(model).expanduser() / "config.json"
-    if known or not config.is_file():
-        return known
-    return roofline.size_of_shape(facts.Shape(json.loads(config.read_text(encoding="utf-8"))))
+    shape = facts.shape_of(facts.config_at_hand(model))
+    return roofline.size_of(model) or (roofline.size_of_shape(shape) if shape else None)
 
 
 def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: Device | None) -> list[Finding]:

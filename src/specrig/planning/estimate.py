@@ -6,10 +6,7 @@ memory bandwidth, for planning only: never shown beside measurements.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from specrig.measurement.freshness import baseline_of
 from specrig.measurement.runner import WARMUP_TOKENS
@@ -158,18 +155,9 @@ def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
 def _shape(model: str | None, part: str, recipe: Recipe) -> Shape | None:
     if model == TRAINED:
         return _trained(recipe.target if part == "target" else recipe.draft, recipe.vocabulary)
-    known = facts.known(model)
-    config: dict[str, Any] | None = known.config if known else None
     if is_gguf(model):
-        config = gguf_config(str(model))
-    file = Path(model or "", "config.json").expanduser()
-    if config is None and model and file.is_file():
-        config = json.loads(file.read_text(encoding="utf-8"))
-    try:
-        shape = Shape(config) if config else None
-        return shape if shape and shape.parameters else None
-    except KeyError:  # an architecture that names its sizes otherwise
-        return None
+        return facts.shape_of(gguf_config(str(model)))
+    return facts.shape_of(facts.config_at_hand(model)) if model else None
 
 
 def _trained(shape: TrainedShape, vocabulary: int) -> Shape:

@@ -66,8 +66,9 @@ def _sizes(plan: Plan) -> Table:
     table.add_column("dtype")
     for size in plan.sizes:
         memory = "?" if size.memory_bytes is None else f"{size.memory_bytes / GB:,.1f} GB"
-        weights = f"{size.weight_bytes / GB:,.1f} GB"
-        table.add_row(size.pair, _parameters(size.target), _parameters(size.draft), weights, memory, size.dtype)
+        weights = "?" if size.target is None else f"{size.weight_bytes / GB:,.1f} GB"
+        draft = "–" if plan.study.rows.pairs[size.pair].draft is None else _parameters(size.draft)
+        table.add_row(size.pair, _parameters(size.target), draft, weights, memory, size.dtype)
     tokens = f"{PROMPT_TOKENS} prompt tokens and {plan.study.max_new_tokens} new ones a row"
     table.caption = f"memory: weights, caches of the largest batch ({tokens}), workspace"
     return table
@@ -75,7 +76,7 @@ def _sizes(plan: Plan) -> Table:
 
 def _parameters(shape: Shape | None) -> str:
     if shape is None:
-        return "–"
+        return "not known"
     count = shape.parameters
     return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
 

@@ -23,6 +23,8 @@ MEASURES = ["acceptance_length", "acceptance_length_low", "acceptance_length_hig
 MEAN = "geometric_mean"
 CROSSFIT = "crossfit"
 """Column of the geometric mean over tasks that choosing k by measuring gets, judged on prompts that had no part in the choice."""
+BASELINE_TEST = "baseline against transformers' generate"
+"""The audit's test of plain decoding itself."""
 
 Key = tuple[Hashable, ...]
 Sweep = dict[int, dict[str, pd.Series]]
@@ -137,7 +139,8 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
     """Which rows of `cells` the audit failed: the one place where its verdict enters the tables.
 
     audit: a boolean column `passed` and any of `IDENTITY`; a failed row condemns every cell that agrees on the columns
-    it has (an empty entry, but for `variant`, agrees with all). None, the default everywhere, condemns nothing.
+    it has (an empty entry, but for `variant`, agrees with all), one of the baseline all that was measured against it. An empty
+    `passed` (not judged) condemns nothing, as does None, the default everywhere.
     """
     failed = pd.Series(False, index=cells.index)
     if audit is None or "passed" not in audit:
@@ -145,7 +148,7 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
     keys = [name for name in IDENTITY if name in audit and name in cells]
     for verdict in audit[~audit["passed"].astype(bool)].to_dict("records"):
         match = pd.Series(True, index=cells.index)
-        for name in keys:
+        for name in keys if verdict.get("test") != BASELINE_TEST else [key for key in keys if key in ("engine", "pair")]:
             wanted = "" if pd.isna(verdict[name]) else verdict[name]
             if name == "variant":  # empty is a variant too: the method with its default options
                 match &= cells[name].fillna("") == wanted

@@ -7,10 +7,11 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.style import method_name, task_name
+from specrig.reporting.summary import BASELINE_TEST
 
 SMALLEST = 1e-12
 """p-values below are all the same to a reader, and to double precision."""
-TESTS = {"exact distribution": 0, "token identity": 1, "per-position uniformity": 2}
+TESTS = {"exact distribution": 0, BASELINE_TEST: 1, "token identity": 2, "per-position uniformity": 3}
 
 CAPTION = (
     "Verdicts of the audit. p-value: how often a correct method deviates as far as this one or farther; below 1 in 10,000 fails. Small ones "
@@ -21,7 +22,8 @@ CAPTION = (
 def sentence(audit: pd.DataFrame) -> str:
     """What the audit found, in one sentence."""
     lossy = audit["finding"].astype(str).str.startswith("lossy by design")
-    claimed = audit[~lossy]
+    baseline = audit["test"] == BASELINE_TEST
+    claimed = audit[~lossy & ~baseline]
     failed = claimed[~claimed["passed"].astype(bool)]
     methods = claimed["method"].nunique()
     if failed.empty:
@@ -29,9 +31,23 @@ def sentence(audit: pd.DataFrame) -> str:
     else:
         names = ", ".join(sorted({method_name(name) for name in failed["method"]}))
         text = f"{len(failed)} of {len(claimed)} tests failed ({names}): their speedups are struck through in the tables."
-    return text + (
-        f" {int(lossy.sum())} tests are of cells that are lossy by design; they are shown, not judged." if lossy.any() else ""
-    )
+    text += f" {int(lossy.sum())} tests are of cells that are lossy by design; they are shown, not judged." if lossy.any() else ""
+    return text + _baselines(audit[baseline])
+
+
+def _baselines(audit: pd.DataFrame) -> str:
+    """What became of plain decoding itself, after a space."""
+    made = audit[audit["passed"].notna()]
+    wrong = made[~made["passed"].astype(bool)]
+    text = ""
+    if len(wrong):
+        names = ", ".join(sorted({f"{row['engine']}/{row['pair']}" for row in row_dicts(wrong)}))
+        text = f" Plain decoding itself differs from transformers' own generate ({names}): all that was measured against it is struck through."
+    elif len(made):
+        text = " Plain decoding, which all is held against, gives what transformers' own generate gives."
+    if len(made) < len(audit):
+        text += f" Not compared with transformers' own generate: {len(audit) - len(made)} of {len(audit)} baselines; the table says why."
+    return text
 
 
 def verdict_grid(audit: pd.DataFrame) -> Grid:
@@ -45,7 +61,8 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
     for row in row_dicts(frame):
         lossy = str(row["finding"]).startswith("lossy by design")
         p_value = "" if pd.isna(row["p_value"]) else f"{row['p_value']:.2g}" if row["p_value"] > SMALLEST else f"< {SMALLEST:g}"
-        verdict = "lossy" if lossy else "passed" if row["passed"] else "FAILED"
+        judged = not pd.isna(row["passed"])
+        verdict = "lossy" if lossy else "not judged" if not judged else "passed" if row["passed"] else "FAILED"
         rows.append(
             [
                 *(Entry(str(row[name]) or "made for the test") for name in several),
@@ -55,7 +72,7 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
                 Entry("–" if str(row["ks"]) == "0" else str(row["ks"])),
                 Entry(str(row["test"])),
                 Entry(p_value),
-                Entry(verdict, "", not row["passed"]),
+                Entry(verdict, "", judged and not row["passed"]),
                 Entry(str(row["finding"]).removeprefix("lossy by design; ")),
             ]
         )

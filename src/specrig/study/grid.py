@@ -102,11 +102,18 @@ class Grid:
         return f"no server for {cell.method}{variant} at k = {cell.k} on pair {cell.pair}: name its url under `servers:`"
 
     def _impossible(self, engine: str, pair: str, method: str) -> str | None:
-        """Why a method can never run on a pair, as far as the shipped facts say; the gate compares the files themselves."""
+        """Why a method can never run on a pair, as far as shipped facts and configs at hand say; the gate compares the files themselves."""
         row = self._config.rows.pairs[pair]
         if row.weights == "random" and not engines()[engine].simulates:
             return f"pair {pair!r} has random weights, which {engine} cannot load"
-        return facts.impossible(row.target, row.draft if "draft" in methods()[method].needs else None)
+        draft = row.draft if "draft" in methods()[method].needs else None
+        if (reason := facts.impossible(row.target, draft)) is not None:
+            return reason
+        for model in filter(None, (row.target, draft)):
+            config = facts.config_at_hand(model)
+            if config and (reason := engines()[engine].refuses_model(method, config)) is not None:
+                return f"{model}: {reason}"
+        return None
 
     def _expand(self) -> Iterator[tuple[int, Cell]]:
         config = self._config

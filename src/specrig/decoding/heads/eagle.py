@@ -26,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specrig.decoding.attention import FULL
 from specrig.decoding.device import at_each, padded
 from specrig.decoding.heads.checkpoint import Shapes, faults, read, untrained, write
 from specrig.decoding.linear import Linear
@@ -54,6 +55,7 @@ class EagleHead(LlamaModel):
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
         """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do not fit."""
         CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)
+        self.patterns, self.pattern_of = [FULL], [0]  # whatever its config repeats of the target's
         self._check(tensors, target)
         self.target = target
         self.embedding, self.head = _shared(target)

@@ -16,6 +16,8 @@ from typing import Any
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes a parameter, by dtype."""
 RMS_NORM = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}
+LAYER_NORM = {"gpt2", "gpt_neox"}
+"""Architectures whose sizes are known, by their norms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,10 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, tied embeddings counted once. Agrees with transformers' own count (a test builds them all)."""
+        """Number of weights, tied embeddings counted once. Agrees with transformers' own count (a test builds them all).
+
+        Raises KeyError for an architecture whose sizes are not known (`shape_of` gives None for it).
+        """
         config = self.config
         D, V = config["hidden_size"], config["vocab_size"]
         total = V * D * (1 if config.get("tie_word_embeddings") else 2) + self.layers * self._layer()
@@ -66,6 +71,8 @@ class Shape:
 
     def _layer(self) -> int:
         config, kind = self.config, self.config["model_type"]
+        if kind not in RMS_NORM | LAYER_NORM:
+            raise KeyError(kind)
         D, inner = config["hidden_size"], config["intermediate_size"]
         if kind not in RMS_NORM:  # GPT-2, GPT-NeoX: four D × D projections, two of the MLP, biases, two LayerNorms
             return int(4 * D * D + 4 * D + 2 * D * inner + inner + D + 4 * D)
@@ -114,6 +121,11 @@ def no_decoder(model: str, config: dict[str, Any]) -> str | None:
     if config.get("is_encoder_decoder"):
         return f"{model}: {kind} is an encoder-decoder; SpecRig needs a decoder-only language model (…ForCausalLM)"
     causal = any("CausalLM" in name or "LMHeadModel" in name for name in architectures)
+    if architectures and not causal and kind not in ENCODERS and all("ConditionalGeneration" in name for name in architectures):
+        return (
+            f"{model}: {kind} ({', '.join(architectures)}) reads more than text; SpecRig takes text alone: choose its text-only "
+            "sister (…ForCausalLM)"
+        )
     if kind in ENCODERS or (architectures and not causal):
         return (
             f"{model}: {kind} ({', '.join(architectures) or 'no architecture named'}) is an encoder, it cannot generate text token by "
@@ -136,6 +148,26 @@ def impossible(target: str, draft: str | None) -> str | None:
             f"{sizes[1]} ({ours.tokenizer}); choose a draft of the same family, or a method without a draft model (ngram)"
         )
     return None
+
+
+def config_at_hand(model: str) -> dict[str, Any] | None:
+    """A model's config by shipped facts, or by the config.json of its folder; None for one that is not here, or cannot be read."""
+    if (found := known(model)) is not None:
+        return found.config
+    try:
+        config = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def shape_of(config: dict[str, Any] | None) -> Shape | None:
+    """The shape of a config whose sizes are known; None for an architecture that names or combines its sizes otherwise."""
+    try:
+        shape = Shape(config or {})
+        return shape if shape.parameters and shape.context else None
+    except (KeyError, TypeError):
+        return None
 
 
 def known(model: str | None) -> ModelFacts | None:

@@ -1,0 +1,116 @@
+"""Is plain decoding itself right? One prompt of each pair, decoded greedily by transformers' own `generate` with its own cache.
+
+Methods are judged against the plain decoding of their own engine. What is wrong in both, such as a mask that a layer should not have
+had, no such comparison can see; so the baseline is held against a forward pass and a cache that this project has no part in.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specrig.audit.identity import TIE_TOLERANCE, first_divergence
+from specrig.cell import Cell
+from specrig.engines import registry
+from specrig.engines.base import EngineError
+from specrig.measurement.freshness import baseline_of
+from specrig.measurement.prompts import prepared
+from specrig.measurement.records import Record
+from specrig.models.pair import PairFiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specrig.study.study import Study
+
+TEST = "baseline against transformers' generate"
+
+Plain = Callable[[Cell, Sequence[int]], list[int]]
+"""Greedy plain decoding of a prompt, as the native engine does it now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of one engine's baseline on one prompt: `record` names the cell's engine, pair and task; passed None: it could not be made."""
+
+    record: Record
+    passed: bool | None
+    finding: str
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What transformers generates after `prompt`, and the logits `[n, V]` that its model gives at each of the n tokens without a cache."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logits: Tensor
+
+
+def compare_baselines(
+    records: Sequence[Record], study: Study, files: PairFiles, root: Path, plain: Plain
+) -> Iterator[Comparison]:
+    """A pair's records: one comparison for each engine that decoded it greedily; where none did, of native plain decoding, which judges the rest."""
+    greedy = [record for record in records if record.cell.temperature == 0]
+    for _, members in groupby(sorted(greedy or records[:1], key=_engine), key=_engine):
+        # The longest prompt: windows and caches show their faults late.
+        record = max(members, key=lambda member: (member.prompt_tokens, member.prompt_id))
+        try:
+            own = generate(record, study, files, root)
+            found = record.baseline.tokens if greedy else plain(_greedy_cell(record, "native"), own.prompt)
+        except (RuntimeError, ValueError) as error:  # the engine's and the model's reasons, and memory
+            yield Comparison(record, None, f"not compared: {(str(error).splitlines() or [type(error).__name__])[0]}")
+        else:
+            yield compare(record, found, own, files.dtype)
+
+
+def _engine(record: Record) -> str:
+    return record.cell.engine
+
+
+def _greedy_cell(record: Record, engine: str) -> Cell:
+    return baseline_of(record.cell).model_copy(update={"engine": engine, "temperature": 0.0, "batch_size": 1})
+
+
+def generate(record: Record, study: Study, files: PairFiles, root: Path) -> Own:
+    """Decode the record's prompt with transformers alone. Raises EngineError or ModelError where it cannot hold the target."""
+    import torch
+
+    from specrig.engines.transformers import Transformers
+
+    if not registry()[record.cell.engine].loads_pairs:
+        raise EngineError("the model lies with its servers")
+    if files.tensor_parallel > 1:
+        raise EngineError(f"the target is divided over {files.tensor_parallel} GPUs")
+    engine = Transformers(files, device=study.resolved_device(), threads=study.threads)
+    texts = {prompt.id: prompt.text for prompt in prepared(study, record.cell.task, files, root)}
+    prompt = engine.encode(texts[record.prompt_id])
+    cell = _greedy_cell(record, engine.name)
+    (made,) = engine.generate(cell, [prompt], max_new_tokens=study.max_new_tokens, seeds=[0])
+    with torch.inference_mode():
+        tokens = torch.tensor([[*prompt, *made.tokens]], device=engine.device)
+        logits = engine.target(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 :].float().cpu()
+    del engine
+    gc.collect()  # its hooks refer to it; what is judged next loads the target again
+    return Own(prompt, made.tokens, logits)
+
+
+def compare(record: Record, found: list[int], own: Own, dtype: str) -> Comparison:
+    """Hold `found` against what transformers generated."""
+    as_run = record.baseline.model_copy(update={"tokens": found})
+    as_baseline = record.baseline.model_copy(update={"tokens": own.tokens})
+    ours = record.model_copy(update={"run": as_run, "baseline": as_baseline})
+
+    def logits(tokens: Sequence[int]) -> list[float]:
+        scores: list[float] = own.logits[len(tokens) - len(own.prompt)].tolist()
+        return scores
+
+    divergence = first_divergence(ours, own.prompt, logits)
+    if divergence is None:
+        return Comparison(record, True, f"{record.prompt_id}: the same {len(found)} tokens after {len(own.prompt)} of prompt")
+    tie = abs(divergence.gap) <= TIE_TOLERANCE.get(dtype, TIE_TOLERANCE["float32"])
+    return Comparison(record, tie, ("numerical tie; " if tie else "") + divergence.describe())

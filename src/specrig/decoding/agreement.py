@@ -1,0 +1,143 @@
+"""Does a model say over our cache what it says by itself? Asked of every model when it is loaded, with a few tokens.
+
+Speculation feeds a model trees whose siblings stand at one position, batches whose rows differ in length, and contexts that are cut
+back when a draft is rejected. An architecture that carries a state which cannot be rolled back, that reads positions off its cache or
+that hides what only its own code knows would go wrong without a sound, in the plain decoding that all is held against as well. So
+the model's own forward pass, which knows nothing of this project, is asked first; a prompt, a tree, what follows its kept path must
+then yield the same logits over our cache. Four narrow passes in all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import __version__ as transformers_version
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from specrig.decoding.attention import layer_patterns
+from specrig.decoding.cache import LayerShape
+from specrig.decoding.device import padded
+from specrig.decoding.model import CachedModel
+from specrig.decoding.types import DecodingError
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest root mean square of the differences, in parts of that of the logits around their mean, that rounding explains."""
+CONTEXT = 8
+"""Tokens before the tree, but for models with a window: the tree must stand beyond it."""
+WIDEST_WINDOW = 64
+"""Windows up to here are filled; the audit compares with longer prompts (`audit.reference`)."""
+PARENTS = (-1, -1, 0, 1)
+"""The tree: two siblings, each with a child."""
+BRANCHES = ((0, 2), (1, 3))
+"""Its paths; the second is kept."""
+FOLLOWING = 2
+"""Tokens that follow the kept path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a model says by itself of two rows of different length.
+
+    rows: their contexts, then the tree's tokens, then the tokens that follow its kept path. branches: per row and path of the tree the
+    logits `[n, V]` from the context's last token on. layout: what each layer wrote to the model's own cache.
+    """
+
+    rows: list[list[int]]
+    branches: list[list[Tensor]]
+    layout: list[LayerShape]
+
+
+@torch.inference_mode()
+def ask(model: Any, device: torch.device) -> Said:
+    """Run a loaded `…ForCausalLM` once, as it is. Raises DecodingError where it keeps no keys and values that can be rolled back."""
+    text = model.config.get_text_config(decoder=True)
+    windows = [pattern.size for pattern in layer_patterns(text)]
+    fill = max((size for size in windows if size <= WIDEST_WINDOW), default=0)
+    tokens = len(PARENTS) + FOLLOWING
+    room = (getattr(text, "max_position_embeddings", None) or 1 << 20) - tokens
+    lengths = [min(max(CONTEXT, fill + 4), room), min(max(CONTEXT, fill + 4), room) - 3]
+    rows = [[(37 * (at + 5 * row) + 11) % text.vocab_size for at in range(length + tokens)] for row, length in enumerate(lengths)]
+    paths = []
+    for row, length in zip(rows, lengths, strict=True):
+        for branch in BRANCHES:
+            following = row[length + len(PARENTS) :] if branch == BRANCHES[-1] else []
+            paths.append([*row[:length], *(row[length + node] for node in branch), *following])
+    output = model(input_ids=padded(paths, max(map(len, paths)), device), use_cache=True)
+    logits = [output.logits[index, lengths[index // 2] - 1 : len(path)] for index, path in enumerate(paths)]
+    if not all(bool(found.isfinite().all()) for found in logits):
+        raise DecodingError(f"its own forward pass gives logits that are no numbers in {model.dtype}; try another dtype")
+    return Said(rows, [logits[:2], logits[2:]], layout(getattr(output, "past_key_values", None)))
+
+
+def layout(cache: Any) -> list[LayerShape]:
+    """What each layer wrote to a model's own cache. Raises DecodingError where that is not keys and values of every token."""
+    layers = cache.layers if isinstance(cache, Cache) else []
+    others = {type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    if others or not layers:
+        kept = ", ".join(sorted(others)) or "no cache of keys and values"
+        raise DecodingError(
+            f"it keeps more than keys and values of each token ({kept}), which cannot be rolled back when drafts are rejected"
+        )
+    return [LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers]
+
+
+def check(model: CachedModel, said: Said) -> None:
+    """Ask a wrapped model the same. Raises DecodingError where it says something else, or nothing."""
+    replay, model.replay = model.replay, None  # nothing is recorded for so few passes
+    try:
+        difference = _difference(model, said)
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise DecodingError(
+            f"its forward pass fails over a cache that can be rolled back ({type(error).__name__}: {reason})"
+        ) from error
+    finally:
+        model.replay = replay
+        model.forget()
+    if not difference <= TOLERANCE.get(model.dtype, TOLERANCE[torch.float32]):
+        raise DecodingError(
+            f"over a cache that can be rolled back its logits are not its own: they differ by {difference:.2g} of their spread, and rounding "
+            f"explains {TOLERANCE.get(model.dtype, TOLERANCE[torch.float32]):g}"
+        )
+
+
+def _difference(model: CachedModel, said: Said) -> float:
+    """Root mean square of all differences, in parts of that of the model's own logits around their mean."""
+    after = len(PARENTS) + FOLLOWING
+    contexts = [row[:-after] for row in said.rows]
+    model.start(len(contexts), max(map(len, said.rows)))
+    prompt = model.catch_up(contexts, [False] * len(contexts))
+    trees = torch.tensor([row[-after:-FOLLOWING] for row in said.rows], device=model.device)
+    nodes, _ = model.forward(trees, parents=[list(PARENTS)] * len(contexts))
+    model.keep([list(BRANCHES[-1])] * len(contexts))
+    following, _ = model.forward(torch.tensor([row[-FOLLOWING:] for row in said.rows], device=model.device))
+    found, expected = [], []
+    for row, (first, second) in enumerate(said.branches):
+        found += [prompt[row : row + 1], nodes[row, list(BRANCHES[0])], nodes[row, list(BRANCHES[1])], following[row]]
+        expected += [first, second[1:]]
+    return relative(torch.cat(found), torch.cat(expected)[:, : model.vocab_size])
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """Root mean square of the differences of logits `[n, V]`, in parts of that of `expected` around each row's mean."""
+    found, expected = found.double(), expected.double()
+    spread = expected - expected.mean(-1, keepdim=True)
+    return float((found - expected).norm() / spread.norm())
+
+
+def check_architecture(config: Any) -> None:
+    """Raise DecodingError for what transformers' config and class of an architecture say our cache cannot give; no weights are read."""
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None:
+        raise DecodingError(f"transformers {transformers_version} has no …ForCausalLM for {config.model_type}")
+    kind = kind[0] if isinstance(kind, tuple) else kind
+    layer_patterns(config.get_text_config(decoder=True))
+    if kind._is_stateful:
+        raise DecodingError("it keeps a state, which cannot be rolled back when drafts are rejected")
+    if "position_ids" not in signature(kind.forward).parameters:
+        raise DecodingError("it takes no positions: a tree's siblings stand at one position, which it would count off its cache")

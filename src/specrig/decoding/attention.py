@@ -1,0 +1,62 @@
+"""How far each layer sees back into the text: all of it, a window of the last positions, or the chunk that a token stands in.
+
+Which layer sees what is read from the model's config, as transformers reads it for its own `generate`. A window counts positions of the
+text, not slots of the cache: two siblings of a tree stand at one position, and rows of a batch begin at slots of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from specrig.decoding.types import DecodingError
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One layer's reach: everything before, the last `size` positions (its own among them), or its chunk of `size` positions."""
+
+    kind: Literal["full_attention", "sliding_attention", "chunked_attention"] = "full_attention"
+    size: int = 0
+
+    def reaches(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether positions `queries` `[..., n, 1]` reach back to positions `keys` `[..., 1, m]`: `[..., n, m]`. Not whether keys come first."""
+        if self.kind == "sliding_attention":
+            return queries - keys < self.size
+        return queries // self.size == keys // self.size
+
+    def narrows(self, end: int) -> bool:
+        """Whether it hides anything of `end` positions."""
+        return self.kind != "full_attention" and end > self.size
+
+
+FULL = Pattern()
+
+
+def layer_patterns(config: Any) -> list[Pattern]:
+    """Of every layer, by a decoder's config. Raises DecodingError for a layer that is no attention over keys and values."""
+    count = config.num_hidden_layers
+    # Of a config whose layers differ in their sizes too, each layer has one of its own.
+    own = list(getattr(config, "per_layer_config", None) or [config] * count)
+    types = getattr(config, "layer_types", None) or [_only_type(layer) for layer in own]
+    return [_pattern(name, layer) for name, layer in zip(types, own, strict=False)]
+
+
+def _only_type(config: Any) -> str:
+    if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
+        return "sliding_attention"
+    return "full_attention" if getattr(config, "attention_chunk_size", None) is None else "chunked_attention"
+
+
+def _pattern(layer_type: str, config: Any) -> Pattern:
+    if layer_type == "full_attention":
+        return FULL
+    if layer_type == "sliding_attention":
+        return Pattern("sliding_attention", int(config.sliding_window))
+    if layer_type == "chunked_attention":
+        return Pattern("chunked_attention", int(config.attention_chunk_size))
+    raise DecodingError(
+        f"layers of type {layer_type} keep more than keys and values of each token, which cannot be rolled back when drafts are rejected"
+    )

@@ -1,0 +1,145 @@
+"""Plain decoding is held against transformers' own generate: a mask that is wrong in baseline and method alike is found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+
+from specrig.audit import reference
+from specrig.audit.run import audit_records
+from specrig.decoding import agreement
+from specrig.decoding.attention import FULL
+from specrig.decoding.llama_model import LlamaModel
+from specrig.measurement.records import Record, study_records
+from specrig.measurement.runner import measure
+from specrig.reporting.summary import BASELINE_TEST, audit_failures
+from specrig.reporting.verdicts import sentence, verdict_grid
+from specrig.study.load import load_study
+from specrig.study.study import Study
+
+LETTERS = {chr(ord("a") + index): index for index in range(26)}
+
+
+@pytest.fixture
+def windowed(workplace: Path) -> Path:
+    """A study of one folder: a tiny Mistral that sees eight tokens back, and prompts longer than that."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=26, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256, sliding_window=8, initializer_range=0.4, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    MistralForCausalLM(config).save_pretrained("model")
+    tokenizer = Tokenizer(models.WordLevel(LETTERS, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained("model")
+    prompts = ["thequickbrownfox", "jumpsoverthelazydogandruns"]
+    Path("prompts.jsonl").write_text("".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(prompts)))
+    Path("configs/pairs.tsv").write_text("pair\ttarget\tdraft\ntiny\tmodel\tmodel\n")
+    Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
+    study = {
+        "study": "windowed", "pairs": ["tiny"], "tasks": ["own"], "prompts": 2, "max_new_tokens": 24, "threads": 1, "device": "cpu",
+        "methods": [{"method": "draft_model", "k": 3}],
+    }  # fmt: skip
+    Path("configs/own.yaml").write_text(yaml.safe_dump(study))
+    return Path("configs/own.yaml")
+
+
+def audited(study: Study) -> pd.DataFrame:
+    measure(study, "native", "tiny", "draft_model", study.root)
+    return judged(study, study_records(study.root / "records"))
+
+
+def judged(study: Study, records: list[Record]) -> pd.DataFrame:
+    out = study.root / "audit" / "records.csv"
+    audit_records(study, records, study.root, out)
+    return pd.read_csv(out)
+
+
+def cells(**values: Any) -> pd.DataFrame:
+    return pd.DataFrame(
+        [{"engine": "native", "pair": "tiny", "method": "draft_model", "variant": "own", "temperature": 1.0} | values]
+    )
+
+
+def test_a_right_baseline_has_a_row_of_its_own(windowed: Path) -> None:
+    audit = audited(load_study(windowed))
+    assert reference.TEST == BASELINE_TEST
+    assert audit["test"].tolist() == [BASELINE_TEST, "token identity"]
+    assert audit["passed"].all() and audit["method"].tolist() == ["autoregressive", "draft_model"]
+    assert audit["finding"][0] == "1: the same 24 tokens after 26 of prompt", "the longest prompt"
+    assert "gives what transformers' own generate gives" in sentence(audit)
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer sees everything, as if it had no window, and the check at loading is off."""
+    whole = LlamaModel.__init__
+
+    def wrong(self: LlamaModel, model: Any, **given: Any) -> None:
+        whole(self, model, **given)
+        self.patterns, self.pattern_of = [FULL], [0] * self.layers
+
+    monkeypatch.setattr(LlamaModel, "__init__", wrong)
+    monkeypatch.setattr(agreement, "check", lambda *_: None)
+
+
+def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Path, blind: None) -> None:
+    audit = audited(load_study(windowed))
+    baseline, identity = audit.to_dict("records")
+    assert identity["passed"] and "2 of 2 outputs identical" in identity["finding"], "the method agrees with the wrong baseline"
+    assert not baseline["passed"]
+    assert "instead of" in baseline["finding"] and "logits" in baseline["finding"]
+    assert audit_failures(cells(), audit).tolist() == [True], "all that was measured against it, whatever variant and temperature"
+    assert audit_failures(cells(pair="other"), audit).tolist() == [False]
+    assert "native/tiny" in sentence(audit) and "struck through" in sentence(audit)
+
+
+def test_where_nothing_was_decoded_greedily_the_native_baseline_is_decoded_now(windowed: Path, blind: None) -> None:
+    config = yaml.safe_load(windowed.read_text()) | {"temperatures": [1.0]}
+    windowed.write_text(yaml.safe_dump(config))
+    audit = audited(load_study(windowed))
+    assert audit["test"].tolist() == [BASELINE_TEST, "per-position uniformity"]
+    assert not audit["passed"][0] and audit["temperature"].tolist() == [0.0, 1.0]
+
+
+def test_what_cannot_be_compared_is_said_and_condemns_nothing(windowed: Path) -> None:
+    study = load_study(windowed)
+    measure(study, "native", "tiny", "draft_model", study.root)
+    served = [
+        record.model_copy(update={"cell": record.cell.model_copy(update={"engine": "server"})})
+        for record in study_records(study.root / "records")
+    ]
+    audit = judged(study, served)
+    assert audit["passed"].isna().tolist() == [True, False]
+    assert audit["finding"][0] == "not compared: the model lies with its servers"
+    assert not audit_failures(cells(engine="server"), audit).any()
+    assert "1 of 1 baselines; the table says why" in sentence(audit)
+    assert [row[-2].text for row in sorted(verdict_grid(audit).rows, key=lambda row: row[-2].text)] == ["not judged", "passed"]
+    whole = study.model_copy(update={"engines": ["vllm"]})
+    files = replace(whole.paths.pair_files("tiny", whole.root).only(()), tensor_parallel=2)
+    (made,) = reference.compare_baselines(study_records(study.root / "records"), study, files, study.root, lambda *_: [])
+    assert made.passed is None and "divided over 2 GPUs" in made.finding
+
+
+def test_a_tie_is_told_apart(windowed: Path) -> None:
+    study = load_study(windowed)
+    measure(study, "native", "tiny", "draft_model", study.root)
+    record = study_records(study.root / "records")[0]
+    prompt, tokens = [1, 2], list(record.baseline.tokens)
+    logits = torch.zeros(len(tokens), 26)
+    logits[3, tokens[3]], other = 5e-4, (tokens[3] + 1) % 26
+    found = [*tokens[:3], other, *tokens[4:]]
+    tie = reference.compare(record, found, reference.Own(prompt, tokens, logits), "float32")
+    assert tie.passed and tie.finding.startswith("numerical tie") and "token 3" in tie.finding
+    logits[3, tokens[3]] = 0.5
+    assert reference.compare(record, found, reference.Own(prompt, tokens, logits), "float32").passed is False
+    assert reference.compare(record, tokens[:-1], reference.Own(prompt, tokens, logits), "float32").passed is False
