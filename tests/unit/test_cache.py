@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from specrig.decoding.cache import KeyValueCache
+from specrig.decoding.cache import KeyValueCache, LayerShape
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.model import CachedModel
 from specrig.decoding.transformers_model import TransformersModel, cached_model
@@ -139,13 +139,16 @@ def test_a_full_cache_is_refused(pair: tuple[CachedModel, torch.nn.Module]) -> N
 
 
 def test_keys_and_values_lie_where_the_model_does_in_its_precision() -> None:
-    cache = KeyValueCache(2, 3, 4, 5, 6, dtype=torch.bfloat16, device=torch.device("meta"))
-    for part in (cache.keys, cache.values):
-        assert (part.shape, part.dtype, part.device.type) == ((2, 3, 4, 5, 6), torch.bfloat16, "meta")
+    alike, other = LayerShape(4, 6, 6), LayerShape(1, 8, 2)
+    cache = KeyValueCache([alike, other, alike], 3, 5, dtype=torch.bfloat16, device=torch.device("meta"))
+    for layer, shape in enumerate((alike, other, alike)):
+        new = [torch.zeros(3, shape.heads, 2, d, dtype=torch.bfloat16, device="meta") for d in (shape.key_width, shape.value_width)]
+        for part, width in zip(cache.write(layer, *new, slice(0, 2), 5), (shape.key_width, shape.value_width), strict=True):
+            assert (part.shape, part.dtype, part.device.type) == ((3, shape.heads, 5, width), torch.bfloat16, "meta")
 
 
 def test_a_roll_back_never_lengthens_and_asks_for_every_row() -> None:
-    cache = KeyValueCache(1, 3, 1, 8, 2, dtype=torch.float32, device=torch.device("cpu"))
+    cache = KeyValueCache([LayerShape(1, 2, 2)], 3, 8, dtype=torch.float32, device=torch.device("cpu"))
     cache.keep([range(5), range(2), []])
     assert (cache.lengths, cache.level) == ([5, 2, 0], False)
     cache.truncate([3, 4, 0])
