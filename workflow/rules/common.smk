@@ -8,9 +8,14 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from specrig.cell import digest
-from specrig.measurement.records import write_atomically
+from specrig.measurement.records import replicate_folder, replicate_of, write_atomically
 from specrig.decoding.drafters import registry as methods
-from specrig.provenance.digests import audit_digest, code_digest, job_digest, stage_digest
+from specrig.provenance.digests import (
+    audit_digest,
+    code_digest,
+    job_digest,
+    stage_digest,
+)
 from specrig.engines import registry as engines
 from specrig.planning.listing import needs
 from specrig.study.load import load_study
@@ -47,10 +52,16 @@ if not workflow.deployment_settings.deployment_method:
 ALL_CORES = workflow.resource_settings.cores or 1
 # One GPU, one job: profiles/default limits this resource to 1.
 GPU = int(STUDY.uses_gpu())
+# What is measured the first time, and all that it waits for, comes before what is measured the second time (`measuring_order`).
+FIRST = STUDY.replicates
 
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in TASKS]
 SCORED = [task for task in STUDY.tasks if STUDY.rows.tasks[task].scorer]
-INDEXES = [f"{ROOT}/records/{'/'.join(job)}/index.json" for job in STUDY.grid.jobs]
+INDEXES = [
+    str(replicate_folder(Path(ROOT, "records", *job), number) / "index.json")
+    for number in range(STUDY.replicates)
+    for job in STUDY.grid.jobs
+]
 CURVES = [
     f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.grid.trained
 ]
@@ -102,6 +113,7 @@ wildcard_constraints:
     task="|".join(STUDY.tasks),
     model="|".join(STAGES),
     method="|".join(sorted({entry.method for entry in STUDY.methods})),
+    again=r"(/replicate-[1-9]\d*)?",
 
 
 def write_study():
@@ -173,7 +185,10 @@ def teaching_files(pair, models):
 def prompt_inputs(wildcards):
     """Prompt files of the tasks that a job measures."""
     return sorted(
-        {str(STUDY.paths.prompt_file(cell.task, STUDY.root)) for cell in job_cells(wildcards)}
+        {
+            str(STUDY.paths.prompt_file(cell.task, STUDY.root))
+            for cell in job_cells(wildcards)
+        }
     )
 
 
@@ -235,9 +250,24 @@ def job_settings(wildcards):
     return digest([{key: getattr(STUDY, key) for key in keys}, pair, options, servers])
 
 
+def replicate(wildcards):
+    """Which time of `replicates:` a measuring job is, from 0."""
+    return replicate_of(wildcards.again)
+
+
+def measuring_order(wildcards):
+    """The priority of a measuring job: all jobs once, then all again.
+
+    Not by inputs: where a job fails, the others are still measured the second time, and a job that is measured anew makes no other
+    stale. With all cores for itself a measuring job never starts while something that comes before it runs or could run.
+    """
+    return FIRST - replicate(wildcards)
+
+
 def failed_cells(wildcards):
     """Cells that failed last time: a change here makes the next run of Snakemake try them once more."""
-    index = Path(ROOT, "records", *wildcards, "index.json")
+    job = Path(ROOT, "records", wildcards.engine, wildcards.pair, wildcards.method)
+    index = replicate_folder(job, replicate(wildcards)) / "index.json"
     if not index.is_file():
         return []
     return sorted(json.loads(index.read_text(encoding="utf-8"))["failed"])

@@ -108,12 +108,13 @@ def measure(
     engine: Annotated[str, typer.Option()],
     pair: Annotated[str, typer.Option()],
     method: Annotated[str, typer.Option()],
+    replicate: Annotated[int, typer.Option(help="Which time of `replicates`, from 0")] = 0,
 ) -> None:
     """Measure the cells of one engine, pair and method that are not measured yet."""
     from specrig.measurement.runner import measure
 
     loaded = load(study)
-    measure(loaded, engine, pair, method, loaded.root)
+    measure(loaded, engine, pair, method, loaded.root, replicate)
 
 
 @app.command()
@@ -123,7 +124,8 @@ def audit(study: StudyFile) -> None:
     from specrig.measurement.records import study_records
 
     loaded = load(study)
-    audit_records(loaded, study_records(loaded.root / "records"), loaded.root, loaded.root / "audit" / "records.csv")
+    records = study_records(loaded.root / "records", loaded.replicates)
+    audit_records(loaded, records, loaded.root, loaded.root / "audit" / "records.csv")
 
 
 @app.command()

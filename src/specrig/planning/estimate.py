@@ -111,6 +111,7 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
             rounds = -(-study.grid.prompt_count(cell.batch_size) // cell.batch_size) * study.repeats
             seconds += (rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS) * pass_s[pair]
         seconds += next(size.weight_bytes for size in sizes if size.pair == pair) / LOADING
+    seconds *= study.replicates
     machine = "an A100 80 GB" if device == "cuda" else "CPU"
     text = ASSUMPTION.format(bandwidth=f"{BANDWIDTH[device] / GB:,.0f}", machine=machine)
     unknown = [size.pair for size in sizes if size.target is None]

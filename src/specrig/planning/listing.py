@@ -41,7 +41,7 @@ def show_plan(study: Study, console: Console) -> None:
         shown = (_values({getattr(cell, name): None for cell in members}) for name in varied)
         table.add_row(" / ".join(job), *shown, str(len(members)))
     total, jobs = len(cells), len(study.grid.jobs)
-    table.caption = f"{total} cells in {jobs} jobs · {study.prompts} prompts a task · trains {training(study)}"
+    table.caption = f"{total} cells in {jobs} jobs{_times(study)} · {study.prompts} prompts a task · trains {training(study)}"
     console.print(table)
     for name in dict.fromkeys(cell.engine for cell in cells):
         if reason := engines()[name].untested:
@@ -98,7 +98,11 @@ def needs(study: Study) -> str:
     memory = "unknown" if largest is None else f"{(largest.memory_bytes or 0) / GB:,.1f} GB ({largest.pair})"
     where = "GPU memory" if study.uses_gpu() else "memory"
     spent = hours(study, sizes)[0]
-    return f"{len(study.grid.cells)} cells in {len(study.grid.jobs)} jobs · up to {memory} of {where} · at most {spent:,.1f} hours of measuring"
+    return f"{len(study.grid.cells)} cells in {len(study.grid.jobs)} jobs{_times(study)} · up to {memory} of {where} · at most {spent:,.1f} hours of measuring"
+
+
+def _times(study: Study) -> str:
+    return f", each {study.replicates} times" if study.replicates > 1 else ""
 
 
 def _parameters(shape: Shape | None) -> str:

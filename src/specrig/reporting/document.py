@@ -111,7 +111,7 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
         "repetition_warnings": repetition_warnings(cells),
         "audit": None if audit is None else (verdicts.sentence(audit), verdicts.verdict_grid(audit)),
         "failed": [
-            (f"{job.engine}/{job.pair}/{job.method}", slug, why) for job in study.jobs for slug, why in job.failed.items()
+            (job.name, slug, why) for job in study.jobs for slug, why in job.failed.items()
         ],
         "skipped": _skipped(study),
         "prompts_per_cell": sorted({int(count) for count in cells["prompts"]}),

@@ -54,6 +54,9 @@ class Config(Settings):
     warmup: int = Field(1, ge=0)
     """Rounds of warm-up, not recorded, before each block of cells."""
     repeats: int = Field(1, ge=1)
+    """How often a prompt runs in a row, in one process."""
+    replicates: int = Field(2, ge=1)
+    """How often everything is measured: all jobs once, then all again, each by a new process. Two runs tell how far one can be trusted."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is a GPU."""
     threads: int | None = Field(None, ge=1)

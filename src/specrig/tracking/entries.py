@@ -75,20 +75,24 @@ def _surroundings(environment: dict[str, Any]) -> dict[str, str]:
 
 
 def _cell_entries(study: StudyData, job: Job, condemned: set[tuple[Any, ...]]) -> Iterator[Entry]:
-    for path in job.files.values():
+    again = [other for other in study.jobs if other.key == job.key]
+    if job is not again[0]:
+        return  # its cells are entered once, with the records of all replicates
+    for slug in dict.fromkeys(slug for each in again for slug in each.files):
         # `study.cells` has parsed every file already: found by its name, not read again.
-        records = study.cells.get(f"{job.engine}/{job.pair}/{job.method}/{path.stem}")
+        records = study.cells.get("/".join((*job.key, slug)))
         if records:
             failed = tuple(getattr(records[0].cell, name) for name in IDENTITY) in condemned
-            yield _cell_entry(study, job, path, records, failed=failed)
+            paths = [each.files[slug] for each in again if slug in each.files]
+            yield _cell_entry(study, job, paths, records, failed=failed)
 
 
-def _cell_entry(study: StudyData, job: Job, path: Path, records: list[Record], *, failed: bool) -> Entry:
+def _cell_entry(study: StudyData, job: Job, paths: list[Path], records: list[Record], *, failed: bool) -> Entry:
     cell = records[0].cell
     row = cast("dict[str, Any]", cells_table(records).iloc[0].to_dict())
     settings: dict[str, Any] = {key: study.config[key] for key in ("seed", "max_new_tokens") if key in study.config}
     logs = log_speedups(group_times(records))
-    sha = file_sha256(path)
+    sha = file_sha256(paths[0]) if len(paths) == 1 else digest([file_sha256(path) for path in paths])
     return Entry(
         key=cell.name,
         name=f"{cell.method} {cell.slug}",
@@ -119,7 +123,7 @@ def _cell_entry(study: StudyData, job: Job, path: Path, records: list[Record], *
             "prompt/tokens": [(step, float(len(record.run.tokens))) for step, record in enumerate(records)],
             "prompt/ttft_ms": [(step, 1000 * record.run.ttft_s) for step, record in enumerate(records)],
         },
-        artifacts=[path],
+        artifacts=paths,
     )
 
 

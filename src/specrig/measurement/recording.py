@@ -1,0 +1,54 @@
+"""From what an engine generated to what is kept of it: a Run, and a job's index of its record files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specrig.cell import Cell
+from specrig.measurement.records import Counts, Rounds, Run, write_atomically
+
+if TYPE_CHECKING:
+    from specrig.decoding.types import Generation
+
+
+def as_run(generation: Generation) -> Run:
+    """A Generation as it is recorded."""
+    rounds = generation.rounds
+    return Run(
+        tokens=generation.tokens,
+        stop=generation.stop,
+        rounds=Rounds(
+            drafted=[entry.drafted for entry in rounds],
+            depth=[entry.depth for entry in rounds],
+            accepted=[entry.accepted for entry in rounds],
+            emitted=[entry.emitted for entry in rounds],
+            cut=any(entry.cut for entry in rounds),
+        ),
+        counts=None if generation.counts is None else Counts.model_validate(asdict(generation.counts)),
+        overlap=generation.overlap,
+        reached=generation.reached,
+        ttft_s=generation.ttft_s,
+        prefill_s=generation.prefill_s,
+        decode_s=generation.decode_s,
+        target_passes=generation.target_passes,
+        draft_passes=generation.draft_passes,
+        prefill_tokens=generation.prefill_tokens,
+    )
+
+
+def write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], failed: dict[str, str]) -> None:
+    """Write `index.json`: the record file of each cell with its digests, and why the others failed."""
+    index: dict[str, Any] = {"cells": {}, "failed": failed}
+    for cell in cells:
+        path = folder / f"{cell.slug}.jsonl"
+        if cell.slug not in failed:
+            index["cells"][cell.slug] = {
+                "records": path.name,
+                "sha256": sha256(path.read_bytes()).hexdigest(),
+                "digest": digests[cell],
+            }
+    write_atomically(folder / "index.json", json.dumps(index, indent=1))
