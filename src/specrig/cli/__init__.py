@@ -118,6 +118,32 @@ def measure(
 
 
 @app.command()
+def remeasure(study: StudyFile) -> None:
+    """Set the records of disturbed cells aside, so that the next run of the study measures just those again."""
+    from specrig.measurement.recording import set_aside
+    from specrig.measurement.records import replicate_folder
+    from specrig.reporting.study_data import read_study
+
+    loaded = load(study)
+    found = read_study(loaded.root)
+    aside: dict[Path, dict[str, None]] = {}
+    for name, reasons in found.disturbances.items():
+        job, _, slug = name.rpartition("/")
+        for reason in reasons:
+            folder = replicate_folder(loaded.root / "records" / job, reason.replicate)
+            aside.setdefault(folder, {})[slug] = None
+            typer.echo(f"{name}, replicate {reason.replicate}: {reason.text}")
+    for folder, slugs in aside.items():
+        set_aside(folder, slugs)
+    count = sum(map(len, aside.values()))
+    typer.echo(
+        f"{count} record files set aside: run the study again (make, or snakemake) to measure them"
+        if count
+        else "no cell is disturbed"
+    )
+
+
+@app.command()
 def audit(study: StudyFile) -> None:
     """Judge every record: token identity at temperature 0, uniformity of the transformed tokens above."""
     from specrig.audit.run import audit_records
@@ -144,10 +170,15 @@ def audit_exact(
 @app.command()
 def tables(study: StudyFile) -> None:
     """Compile cells.csv and the method × task tables from the records."""
+    import pandas as pd
+
+    from specrig.reporting.disturbance import warning
     from specrig.reporting.tables import write_tables
 
     loaded = load(study)
     write_tables(loaded.root, loaded.root / "tables")
+    if said := warning(pd.read_csv(loaded.root / "tables" / "cells.csv"), loaded.root):
+        typer.echo(f"warning: {said}", err=True)
 
 
 @app.command()

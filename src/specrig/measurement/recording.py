@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -52,3 +53,14 @@ def write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], faile
                 "digest": digests[cell],
             }
     write_atomically(folder / "index.json", json.dumps(index, indent=1))
+
+
+def set_aside(folder: Path, slugs: Iterable[str]) -> None:
+    """Have cells of a job's folder measured again: their records are kept as `<slug>.jsonl.disturbed`, which nothing reads.
+
+    The index goes first and the workflow misses it: the job runs once more, and measures what has no records.
+    """
+    (folder / "index.json").unlink(missing_ok=True)
+    for slug in slugs:
+        path = folder / f"{slug}.jsonl"
+        path.replace(path.with_name(f"{path.name}.disturbed"))

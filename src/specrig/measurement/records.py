@@ -96,9 +96,8 @@ class Load(BaseModel):
     def plus(self, other: Load) -> Load:
         """Both stretches together."""
         ours, theirs = self.model_dump(), other.model_dump()
-        return Load(
-            **{name: None if None in (value, theirs[name]) else round(value + theirs[name], 4) for name, value in ours.items()}
-        )
+        both = {name: None if None in (value, theirs[name]) else round(value + theirs[name], 4) for name, value in ours.items()}
+        return Load.model_validate(both)
 
 
 class Probe(BaseModel):
@@ -106,7 +105,7 @@ class Probe(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    at: str
+    when: str
     """UTC, ISO 8601."""
     copy_gb_s: float | None = None
     """Bytes read and written, of a copy larger than the caches."""

@@ -53,7 +53,9 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
     if not cells:
         raise EngineError(f"study {study.study} has no cells of {'/'.join(job)}")
     if not 0 <= replicate < study.replicates:
-        raise EngineError(f"study {study.study} has {study.replicates} replicates, counted from 0: there is no replicate {replicate}")
+        raise EngineError(
+            f"study {study.study} has {study.replicates} replicates, counted from 0: there is no replicate {replicate}"
+        )
     folder = replicate_folder(root / "records" / engine_name / pair_name / method, replicate)
     pair = study.paths.pair_files(pair_name, root).only(methods()[method].needs)
     prompts: dict[str, list[Prompt]] = {}
@@ -81,7 +83,8 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
             total = sum(_units(study, engine, block, len(own)) for block, own in grouped)
             with progress("/".join(job), total) as advance:
                 blocks = [
-                    _Block(study, replicate, engine, meter, machine, block, own, digests, folder, advance) for block, own in grouped
+                    _Block(study, replicate, engine, meter, machine, block, own, digests, folder, advance)
+                    for block, own in grouped
                 ]
                 if engine.paired:
                     for block in blocks:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from specrig.analysis import roofline
 from specrig.analysis.cost_model import best_k, expected_tokens, walltime_improvement
+from specrig.analysis.disturbance import NOT_RECORDED
 from specrig.analysis.roofline import Size
 from specrig.analysis.rounds import HEADS, round_cost
 from specrig.decoding.drafters import registry as methods
@@ -137,7 +138,7 @@ def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: 
 
 
 def measured(study: Path, pair: str, problems: Problems) -> list[dict[str, Any]]:
-    """Cells of the pair in a study's `tables/cells.csv` that are lossless, passed the audit and have a speedup."""
+    """Cells of the pair in a study's `tables/cells.csv` that are lossless, passed the audit, have a speedup and are not disturbed."""
     file = study / "tables" / "cells.csv"
     if not file.is_file():
         problems.row(file, None, "", "no such table", "give a study's results folder, e.g. results/quick, after it has run")
@@ -149,6 +150,7 @@ def measured(study: Path, pair: str, problems: Problems) -> list[dict[str, Any]]
             file, None, "pair", f"the study measured no pair {pair!r}", "choose another study, or none: then the model advises"
         )
     fair = [row for row in rows if row["lossless"] == "True" and row.get("failed") != "True" and row["speedup"]]
+    fair = [row for row in fair if row.get("disturbed", "") in ("", NOT_RECORDED)]
     return [row for row in fair if row["method"] != "autoregressive"]
 
 

@@ -102,7 +102,7 @@ def probe(device: str) -> dict[str, Any]:
     Untested on hardware: the probes of a GPU.
     """
     return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "copy_gb_s": _copy(device),
         "product_gflop_s": _product(device),
         "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specrig.reporting.style import DAGGER
+from specrig.reporting.style import DAGGER, DISTURBED_SIGN
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,7 @@ _LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     DAGGER: r"$^\dagger$",
+    DISTURBED_SIGN: r"$^\ddagger$",
     "–": "--",
     "×": r"$\times$",
     "τ": r"$\tau$",

@@ -10,23 +10,24 @@ import pandas as pd
 from specrig.analysis.repetition import LOOPING
 from specrig.reporting.grid import interval, number, percent
 from specrig.reporting.style import task_name
-from specrig.reporting.summary import MEAN
+from specrig.reporting.summary import MEAN, spoilt
 
 
 def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
     """One paragraph a setting (engine, pair) at its lowest temperature and smallest batch: the fastest method that may claim it.
 
-    summary: `summary.speedup_summary`; best: the cells behind it. Lossy methods and those that failed the audit are never
-    named the fastest.
+    summary: `summary.speedup_summary`; best: the cells behind it. Lossy methods, those that failed the audit and
+    those with a disturbed cell are never named the fastest.
     """
     paragraphs = []
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
         rows = rows[rows["temperature"] == rows["temperature"].min()]
         rows = rows[rows["batch_size"] == rows["batch_size"].min()]
-        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool)]
+        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool) & ~spoilt(rows, MEAN)]
         fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[MEAN])
         if fair.empty:
-            paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}.")
+            undisturbed = " without being disturbed" if spoilt(rows, MEAN).any() else ""
+            paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}{undisturbed}.")
             continue
         top = cast("dict[str, Any]", fair.sort_values(MEAN).iloc[-1].to_dict())
         paragraphs.append(" ".join(_sentences(top, rows, best, tasks, f"{pair} ({engine})")))
@@ -69,7 +70,9 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         sentences.append(
             f"The measured speed is {percent(kept)} of what its acceptance and bare pass costs predict (median over tasks)."
         )
-    slower = rows[(rows[f"{MEAN}_high"] < 1) & ~rows["method"].isin([top["method"], "autoregressive"])]["method"]
+    slower = rows[(rows[f"{MEAN}_high"] < 1) & ~spoilt(rows, MEAN) & ~rows["method"].isin([top["method"], "autoregressive"])][
+        "method"
+    ]
     if len(slower):
         sentences.append(f"Surely slower than not speculating: {', '.join(slower)}.")
     return sentences

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from specrig.analysis.cells import cells_table
+from specrig.analysis.disturbance import Reason, column, disturbances
 from specrig.measurement.records import Record, RecordError, read_records, replicate_folder
 from specrig.reporting.device import with_floor
 
@@ -51,15 +52,16 @@ class StudyData:
     @cached_property
     def cells(self) -> dict[str, list[Record]]:
         """`Cell.name` -> its records of all replicates; jobs in path order, cells as their index names them; measured ones alone."""
-        return {name: records for name, records in self._all.items() if records[0].simulated_acceptance is None}
+        return {name: records for name, records in self.every.items() if records[0].simulated_acceptance is None}
 
     @cached_property
     def simulated(self) -> dict[str, list[Record]]:
         """The same of pairs whose acceptance was declared: never mixed with the measured."""
-        return {name: records for name, records in self._all.items() if records[0].simulated_acceptance is not None}
+        return {name: records for name, records in self.every.items() if records[0].simulated_acceptance is not None}
 
     @cached_property
-    def _all(self) -> dict[str, list[Record]]:
+    def every(self) -> dict[str, list[Record]]:
+        """Both of them."""
         found: dict[str, list[Record]] = {}
         for _, _, records in self.files():
             for record in records:
@@ -73,8 +75,17 @@ class StudyData:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """`analysis.cells.cells_table` of all records, with the floor of each baseline where it is known."""
-        return with_floor(cells_table(self.records), self.cells.values(), self.environments)
+        """`analysis.cells.cells_table` of all records, with what disturbed each cell, and the floor of its baseline where it is known."""
+        return self.with_surroundings(cells_table(self.records), self.cells)
+
+    @cached_property
+    def disturbances(self) -> dict[str, list[Reason]]:
+        """`Cell.name` -> what disturbed its replicates, of all cells."""
+        return disturbances(self.every, self.environments)
+
+    def with_surroundings(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
+        """A `cells_table` of `cells` with the column `disturbed` and the floors."""
+        return with_floor(table.assign(disturbed=column(cells, self.disturbances)), cells.values(), self.environments)
 
     @cached_property
     def environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -119,12 +130,12 @@ def read_study(folder: Path) -> StudyData:
     wanted = [names(config.get("engines")), names(pairs), names(config.get("methods"))]
     jobs = []
     for job_folder in sorted((folder / "records").glob("*/*/*")):
-        parts = job_folder.parts[-3:]
+        engine, pair, method = parts = job_folder.parts[-3:]
         if all(allowed is None or part in allowed for part, allowed in zip(parts, wanted, strict=True)):
             for number in range(config.get("replicates", 1)):  # a study of before there were any has one
                 replicate = replicate_folder(job_folder, number)
                 if any(replicate.glob("*.json*")):
-                    jobs.append(_job(replicate, *parts, number))
+                    jobs.append(_job(replicate, engine, pair, method, number))
     return StudyData(folder, config, jobs)
 
 

@@ -182,7 +182,9 @@ def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
         client.log_batch(run, tags=part)
     for path in entry.artifacts:
         name = path.parent.name
-        folder = name if name in ("tables", "figures") or replicate_of(name) else None  # a replicate's records have the first one's names
+        folder = (
+            name if name in ("tables", "figures") or replicate_of(name) else None
+        )  # a replicate's records have the first one's names
         client.log_artifact(run, str(path), artifact_path=folder)
     client.set_tag(run, "record_sha", entry.sha)
     client.set_terminated(run, status="FINISHED")
