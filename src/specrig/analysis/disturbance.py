@@ -18,8 +18,9 @@ import pandas as pd
 
 from specrig.analysis import cost_model
 from specrig.analysis.acceptance import acceptance_length
+from specrig.analysis.efficiency import baselines, explained_efficiency, groups
 from specrig.analysis.speedup import group_times, speedup
-from specrig.measurement.records import Load, Record, Run
+from specrig.measurement.records import NOT_RECORDED, Load, Record, Run
 
 WAITED = 0.05
 """Share of their time that the job's threads waited for a processor: 5 % is the difference that a study is to tell (`statistics.DIFFERENCE`)."""
@@ -29,7 +30,9 @@ OTHERS = 0.1
 """Share of the processors it counts on that others took. The workflow itself and a desktop at rest take a few per cent; the system counts in
 ticks, which blurs a cell of a second by one or two."""
 HELD = 0.1
-"""Share of the time in which the measuring thread neither ran nor was ready: ran at 0.5 to 0.9 % beside eight busy processes."""
+"""Share of the time in which the measuring thread neither ran nor was ready to: beside eight busy processes it was 0.5 to 0.9 %."""
+HELD_S = 0.5
+"""Seconds of that in a single generation, which no page of memory and no other thread explains."""
 SLEPT_S = 0.1
 """Seconds that the whole machine was suspended: a tenth of a second is far beyond the clocks' own differences."""
 SPREAD = 0.15
@@ -50,8 +53,6 @@ EFFICIENCY = 1.15
 LEAST_GROUPS = 4
 """A spread or a half of fewer groups is not judged."""
 
-NOT_RECORDED = "not recorded"
-"""Of a cell whose records are older than the readings, and whose times give nothing against it."""
 COLUMN = "disturbed"
 
 
@@ -130,31 +131,6 @@ def shares(records: Sequence[Record], environment: Mapping[str, Any]) -> dict[st
     return found
 
 
-def explained_efficiency(records: Sequence[Record]) -> float:
-    """The efficiency (measured over predicted speedup) of one replicate that is no disturbance, from its sums; NaN where passes were not timed.
-
-    Two things make it: the loop's own time, which is above 1 where plain decoding spends more of its time outside its passes than the
-    method does; and rows of a batch, or a last round, that emit less per pass than the acceptance length says, below 1. What is left
-    (the speedup is a geometric mean over prompts) is small unless the times of single groups do not fit the others'.
-    """
-    seconds, passes, tokens, calls = ({"run": 0.0, "baseline": 0.0} for _ in range(4))
-    for members in _groups(records):
-        for side, runs in (("run", [members[0].run]), ("baseline", _baselines(members))):
-            alone = len(runs) == len(members)
-            for run in runs:
-                rows = [run] if alone else [getattr(record, side) for record in members]
-                seconds[side] += run.decode_s
-                passes[side] += sum(spent for _, spent in (*run.target_passes.values(), *run.draft_passes.values()))
-                calls[side] += len(rows) * sum(number for number, _ in run.target_passes.values())
-                tokens[side] += sum(len(row.tokens) - row.prefill_tokens for row in rows)
-    length = acceptance_length(records)
-    if min(*seconds.values(), *passes.values(), *tokens.values(), *calls.values()) <= 0 or not length > 0:
-        return float("nan")
-    loop = (seconds["baseline"] / passes["baseline"]) / (seconds["run"] / passes["run"])
-    rows_effect = tokens["run"] / calls["run"] / length / (tokens["baseline"] / calls["baseline"])
-    return loop * rows_effect
-
-
 def _loads(records: Sequence[Record], environment: Mapping[str, Any]) -> list[str]:
     """What the operating system counted beside the generations."""
     said: dict[str, tuple[float, Callable[[str], str]]] = {
@@ -169,6 +145,11 @@ def _loads(records: Sequence[Record], environment: Mapping[str, Any]) -> list[st
     found = shares(records, environment)
     texts = [say(f"{found[name]:.0%}") for name, (limit, say) in said.items() if found.get(name, 0.0) > limit]
     load = _total(records)
+    longest = max(
+        (run.load.held_s or 0.0 for record in records for run in (record.run, record.baseline) if run.load), default=0.0
+    )
+    if longest > HELD_S:
+        texts.append(f"one generation was held for {longest:.1f} s (suspended, or waiting for a disk)")
     if load is not None and load.slept_s > SLEPT_S:
         texts.append(f"the machine was suspended for {load.slept_s:.1f} s")
     return texts
@@ -228,8 +209,8 @@ def _outliers(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
     for side in ("run", "baseline"):
         taken: list[tuple[int, float, int]] = []
         for replicate, records in parts.items():
-            for members in _groups(records):
-                runs = _baselines(members) if side == "baseline" else [members[0].run]
+            for members in groups(records):
+                runs = baselines(members) if side == "baseline" else [members[0].run]
                 taken += [(replicate, run.decode_s, max(_passes(run), 1)) for run in runs]
         usual = median(seconds / passes for _, seconds, passes in taken)
         for replicate, seconds, passes in taken:
@@ -285,25 +266,12 @@ def _replicates(records: Iterable[Record]) -> dict[int, list[Record]]:
     return dict(sorted(found.items()))
 
 
-def _groups(records: Iterable[Record]) -> list[list[Record]]:
-    """Records that ran in one batch, in the order they ran."""
-    found: dict[tuple[int, int, int], list[Record]] = {}
-    for record in records:
-        found.setdefault((record.replicate, record.repeat, record.group), []).append(record)
-    return [found[key] for key in sorted(found)]
-
-
-def _baselines(members: Sequence[Record]) -> list[Run]:
-    """The baseline's runs of a group whose times add up: each row's own where they ran one by one, else one that stands for the batch."""
-    return [record.baseline for record in (members if members[0].baseline_alone else members[:1])]
-
-
 def _speeds(records: Iterable[Record]) -> list[float]:
     """Tokens/s of plain decoding in each group, in order; groups too short to tell are left out."""
     found = []
-    for members in _groups(records):
+    for members in groups(records):
         tokens = sum(len(record.baseline.tokens) - record.baseline.prefill_tokens for record in members)
-        seconds = sum(run.decode_s for run in _baselines(members))
+        seconds = sum(run.decode_s for run in baselines(members))
         if tokens >= LEAST_PASSES * len(members) and seconds > 0:
             found.append(tokens / seconds)
     return found
@@ -317,7 +285,7 @@ def _passes(run: Run) -> int:
 
 def _total(records: Sequence[Record]) -> Load | None:
     """All that was read beside a cell's generations and its baseline's; None where any of it is missing."""
-    loads = [run.load for members in _groups(records) for run in (members[0].run, *_baselines(members))]
+    loads = [run.load for members in groups(records) for run in (members[0].run, *baselines(members))]
     total: Load | None = None
     for load in loads:
         if load is None:

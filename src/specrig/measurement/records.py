@@ -19,6 +19,8 @@ from specrig.cell import Cell
 SCHEMA_VERSION: Literal[3] = 3
 SCHEMA_VERSIONS = (1, 2, 3)
 """What this code reads. 2 added `energy_j` and `device`, 3 `replicate`, `load`, `before` and `after`; older records do not have them."""
+NOT_RECORDED = "not recorded"
+"""What tables say of a cell whose records are older than `load`, and whose times give nothing against it."""
 REPLICATE = "replicate-"
 """What the folder of a further replicate is called, before its number."""
 

@@ -15,10 +15,10 @@ from rich.table import Table
 
 from specrig.analysis import roofline
 from specrig.analysis.cost_model import best_k, expected_tokens, walltime_improvement
-from specrig.analysis.disturbance import NOT_RECORDED
 from specrig.analysis.roofline import Size
 from specrig.analysis.rounds import HEADS, round_cost
 from specrig.decoding.drafters import registry as methods
+from specrig.measurement.records import NOT_RECORDED
 from specrig.models import facts
 from specrig.models.facts.devices import Device, devices, find_device
 from specrig.models.gate import check_decoder, check_vocabulary

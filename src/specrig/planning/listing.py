@@ -102,7 +102,7 @@ def needs(study: Study) -> str:
 
 
 def _times(study: Study) -> str:
-    return f", each {study.replicates} times" if study.replicates > 1 else ""
+    return f" × {study.replicates}" if study.replicates > 1 else ""
 
 
 def _parameters(shape: Shape | None) -> str:

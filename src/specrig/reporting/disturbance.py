@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.disturbance import NOT_RECORDED, disturbed, explained_efficiency, shares
-from specrig.measurement.records import Record
+from specrig.analysis.disturbance import disturbed, shares
+from specrig.analysis.efficiency import explained_efficiency
+from specrig.measurement.records import NOT_RECORDED, Record
 from specrig.reporting.grid import Entry, Grid, interval, number, percent
 from specrig.reporting.study_data import StudyData
 from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN
