@@ -382,12 +382,13 @@ def test_replicates_and_their_remeasuring(study_file: Path, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert "native/p/ngram/t-k2-t0-b1, replicate 1: " in shown and "1 record files set aside" in shown
     assert (folders[0] / "index.json").read_bytes() == index[folders[0]]
-    assert not (folders[1] / "index.json").exists()
+    assert "t-k2-t0-b1" not in json.loads((folders[1] / "index.json").read_text())["cells"]
+    assert len(read_study(study_file.parent).cells["native/p/ngram/t-k2-t0-b1"]) == 2, "what is left can be read"
     assert run_measure(study_file, 1) == 0
     after = {path: path.read_bytes() for path in job.rglob("*.jsonl")}
     assert {path for path in before if before[path] != after[path]} == {folders[1] / "t-k2-t0-b1.jsonl"}
     assert len(json.loads((folders[1] / "index.json").read_text())["cells"]) == 4
-    assert len(list(folders[1].glob("*.disturbed"))) == 1
+    assert [path.name for path in folders[1].glob("*.disturbed*")] == ["t-k2-t0-b1.jsonl.disturbed-1"]
 
 
 def steady(record: Record, *, held: bool) -> Record:

@@ -8,6 +8,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from specrig.cell import digest
+from specrig.measurement.recording import aside
 from specrig.measurement.records import replicate_folder, replicate_of, write_atomically
 from specrig.decoding.drafters import registry as methods
 from specrig.provenance.digests import (
@@ -265,12 +266,12 @@ def measuring_order(wildcards):
 
 
 def failed_cells(wildcards):
-    """Cells that failed last time: a change here makes the next run of Snakemake try them once more."""
+    """Cells that failed last time, and records set aside: a change here makes the next run of Snakemake try them once more."""
     job = Path(ROOT, "records", wildcards.engine, wildcards.pair, wildcards.method)
-    index = replicate_folder(job, replicate(wildcards)) / "index.json"
-    if not index.is_file():
-        return []
-    return sorted(json.loads(index.read_text(encoding="utf-8"))["failed"])
+    folder = replicate_folder(job, replicate(wildcards))
+    index = folder / "index.json"
+    failed = json.loads(index.read_text())["failed"] if index.is_file() else []
+    return sorted(failed) + aside(folder)
 
 
 def job_code(wildcards):

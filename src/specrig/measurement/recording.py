@@ -15,6 +15,9 @@ from specrig.measurement.records import Counts, Rounds, Run, write_atomically
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation
 
+ASIDE = ".disturbed-"
+"""Between a record file's name and a number: what stood there before the cell was measured again."""
+
 
 def as_run(generation: Generation) -> Run:
     """A Generation as it is recorded."""
@@ -56,11 +59,21 @@ def write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], faile
 
 
 def set_aside(folder: Path, slugs: Iterable[str]) -> None:
-    """Have cells of a job's folder measured again: their records are kept as `<slug>.jsonl.disturbed`, which nothing reads.
+    """Have cells of a job's folder measured again: their records are kept as `<slug>.jsonl.disturbed-<number>`, which nothing reads.
 
-    The index goes first and the workflow misses it: the job runs once more, and measures what has no records.
+    The index forgets them first, so that it never names what is gone. The workflow runs a job again that has more such files than when
+    it last ran, and the job measures what has no records.
     """
-    (folder / "index.json").unlink(missing_ok=True)
-    for slug in slugs:
+    index, names = folder / "index.json", list(slugs)
+    if index.is_file():
+        content = json.loads(index.read_text(encoding="utf-8"))
+        content["cells"] = {slug: entry for slug, entry in content["cells"].items() if slug not in names}
+        write_atomically(index, json.dumps(content, indent=1))
+    for slug in names:
         path = folder / f"{slug}.jsonl"
-        path.replace(path.with_name(f"{path.name}.disturbed"))
+        path.replace(path.with_name(f"{path.name}{ASIDE}{1 + len(list(folder.glob(f'{path.name}{ASIDE}*')))}"))
+
+
+def aside(folder: Path) -> list[str]:
+    """Names of the record files of a job's folder that were set aside."""
+    return sorted(path.name for path in folder.glob(f"*{ASIDE}*"))
