@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from synthetic import write_study
 
 from specrig.cli import run
+from specrig.measurement.records import SCHEMA_VERSION
 from specrig.publishing import archive, publish, scrub
 from specrig.publishing.compare import compare_csv
 from specrig.publishing.manifest import PublicationError, entries, read_manifest
@@ -297,7 +298,7 @@ def test_what_the_repository_publishes_follows_from_its_records(folder: Path) ->
 
 def test_records_of_a_later_schema_are_refused_with_the_code_to_take(copy: Path) -> None:
     path = copy / "manifest.json"
-    path.write_text(path.read_text().replace('"record_schema": 2', '"record_schema": 7'))
+    path.write_text(path.read_text().replace(f'"record_schema": {SCHEMA_VERSION}', '"record_schema": 7'))
     with pytest.raises(PublicationError, match=r"record schema 7.*verify with the code that made it, SpecRig"):
         checked(copy)
 

@@ -11,7 +11,7 @@ import pandas as pd
 from specrig.analysis.disturbance import disturbed, shares
 from specrig.analysis.efficiency import explained_efficiency
 from specrig.measurement.records import NOT_RECORDED, Record
-from specrig.reporting.grid import Entry, Grid, interval, number, percent
+from specrig.reporting.grid import Entry, Grid, number, percent
 from specrig.reporting.study_data import StudyData
 from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN
 
@@ -32,9 +32,9 @@ def disturbed_cells(study: StudyData) -> list[str]:
 def warning(cells: pd.DataFrame, folder: Path) -> str:
     """A sentence or two for whoever reads the results of the study in `folder`; empty where no cell is disturbed."""
     count = int(disturbed(cells).sum())
-    what = f"{count} of {len(cells)} cells were" if count > 1 else f"1 of {len(cells)} cells was"
+    what, it, marked = ("cells were", "they were", "They are") if count > 1 else ("cells was", "it was", "It is")
     return (
-        f"{what} disturbed while they were measured: the machine did other things, or their times do not fit each other. They are marked "
+        f"{count} of {len(cells)} {what} disturbed while {it} measured: the machine did other things, or times do not fit each other. {marked} marked "
         f"{DISTURBED_SIGN} and left out of what is called best, fastest or optimal, and of verdicts on reported speeds. To measure just those "
         f"again: specrig remeasure --study {folder / 'study.json'}, then what ran the study."
         if count
@@ -65,19 +65,22 @@ def efficiency_note(study: StudyData, cells: pd.DataFrame) -> str:
     above = cells[(cells["efficiency"] > 1) & ~disturbed(cells)]
     if above.empty:
         return ""
-    names = set(
-        above[["engine", "pair", "method", "variant", "task", "k", "temperature", "batch_size"]].itertuples(
-            index=False, name=None
-        )
-    )
-    explained = [explained_efficiency(_first(records)) for records in study.cells.values() if _identity(records[0]) in names]
-    low, high = np.nanmin([*explained, np.inf]), np.nanmax([*explained, -np.inf])
-    if not np.isfinite(low):
+    keys = ["engine", "pair", "method", "variant", "task", "k", "temperature", "batch_size"]
+    names = dict(zip(above[keys].itertuples(index=False, name=None), above["efficiency"], strict=True))
+    parts = [
+        (names[_identity(records[0])], explained_efficiency(records))
+        for records in study.cells.values()
+        if _identity(records[0]) in names
+    ]
+    known = [(found, explained) for found, explained in parts if np.isfinite(explained)]
+    if not known:
         return ""
+    left = max(abs(found / explained - 1) for found, explained in known)
+    low, high = min(explained for _, explained in known), max(explained for _, explained in known)
     return (
         f"Efficiency is above 1 in {len(above)} undisturbed cells (up to {number(above['efficiency'].max())}): plain decoding, the denominator, spends "
-        f"more of its own time outside its passes than the method does, once a token instead of once a round. That alone gives "
-        f"{interval(float(low), float(high))} there."
+        f"more of its own time outside its passes than the method does, once a token instead of once a round, which alone gives {number(low)} to "
+        f"{number(high)} there. The rest, at most {percent(left)}, is what a geometric mean over prompts differs from a ratio of sums."
     )
 
 
@@ -115,10 +118,6 @@ def _when(records: Sequence[Record]) -> str:
     if first.before is None or first.after is None:
         return "–"
     return f"{first.before.when[:16].replace('T', ' ')} to {first.after.when[11:16]}"
-
-
-def _first(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record.replicate == records[0].replicate]
 
 
 def _identity(record: Record) -> tuple[object, ...]:
