@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from specrig.cell import Cell, digest
-from specrig.measurement.records import Record, Rounds, Run, write_records
+from specrig.measurement.records import Record, Rounds, Run, replicate_folder, write_records
 
 TARGET_PASS_S = 6e-3
 DRAFT_PASS_S = 5e-4
@@ -69,10 +69,10 @@ def simulate(
 
 
 def cell_records(
-    cell: Cell, *, alpha: float, prompts: int = 6, length: int = 64, repeats: int = 1, seed: int = 0
+    cell: Cell, *, alpha: float, prompts: int = 6, length: int = 64, repeats: int = 1, seed: int = 0, replicate: int = 0
 ) -> list[Record]:
-    """Records of one cell; `alpha` varies a little by prompt, as texts do."""
-    random = np.random.default_rng([seed, int(digest(cell.model_dump())[:8], 16)])
+    """Records of one cell's replicate; `alpha` varies a little by prompt, as texts do."""
+    random = np.random.default_rng([seed + 1000 * replicate, int(digest(cell.model_dump())[:8], 16)])
     hit_rate = 0.5 if cell.method == "ngram" else 1.0
     records = []
     for prompt in range(prompts):
@@ -87,6 +87,7 @@ def cell_records(
                     prompt_id=f"{cell.task}-{prompt}",
                     group=prompt,
                     repeat=repeat,
+                    replicate=replicate,
                     seed=seed,
                     prompt_tokens=20,
                     text="synthetic <text> & more",
@@ -114,6 +115,7 @@ def write_study(
     engines: Iterable[str] = ("native",),
     prompts: int = 4,
     length: int = 48,
+    replicates: int = 1,
 ) -> Path:
     """A whole synthetic results folder: study.json, records with indexes and environments. Returns `folder`."""
     methods, ks, tasks, pairs, engines = list(methods), list(ks), list(tasks), list(pairs), list(engines)
@@ -128,6 +130,7 @@ def write_study(
         "temperatures": list(temperatures),
         "prompts": prompts,
         "max_new_tokens": length,
+        "replicates": replicates,
     }
     (folder / "study.json").write_text(json.dumps(config))
     for engine in engines:
@@ -139,18 +142,19 @@ def write_study(
                     for task in tasks
                     for temperature in temperatures
                 ]
-                write_job(folder, cells, prompts=prompts, length=length)
+                for replicate in range(replicates):
+                    write_job(folder, cells, prompts=prompts, length=length, replicate=replicate)
     return folder
 
 
-def write_job(folder: Path, cells: list[Cell], *, prompts: int = 4, length: int = 48, seed: int = 0) -> None:
-    """One job's folder: a record file a cell, index.json and environment.json."""
-    job = folder / "records" / Path(*cells[0].job)
+def write_job(folder: Path, cells: list[Cell], *, prompts: int = 4, length: int = 48, seed: int = 0, replicate: int = 0) -> None:
+    """The folder of a job's replicate: a record file a cell, index.json and environment.json."""
+    job = replicate_folder(folder / "records" / Path(*cells[0].job), replicate)
     index: dict[str, dict] = {"cells": {}, "failed": {}}
     for cell in cells:
         alpha = float(np.clip(ALPHAS.get(cell.task, 0.6) + SHIFTS.get(cell.method, 0.0), 0.05, 0.95))
         path = job / f"{cell.slug}.jsonl"
-        write_records(path, cell_records(cell, alpha=alpha, prompts=prompts, length=length, seed=seed))
+        write_records(path, cell_records(cell, alpha=alpha, prompts=prompts, length=length, seed=seed, replicate=replicate))
         index["cells"][cell.slug] = {"records": path.name, "sha256": sha256(path.read_bytes()).hexdigest(), "digest": "synthetic"}
     (job / "index.json").write_text(json.dumps(index))
     environment = {

@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 from synthetic import write_study
 
 from specrig.cli import run
+from specrig.measurement.records import SCHEMA_VERSION
 from specrig.publishing import archive, publish, scrub
 from specrig.publishing.compare import compare_csv
 from specrig.publishing.manifest import PublicationError, entries, read_manifest
 from specrig.publishing.publish import publish as publish_study
+from specrig.publishing.publish import unpacked
 from specrig.publishing.verify import verify
+from specrig.reporting.study_data import read_study
 from specrig.study.load import load_study
 from specrig.study.study import Study
 
@@ -35,6 +38,7 @@ CONFIG = {
     "prompts": 3,
     "max_new_tokens": 24,
     "servers": [],
+    "replicates": 2,
 }
 SECRET = "the patient\u2028was seen"
 
@@ -49,7 +53,9 @@ def finished(workplace: Path) -> Study:
     with table.open("a") as file:
         file.write("\t".join(row.get(column, "") for column in header) + "\n")
     study = load_study(CONFIG)
-    write_study(study.root, methods=("draft_model", "ngram"), ks=(2, 4), tasks=CONFIG["tasks"], prompts=3, length=24)
+    write_study(
+        study.root, methods=("draft_model", "ngram"), ks=(2, 4), tasks=CONFIG["tasks"], prompts=3, length=24, replicates=2
+    )
     (study.root / "study.json").write_text(study.model_dump_json())
     (study.root / "prompts").mkdir()
     prompts = ({"id": f"code-{n}", "prompt": "def f():", "reference": "    the library's own text"} for n in range(3))
@@ -107,7 +113,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def seal(folder: Path) -> None:
     """Make the digests agree again, as somebody would who wants a change to pass."""
-    for index in folder.glob("records/*/*/*/index.json"):
+    for index in (folder / "records").rglob("index.json"):
         cells: dict[str, list[str]] = {}
         for _, line in archive.read_lines(index.parent):
             cells.setdefault(archive.Record.model_validate_json(line).cell.slug, []).append(line)
@@ -171,6 +177,17 @@ def test_what_was_published_follows_from_its_records(publication: Path, capsys: 
     assert good, lines
     assert {"✓ tables/cells.csv: recomputed", "✓ tables/quality.csv: recomputed"} <= set(lines)
     assert run(["verify", str(publication)]) == 0 and "follow from the published records" in capsys.readouterr().out
+
+
+def test_every_replicate_is_published_and_read_back(publication: Path) -> None:
+    folders = sorted(path.parent.relative_to(publication / "records").as_posix() for path in publication.rglob("index.json"))
+    job = "native/embedded/draft_model"
+    assert folders[:2] == [job, f"{job}/replicate-1"] and len(folders) == 4
+    with unpacked(publication) as results:
+        found = read_study(results).cells["native/embedded/draft_model/code-k2-t0-b1"]
+    assert sorted((record.replicate, record.prompt_id) for record in found) == [
+        (r, f"code-{n}") for r in (0, 1) for n in range(3)
+    ]
 
 
 def test_a_changed_number_in_a_table_is_named_even_with_new_digests(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,7 +298,7 @@ def test_what_the_repository_publishes_follows_from_its_records(folder: Path) ->
 
 def test_records_of_a_later_schema_are_refused_with_the_code_to_take(copy: Path) -> None:
     path = copy / "manifest.json"
-    path.write_text(path.read_text().replace('"record_schema": 3', '"record_schema": 7'))
+    path.write_text(path.read_text().replace(f'"record_schema": {SCHEMA_VERSION}', '"record_schema": 7'))
     with pytest.raises(PublicationError, match=r"record schema 7.*verify with the code that made it, SpecRig"):
         checked(copy)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from specrig.measurement.recording import set_aside
 
 REPOSITORY = Path(__file__).parents[2]
 CELLS = "results/test/tables/cells.csv"
@@ -37,7 +40,7 @@ def run(folder: Path, config: str = "configs/test.yaml", *arguments: str) -> sub
 def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Record file -> (time of writing, content)."""
     return {
-        f"{path.parent.name}/{path.name}": (path.stat().st_mtime_ns, path.read_bytes())
+        path.relative_to(folder / RECORDS).as_posix(): (path.stat().st_mtime_ns, path.read_bytes())
         for path in (folder / RECORDS).rglob("*.jsonl")
     }
 
@@ -121,6 +124,30 @@ def test_one_more_k_measures_only_its_cells_and_what_leaves_the_study_leaves_the
 
 def rows_of_cells(folder: Path) -> int:
     return len((folder / CELLS).read_text().splitlines()) - 1
+
+
+def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_set_aside_files_again(copied: Path) -> None:
+    before = stamps(copied)
+    methods = [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": [3, 5]}]
+    config = edit(copied, "configs/test.yaml", "configs/twice.yaml", methods=methods, replicates=2)
+    result = run(copied, config, CELLS)
+    assert result.returncode == 0, result.stdout
+    order = re.findall(r"Measuring (\w+) on embedded with native, replicate (\d)", result.stdout)
+    assert order[0] == ("ngram", "0") and sorted(order[1:]) == [("draft_model", "1"), ("ngram", "1")]
+    after = stamps(copied)
+    assert {name: after[name] for name in before} == before
+    assert len(after) == 2 * (4 + 4)
+    assert rows_of_cells(copied) == 8
+
+    for _ in range(2):  # a cell may be disturbed a second time
+        before = stamps(copied)
+        set_aside(copied / RECORDS / "ngram/replicate-1", ["code-k5-t0-b1"])
+        result = run(copied, config, CELLS)
+        assert result.returncode == 0, result.stdout
+        assert result.stdout.count("Measuring ") == 1 and "Measuring ngram on embedded with native, replicate 1" in result.stdout
+        changed = [path for path, stamp in stamps(copied).items() if before.get(path) != stamp]
+        assert changed == ["ngram/replicate-1/code-k5-t0-b1.jsonl"]
+        assert "Nothing to be done" in run(copied, config, CELLS).stdout
 
 
 def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: Path) -> dict[str, tuple[int, bytes]]:

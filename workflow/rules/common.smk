@@ -9,7 +9,8 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from specrig.cell import digest
-from specrig.measurement.records import write_atomically
+from specrig.measurement.recording import aside
+from specrig.measurement.records import replicate_folder, replicate_of, write_atomically
 from specrig.decoding.drafters import registry as methods
 from specrig.provenance.digests import (
     audit_digest,
@@ -56,10 +57,16 @@ if not workflow.deployment_settings.deployment_method:
 ALL_CORES = workflow.resource_settings.cores or 1
 # One GPU, one job: profiles/default limits this resource to 1.
 GPU = int(STUDY.uses_gpu())
+# What is measured the first time, and all that it waits for, comes before what is measured the second time (`measuring_order`).
+FIRST = STUDY.replicates
 
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in TASKS]
 SCORED = [task for task in STUDY.tasks if STUDY.rows.tasks[task].scorer]
-INDEXES = [f"{ROOT}/records/{'/'.join(job)}/index.json" for job in STUDY.grid.jobs]
+INDEXES = [
+    str(replicate_folder(Path(ROOT, "records", *job), number) / "index.json")
+    for number in range(STUDY.replicates)
+    for job in STUDY.grid.jobs
+]
 CURVES = [
     f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.grid.trained
 ]
@@ -112,6 +119,7 @@ wildcard_constraints:
     model="|".join(STAGES),
     source="|".join(map(re.escape, STUDY.grid.converted)) or "-",
     method="|".join(sorted({entry.method for entry in STUDY.methods})),
+    again=r"(/replicate-[1-9]\d*)?",
 
 
 def write_study():
@@ -257,12 +265,27 @@ def job_settings(wildcards):
     return digest([{key: getattr(STUDY, key) for key in keys}, pair, options, servers])
 
 
+def replicate(wildcards):
+    """Which time of `replicates:` a measuring job is, from 0."""
+    return replicate_of(wildcards.again)
+
+
+def measuring_order(wildcards):
+    """The priority of a measuring job: all jobs once, then all again.
+
+    Not by inputs: where a job fails, the others are still measured the second time, and a job that is measured anew makes no other
+    stale. With all cores for itself a measuring job never starts while something that comes before it runs or could run.
+    """
+    return FIRST - replicate(wildcards)
+
+
 def failed_cells(wildcards):
-    """Cells that failed last time: a change here makes the next run of Snakemake try them once more."""
-    index = Path(ROOT, "records", *wildcards, "index.json")
-    if not index.is_file():
-        return []
-    return sorted(json.loads(index.read_text(encoding="utf-8"))["failed"])
+    """Cells that failed last time, and records set aside: a change here makes the next run of Snakemake try them once more."""
+    job = Path(ROOT, "records", wildcards.engine, wildcards.pair, wildcards.method)
+    folder = replicate_folder(job, replicate(wildcards))
+    index = folder / "index.json"
+    failed = json.loads(index.read_text())["failed"] if index.is_file() else []
+    return sorted(failed) + aside(folder)
 
 
 def job_code(wildcards):

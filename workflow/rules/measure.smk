@@ -1,4 +1,5 @@
-# One job an engine, pair and method: all its cells share one loading of the models. It resumes cell by cell by itself.
+# One job an engine, pair, method and replicate: all its cells share one loading of the models. It resumes cell by cell by itself.
+# The first replicate's records lie in the job's own folder, the others' below it.
 
 
 rule measure:
@@ -6,9 +7,10 @@ rule measure:
         prompts=prompt_inputs,
         models=method_models,
     output:
-        index=f"{ROOT}/records/{{engine}}/{{pair}}/{{method}}/index.json",
+        index=f"{ROOT}/records/{{engine}}/{{pair}}/{{method}}{{again}}/index.json",
     log:
-        f"{ROOT}/logs/measure/{{engine}}-{{pair}}-{{method}}.log",
+        f"{ROOT}/logs/measure/{{engine}}-{{pair}}-{{method}}{{again}}.log",
+    priority: measuring_order
     conda:
         "../../environment.yml"
     threads: ALL_CORES
@@ -20,8 +22,9 @@ rule measure:
         settings=job_settings,
         code=job_code,
         failed=failed_cells,
+        replicate=replicate,
     message:
-        "Measuring {wildcards.method} on {wildcards.pair} with {wildcards.engine}"
+        "Measuring {wildcards.method} on {wildcards.pair} with {wildcards.engine}, replicate {params.replicate}"
     shell:
         "python -m specrig measure --study {params.study} --engine {wildcards.engine} --pair {wildcards.pair}"
-        " --method {wildcards.method} 2>&1 | tee {log} >&2"
+        " --method {wildcards.method} --replicate {params.replicate} 2>&1 | tee {log} >&2"

@@ -8,6 +8,7 @@ rule corpus:
         prompts=PROMPTS,
     log:
         f"{ROOT}/logs/corpus.log",
+    priority: FIRST
     conda:
         "../../environment.yml"
     params:
@@ -29,6 +30,7 @@ rule write_text:
         f"{ROOT}/models/{{pair}}/{TEXT}",
     log:
         f"{ROOT}/logs/train/{{pair}}-text.log",
+    priority: FIRST
     conda:
         "../../environment.yml"
     threads: ALL_CORES
@@ -54,6 +56,7 @@ rule train:
         expand(f"{ROOT}/models/{{{{pair}}}}/{{{{model}}}}/{{file}}", file=FILES),
     log:
         f"{ROOT}/logs/train/{{pair}}-{{model}}.log",
+    priority: FIRST
     conda:
         "../../environment.yml"
     threads: training_threads
@@ -86,6 +89,7 @@ rule train_jointly:
         f"{ROOT}/logs/train/{{pair}}-joint.log",
     wildcard_constraints:
         pair="|".join(name for name, row in STUDY.rows.pairs.items() if row.base) or "-",
+    priority: FIRST
     conda:
         "../../environment.yml"
     threads: ALL_CORES

@@ -1,8 +1,8 @@
 """Reported figures against measured ones: every claim gets exactly one verdict, with its reason.
 
 In order: a pair that can never work is *impossible*; a calculation is held against the theory; a claim whose every condition was measured
-is *reproduced*, *higher* or *lower*; the theory judges what it can; where only some conditions were measured it is *not comparable*; else
-it is *not measured*, with the command that would measure it.
+is *reproduced*, *higher* or *lower*, unless the machine was busy with other things: then it is *not measured (disturbed)*; the theory judges
+what it can; where only some conditions were measured it is *not comparable*; else it is *not measured*, with the command that would measure it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from specrig.analysis import theory
 from specrig.analysis.aggregates import means, parts
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.commands import DTYPES, Catalogue, command
+from specrig.analysis.disturbance import disturbed, undisturbed
 from specrig.analysis.roofline import model_facts
 from specrig.analysis.task_names import matches_task
 from specrig.analysis.theory import Theory
@@ -29,7 +30,7 @@ TOLERANCE = 0.05
 """Reported figures come without intervals: each is taken as known to 5 % on either side."""
 VERDICTS = (
     *("reproduced", "higher", "lower", "consistent with theory", "inconsistent with theory"),
-    *("not comparable", "not measured", "impossible"),
+    *("not comparable", "not measured", "not measured (disturbed)", "impossible"),
 )
 COLUMNS = [
     *["id", "verdict", "reason", "source", "target", "draft", "method", "k", "task"],
@@ -62,10 +63,10 @@ def judge(claims: Sequence[Claim], cells: pd.DataFrame, catalogue: Catalogue) ->
     """One judgement a claim, in order.
 
     cells: `analysis.cells.cells_table` with the columns `target`, `draft` (hub ids), `hardware` (as the driver names it, `CPU`
-    without a GPU) and `dtype`.
+    without a GPU), `dtype` and, where it is known, `disturbed`.
     """
-    rows = row_dicts(cells)
-    return [_judge(claim, claims, rows, catalogue) for claim in claims]
+    rows, others = row_dicts(undisturbed(cells)), row_dicts(cells[disturbed(cells)])
+    return [_judge(claim, claims, rows, others, catalogue) for claim in claims]
 
 
 def judgements_table(judgements: Sequence[Judgement]) -> pd.DataFrame:
@@ -86,20 +87,25 @@ def judgements_table(judgements: Sequence[Judgement]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _judge(claim: Claim, claims: Sequence[Claim], rows: list[dict[str, Any]], catalogue: Catalogue) -> Judgement:
+def _judge(
+    claim: Claim, claims: Sequence[Claim], rows: list[dict[str, Any]], others: list[dict[str, Any]], catalogue: Catalogue
+) -> Judgement:
     reason = impossible(claim)
     if reason is not None:
         return Judgement(claim, "impossible", reason)
     model = theory.check(claim, claims)
     predicted = model.low, model.high
-    measured = [] if claim.analytic else [row for row in rows if related(claim, row)]
     tasks = parts(claim, claims) if claim.aggregate else []
-    if tasks:
-        measured = means(claim, tasks, measured, _column(claim))
-    near = [(row, differing(claim, row)) for row in measured]
+    near = _near(claim, tasks, rows)
     matching = [row for row, conditions in near if not conditions]
     if matching:
         return _compare(claim, matching, model)
+    spoilt = [row for row, conditions in _near(claim, tasks, [*rows, *others]) if not conditions] if others else []
+    if spoilt and claim.metric in TIMED:
+        reason = f"{_name(spoilt[0])} was disturbed while it was measured, and no other cell matches: `specrig remeasure` has it measured again"
+        return Judgement(claim, "not measured (disturbed)", reason, cell=_name(spoilt[0]), predicted=predicted)
+    if spoilt:  # how much is accepted does not depend on the clock
+        return _compare(claim, spoilt, model)
     if model.consistent is not None:
         verdict = "consistent with theory" if model.consistent else "inconsistent with theory"
         return Judgement(claim, verdict, model.reason, predicted=predicted)
@@ -115,6 +121,13 @@ def _judge(claim: Claim, claims: Sequence[Claim], rows: list[dict[str, Any]], ca
         f"{obstacle or 'no such cell in this study'}; theory alone cannot tell: {model.reason}",
         command=run,
     )
+
+
+def _near(claim: Claim, tasks: list[str], rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[str]]]:
+    """The rows (their means over an aggregate's tasks) that run the claim's method on its pair, each with the conditions it differs in."""
+    measured = [] if claim.analytic else [row for row in rows if related(claim, row)]
+    measured = means(claim, tasks, measured, _column(claim)) if tasks else measured
+    return [(row, differing(claim, row)) for row in measured]
 
 
 def impossible(claim: Claim) -> str | None:

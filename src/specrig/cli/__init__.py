@@ -110,12 +110,39 @@ def measure(
     engine: Annotated[str, typer.Option()],
     pair: Annotated[str, typer.Option()],
     method: Annotated[str, typer.Option()],
+    replicate: Annotated[int, typer.Option(help="Which time of `replicates`, from 0")] = 0,
 ) -> None:
     """Measure the cells of one engine, pair and method that are not measured yet."""
     from specrig.measurement.runner import measure
 
     loaded = load(study)
-    measure(loaded, engine, pair, method, loaded.root)
+    measure(loaded, engine, pair, method, loaded.root, replicate)
+
+
+@app.command()
+def remeasure(study: StudyFile) -> None:
+    """Set the records of disturbed cells aside, so that the next run of the study measures just those again."""
+    from specrig.measurement.recording import set_aside
+    from specrig.measurement.records import replicate_folder
+    from specrig.reporting.study_data import read_study
+
+    loaded = load(study)
+    found = read_study(loaded.root)
+    aside: dict[Path, dict[str, None]] = {}
+    for name, reasons in found.disturbances.items():
+        job, _, slug = name.rpartition("/")
+        for reason in reasons:
+            folder = replicate_folder(loaded.root / "records" / job, reason.replicate)
+            aside.setdefault(folder, {})[slug] = None
+            typer.echo(f"{name}, replicate {reason.replicate}: {reason.text}")
+    for folder, slugs in aside.items():
+        set_aside(folder, slugs)
+    count = sum(map(len, aside.values()))
+    typer.echo(
+        f"{count} record files set aside: run the study again (make, or snakemake) to measure them"
+        if count
+        else "no cell is disturbed"
+    )
 
 
 @app.command()
@@ -125,7 +152,8 @@ def audit(study: StudyFile) -> None:
     from specrig.measurement.records import study_records
 
     loaded = load(study)
-    audit_records(loaded, study_records(loaded.root / "records"), loaded.root, loaded.root / "audit" / "records.csv")
+    records = study_records(loaded.root / "records", loaded.replicates)
+    audit_records(loaded, records, loaded.root, loaded.root / "audit" / "records.csv")
 
 
 @app.command()
@@ -144,10 +172,15 @@ def audit_exact(
 @app.command()
 def tables(study: StudyFile) -> None:
     """Compile cells.csv and the method × task tables from the records."""
+    import pandas as pd
+
+    from specrig.reporting.disturbance import warning
     from specrig.reporting.tables import write_tables
 
     loaded = load(study)
     write_tables(loaded.root, loaded.root / "tables")
+    if said := warning(pd.read_csv(loaded.root / "tables" / "cells.csv"), loaded.root):
+        typer.echo(f"warning: {said}", err=True)
 
 
 @app.command()

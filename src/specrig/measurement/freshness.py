@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from specrig.study.study import Study
 
 
-def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: dict[str, list[Prompt]]) -> dict[Cell, str]:
-    """What decides each cell's result: the cell, the study's settings, the prompts, the models and the code that runs it."""
+def cell_digests(
+    study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: dict[str, list[Prompt]], replicate: int = 0
+) -> dict[Cell, str]:
+    """What decides each cell's result: the cell, the study's settings, the prompts, the models and the code that runs it.
+
+    How many replicates a study has decides none of them, only which one it is.
+    """
     models: dict[str, Any] = {
         name: model_digest(source) or "@".join(filter(None, (source, pair.revisions.get(name))))
         for name, source in pair.sources.items()
@@ -38,6 +43,7 @@ def cell_digests(study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: 
         [pair.tensor_parallel, pair.quantization, pair.gpu_memory_utilization, pair.max_model_len],
         study.resolved_device(),
         study.threads,
+        *([f"replicate {replicate}"] if replicate else []),
     ]
     result = {}
     for cell in cells:

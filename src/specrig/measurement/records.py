@@ -18,7 +18,11 @@ from specrig.cell import Cell
 
 SCHEMA_VERSION: Literal[3] = 3
 SCHEMA_VERSIONS = (1, 2, 3)
-"""What this code reads. 2 added `energy_j` and `device`, 3 `replicate`, which older records do not have."""
+"""What this code reads. 2 added `energy_j` and `device`, 3 `replicate`, `load`, `before` and `after`; older records do not have them."""
+NOT_RECORDED = "not recorded"
+"""What tables say of a cell whose records are older than `load`, and whose times give nothing against it."""
+REPLICATE = "replicate-"
+"""What the folder of a further replicate is called, before its number."""
 
 
 class RecordError(ValueError):
@@ -69,6 +73,49 @@ class DeviceState(BaseModel):
     """What held the clocks down."""
 
 
+class Load(BaseModel):
+    """What the machine did from right before a generation to right after it. In seconds, those of several processors added up.
+
+    None: not told by the system, or not asked because the work was done by other processes or on another device.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    elapsed_s: float
+    own_s: float
+    """Processor time of the job's own processes."""
+    others_s: float
+    """Processor time of everything else."""
+    steal_s: float
+    """Processor time that the host of a virtual machine gave to others while this machine asked for it."""
+    waited_s: float | None = None
+    """How long the job's threads were ready to run while no processor was free for them."""
+    held_s: float | None = None
+    """How long the measuring thread neither ran nor was ready to: suspended, or waiting for a disk or another thread."""
+    slept_s: float = 0.0
+    """How long the whole machine was suspended."""
+
+    def plus(self, other: Load) -> Load:
+        """Both stretches together."""
+        ours, theirs = self.model_dump(), other.model_dump()
+        both = {name: None if None in (value, theirs[name]) else round(value + theirs[name], 4) for name, value in ours.items()}
+        return Load.model_validate(both)
+
+
+class Probe(BaseModel):
+    """What the machine could do at one moment between two blocks of cells, measured in the same short way each time."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    when: str
+    """UTC, ISO 8601."""
+    copy_gb_s: float | None = None
+    """Bytes read and written, of a copy larger than the caches."""
+    product_gflop_s: float | None = None
+    """Of a product of two matrices in float32."""
+    load_1min: float | None = None
+
+
 class Run(BaseModel):
     """One generation for one prompt. Times in seconds; in a batch they are the whole batch's."""
 
@@ -99,6 +146,8 @@ class Run(BaseModel):
     energy_j: float | None = None
     """Joules of the device over the whole generation, prefill included; in a batch the whole batch's. None where nothing counts them."""
     device: DeviceState | None = None
+    load: Load | None = None
+    """In a batch the whole batch's. None: not recorded."""
     prefill_tokens: int = 1
     """Tokens that were out at `ttft_s`: 1, but for an engine that verifies drafts in the prompt's own pass, whose first round it is."""
 
@@ -118,7 +167,7 @@ class Record(BaseModel):
     repeat: int = 0
     """Which time in one process."""
     replicate: int = 0
-    """Which run of the whole job, each in a process of its own, all with the same prompts."""
+    """Which of the study's replicates: the same cell measured by another process, at another time of the run, with the same prompts."""
     seed: int
     prompt_tokens: int
     text: str
@@ -135,6 +184,10 @@ class Record(BaseModel):
     """Where baseline and method could not alternate: times are the mean of a run before the method and one after it."""
     baseline_drift: float | None = None
     """Then: decode seconds per token of the baseline after / before - 1; None where they alternated."""
+    before: Probe | None = None
+    """The machine before the cell's block; at most `surroundings.RENEWED_S` older than its start. None: not recorded."""
+    after: Probe | None = None
+    """And at its end."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -178,13 +231,25 @@ def read_records(path: Path) -> Iterator[Record]:
                 ) from error
 
 
-def study_records(root: Path) -> list[Record]:
+def replicate_folder(job: Path, replicate: int) -> Path:
+    """Where a replicate's records lie: the first one's in the folder of its job, where studies without replicates have theirs."""
+    return job / f"{REPLICATE}{replicate}" if replicate else job
+
+
+def replicate_of(folder: str | Path) -> int:
+    """The replicate whose records lie in a folder, from its name."""
+    name = Path(folder).name
+    return int(name.removeprefix(REPLICATE)) if name.startswith(REPLICATE) else 0
+
+
+def study_records(root: Path, replicates: int | None = None) -> list[Record]:
     """Every record that the `index.json` files below `root` (a study's `records/` folder) name, in path order.
 
-    Records of cells that have left the study stay on disk (they may come back) but are not read.
+    Records of cells, and with `replicates` of replicates, that have left the study stay on disk (they may come back) but are not read.
     """
     found: list[Record] = []
     for index in sorted(root.rglob("index.json")):
-        for entry in json.loads(index.read_text(encoding="utf-8"))["cells"].values():
-            found += read_records(index.parent / entry["records"])
+        if replicates is None or replicate_of(index.parent) < replicates:
+            for entry in json.loads(index.read_text(encoding="utf-8"))["cells"].values():
+                found += read_records(index.parent / entry["records"])
     return found

@@ -14,10 +14,9 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
@@ -27,14 +26,9 @@ from specrig.measurement.energy import Meter, metered
 from specrig.measurement.freshness import baseline_of, cell_digests, measured
 from specrig.measurement.progress import Advance, progress
 from specrig.measurement.prompts import prepared
-from specrig.measurement.records import (
-    Counts,
-    Record,
-    Rounds,
-    Run,
-    write_atomically,
-    write_records,
-)
+from specrig.measurement.recording import as_run, write_index
+from specrig.measurement.records import Probe, Record, Run, replicate_folder, write_atomically, write_records
+from specrig.measurement.surroundings import Surroundings
 from specrig.measurement.unpaired import measure_unpaired
 from specrig.models.hub import at_commits
 from specrig.provenance.bandwidth import memory
@@ -42,23 +36,27 @@ from specrig.provenance.environment import capture
 from specrig.tasks import Prompt, PromptError
 
 if TYPE_CHECKING:
-    from specrig.decoding.types import Generation
     from specrig.study.study import Study
 
 WARMUP_TOKENS = 16
 
 
-def measure(study: Study, engine_name: str, pair_name: str, method: str, root: Path) -> None:
-    """Measure the cells of one job that are not measured yet, below `root` (the study's results folder).
+def measure(study: Study, engine_name: str, pair_name: str, method: str, root: Path, replicate: int = 0) -> None:
+    """Measure the cells of one job's replicate that are not measured yet, below `root` (the study's results folder).
 
     Writes one record file a cell as soon as its block is done, then `environment.json` and `index.json`. A cell that fails is
-    listed in the index with its reason and does not stop the others. Raises EngineError if the pair cannot be loaded at all.
+    listed in the index with its reason and does not stop the others. Raises EngineError if the pair cannot be loaded at all, and for a
+    replicate that the study does not have.
     """
     job = (engine_name, pair_name, method)
     cells = [cell for cell in study.grid.cells if cell.job == job]
     if not cells:
         raise EngineError(f"study {study.study} has no cells of {'/'.join(job)}")
-    folder = root / "records" / engine_name / pair_name / method
+    if not 0 <= replicate < study.replicates:
+        raise EngineError(
+            f"study {study.study} has {study.replicates} replicates, counted from 0: there is no replicate {replicate}"
+        )
+    folder = replicate_folder(root / "records" / engine_name / pair_name / method, replicate)
     pair = study.paths.pair_files(pair_name, root).only(methods()[method].needs)
     prompts: dict[str, list[Prompt]] = {}
     failed: dict[str, str] = {}
@@ -69,13 +67,14 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
             print(f"task {task}: {error}", file=sys.stderr)
             failed |= {cell.slug: str(error) for cell in cells if cell.task == task}
     usable = [cell for cell in cells if cell.task in prompts]
-    digests = cell_digests(study, usable, pair, prompts)
+    digests = cell_digests(study, usable, pair, prompts, replicate)
     pending = [cell for cell in usable if not measured(folder / f"{cell.slug}.jsonl", digests[cell])]
     if pending:
         device, pair = study.resolved_device(), at_commits(pair)
         with ExitStack() as open_things:
             engine = open_things.enter_context(engines()[engine_name](pair, device=device, threads=study.threads))
             meter = open_things.enter_context(_metered(engine))
+            machine = Surroundings(device, here=engine.loads_pairs, in_process=engine.paired)
             environment = capture(pair, device=device, threads=study.threads) | engine.environment() | {"energy": meter.source}
             write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
             grouped = [
@@ -83,15 +82,18 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
             ]
             total = sum(_units(study, engine, block, len(own)) for block, own in grouped)
             with progress("/".join(job), total) as advance:
-                blocks = [_Block(study, engine, meter, block, own, digests, folder, advance) for block, own in grouped]
+                blocks = [
+                    _Block(study, replicate, engine, meter, machine, block, own, digests, folder, advance)
+                    for block, own in grouped
+                ]
                 if engine.paired:
                     for block in blocks:
-                        failed |= _measure_paired(block)
+                        failed |= _measure_paired(block, last=block is blocks[-1])
                 else:
                     failed |= measure_unpaired(blocks, digests, folder)
             if engine.loads_pairs:  # last, so that its buffers are in no cell's peak memory
                 write_atomically(folder / "environment.json", json.dumps(environment | {"memory": memory(device)}, indent=1))
-    _write_index(folder, cells, digests, failed)
+    write_index(folder, cells, digests, failed)
 
 
 def _metered(engine: Engine) -> AbstractContextManager[Meter]:
@@ -123,16 +125,18 @@ class _Block:
     """Cells that share task, temperature, batch size and baseline, with their prompts; runs them and writes their records."""
 
     def __init__(
-        self, study: Study, engine: Engine, meter: Meter, cells: list[Cell], prompts: list[Prompt], digests: dict[Cell, str],
-        folder: Path, advance: Advance,
+        self, study: Study, replicate: int, engine: Engine, meter: Meter, machine: Surroundings, cells: list[Cell],
+        prompts: list[Prompt], digests: dict[Cell, str], folder: Path, advance: Advance,
     ) -> None:  # fmt: skip
-        self.study, self.engine, self.meter = study, engine, meter
+        self.study, self.replicate, self.engine, self.meter, self.machine = study, replicate, engine, meter, machine
         self.cells, self.digests, self.folder = cells, digests, folder
         self.baseline = baseline_of(cells[0])
         self.groups = _groups(prompts, cells[0].batch_size)
         self.tokens = {prompt.id: engine.encode(prompt.text) for prompt in prompts}
         self.failed: dict[str, str] = {}
         self.rounds = [(repeat, number) for repeat in range(study.repeats) for number in range(len(self.groups))]
+        self.before: Probe | None = machine.probe()
+        self.after: Probe | None = None
         self._advance = advance
 
     def advance(self) -> None:
@@ -174,19 +178,23 @@ class _Block:
         found: list[Run] = []
         for start in range(0, len(group), cell.batch_size):  # one batch, but for a baseline that runs alone
             batch = group[start : start + cell.batch_size]
-            seeds = [seed_of(self.study.seed, cell.task, prompt.id, repeat) for prompt in batch]
+            seeds = [self._seed(cell, prompt, repeat) for prompt in batch]
             prompts = [self.tokens[prompt.id] for prompt in batch]
             self.engine.reset_peak_memory()
-            before = self.meter.joules()
+            before, begun = self.meter.joules(), self.machine.begin()
             generations = self.engine.generate(cell, prompts, max_new_tokens=limit, seeds=seeds)
-            measured = {"energy_j": self.meter.since(before), "device": self.meter.state()}
+            load = self.machine.since(begun)
+            measured = {"energy_j": self.meter.since(before), "device": self.meter.state(), "load": load}
             measured["peak_memory_mb"] = self.engine.peak_memory_mb()
             found += [as_run(generation).model_copy(update=measured) for generation in generations]
         return found
 
+    def _seed(self, cell: Cell, prompt: Prompt, repeat: int) -> int:
+        return seed_of(self.study.seed, cell.task, prompt.id, repeat, self.replicate)
+
     def write(self, cell: Cell, runs: list[list[Run]], baseline: list[list[Run]], drifts: Sequence[float | None]) -> None:
         """Make the cell's record file from its runs and the baseline's, in the order of `rounds`."""
-        records = []
+        records, after = [], self.after or self.machine.probe()
         for (repeat, number), found, base, drift in zip(self.rounds, runs, baseline, drifts, strict=True):
             for prompt, run, plain in zip(self.groups[number], found, base, strict=True):
                 records.append(
@@ -196,7 +204,8 @@ class _Block:
                         prompt_id=prompt.id,
                         group=number,
                         repeat=repeat,
-                        seed=seed_of(self.study.seed, cell.task, prompt.id, repeat),
+                        replicate=self.replicate,
+                        seed=self._seed(cell, prompt, repeat),
                         prompt_tokens=len(self.tokens[prompt.id]),
                         text=self.engine.decode(run.tokens),
                         baseline_text=self.engine.decode(plain.tokens),
@@ -206,13 +215,19 @@ class _Block:
                         run=run,
                         baseline=plain,
                         baseline_drift=drift,
+                        before=self.before,
+                        after=after,
                     )
                 )
         write_records(self.folder / f"{cell.slug}.jsonl", records)
 
 
-def _measure_paired(block: _Block) -> dict[str, str]:
-    """Alternate baseline and cells group by group and write the records; slug -> reason of the cells that failed."""
+def _measure_paired(block: _Block, *, last: bool) -> dict[str, str]:
+    """Alternate baseline and cells group by group and write the records; slug -> reason of the cells that failed.
+
+    last: of the job, after which the machine is looked at whenever that was before.
+    """
+    block.before = block.machine.probe()
     running = list(dict.fromkeys([block.baseline, *block.cells]))  # one of the cells may be the baseline itself
     found: dict[Cell, list[list[Run]]] = {cell: [] for cell in running}
     for cell in running:
@@ -225,6 +240,7 @@ def _measure_paired(block: _Block) -> dict[str, str]:
             if runs is not None:
                 found[cell].append(runs)
         block.advance()
+    block.after = block.machine.probe(anew=last)
     if block.baseline.slug in block.failed:
         reason = block.failed.pop(block.baseline.slug)
         return {cell.slug: f"the baseline failed: {reason}" for cell in block.cells}
@@ -240,44 +256,7 @@ def is_lossless(cell: Cell) -> bool:
     return method.lossless(method.Options.model_validate(cell.options))
 
 
-def seed_of(study_seed: int, task: str, prompt_id: str, repeat: int) -> int:
-    """A prompt's seed: the same for every method, so that a sampled baseline and its methods start alike."""
-    return int.from_bytes(sha256(f"{study_seed}/{task}/{prompt_id}/{repeat}".encode()).digest()[:4]) & 0x7FFFFFFF
-
-
-def as_run(generation: Generation) -> Run:
-    """A Generation as it is recorded."""
-    rounds = generation.rounds
-    return Run(
-        tokens=generation.tokens,
-        stop=generation.stop,
-        rounds=Rounds(
-            drafted=[entry.drafted for entry in rounds],
-            depth=[entry.depth for entry in rounds],
-            accepted=[entry.accepted for entry in rounds],
-            emitted=[entry.emitted for entry in rounds],
-            cut=any(entry.cut for entry in rounds),
-        ),
-        counts=None if generation.counts is None else Counts.model_validate(asdict(generation.counts)),
-        overlap=generation.overlap,
-        reached=generation.reached,
-        ttft_s=generation.ttft_s,
-        prefill_s=generation.prefill_s,
-        decode_s=generation.decode_s,
-        target_passes=generation.target_passes,
-        draft_passes=generation.draft_passes,
-        prefill_tokens=generation.prefill_tokens,
-    )
-
-
-def _write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], failed: dict[str, str]) -> None:
-    index: dict[str, Any] = {"cells": {}, "failed": failed}
-    for cell in cells:
-        path = folder / f"{cell.slug}.jsonl"
-        if cell.slug not in failed:
-            index["cells"][cell.slug] = {
-                "records": path.name,
-                "sha256": sha256(path.read_bytes()).hexdigest(),
-                "digest": digests[cell],
-            }
-    write_atomically(folder / "index.json", json.dumps(index, indent=1))
+def seed_of(study_seed: int, task: str, prompt_id: str, repeat: int, replicate: int = 0) -> int:
+    """A prompt's seed: the same for every method, so that a sampled baseline and its methods start alike; another for each replicate."""
+    text = f"{study_seed}/{task}/{prompt_id}/{repeat}" + (f"/{replicate}" if replicate else "")
+    return int.from_bytes(sha256(text.encode()).digest()[:4]) & 0x7FFFFFFF

@@ -115,7 +115,9 @@ def _mean(before: Runs, after: Runs) -> tuple[Runs, list[float | None]]:
             times = {name: (getattr(one, name) + getattr(other, name)) / 2 for name in ("ttft_s", "prefill_s")}
             if one.energy_j is not None and other.energy_j is not None:
                 times["energy_j"] = (one.energy_j + scale * other.energy_j) / 2
-            group.append(one.model_copy(update={**times, "decode_s": (one.decode_s + scale * other.decode_s) / 2}))
+            load = one.load and other.load and one.load.plus(other.load)
+            times["decode_s"] = (one.decode_s + scale * other.decode_s) / 2
+            group.append(one.model_copy(update={**times, "load": load}))
         means.append(group)
         spent = [sum(run.decode_s for run in runs) for runs in (first, second)]
         drifts.append(scale * spent[1] / spent[0] - 1 if spent[0] > 0 and all(tokens) else None)

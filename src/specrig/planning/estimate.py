@@ -110,6 +110,7 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
             rounds = -(-study.grid.prompt_count(cell.batch_size) // cell.batch_size) * study.repeats
             seconds += (rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS) * pass_s[pair]
         seconds += next(size.weight_bytes for size in sizes if size.pair == pair) / LOADING
+    seconds *= study.replicates
     machine = "an A100 80 GB" if device == "cuda" else "CPU"
     text = ASSUMPTION.format(bandwidth=f"{BANDWIDTH[device] / GB:,.0f}", machine=machine)
     unknown = [size.pair for size in sizes if size.target is None]
@@ -123,7 +124,12 @@ def needs(study: Study) -> str:
     memory = "unknown" if largest is None else f"{(largest.memory_bytes or 0) / GB:,.1f} GB ({largest.pair})"
     where = "GPU memory" if study.uses_gpu() else "memory"
     spent = hours(study, sizes)[0]
-    return f"{len(study.grid.cells)} cells in {len(study.grid.jobs)} jobs · up to {memory} of {where} · at most {spent:,.1f} hours of measuring"
+    return f"{len(study.grid.cells)} cells in {len(study.grid.jobs)} jobs{times(study)} · up to {memory} of {where} · at most {spent:,.1f} hours of measuring"
+
+
+def times(study: Study) -> str:
+    """` × 2` where every job is done twice."""
+    return f" × {study.replicates}" if study.replicates > 1 else ""
 
 
 def training(study: Study) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from specrig.measurement.records import NOT_RECORDED
 from specrig.study.problems import Problems
 
 
 def fair_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str]]:
-    """Cells of the pair that a method may be judged by: lossless, passed by the audit, with a speedup; the baseline left out.
+    """Cells of the pair that a method may be judged by: lossless, passed by the audit, undisturbed, with a speedup; no baseline.
 
     study: the study's results folder. Where it has no table, or no cell of the pair, that is added to `problems`.
     """
@@ -23,6 +24,7 @@ def fair_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str
             file, None, "pair", f"the study measured no pair {pair!r}", "choose another study, or none: then the model advises"
         )
     fair = [row for row in rows if row["lossless"] == "True" and row.get("failed") != "True" and row["speedup"]]
+    fair = [row for row in fair if row.get("disturbed", "") in ("", NOT_RECORDED)]
     return [row for row in fair if row["method"] != "autoregressive"]
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specrig.models.facts import Shape
-from specrig.planning.estimate import GB, PROMPT_TOKENS
+from specrig.planning.estimate import GB, PROMPT_TOKENS, times
 from specrig.planning.plan import Plan
 
 COLUMNS = {"k": "k", "task": "tasks", "temperature": "T", "batch_size": "batch", "variant": "variants"}
@@ -54,7 +54,9 @@ def _jobs(plan: Plan) -> Table:
     for job in plan.jobs:
         table.add_row(" / ".join(job.name), *map(_values, job.values.values()), str(job.cells))
     total = sum(job.cells for job in plan.jobs)
-    table.caption = f"{total} cells in {len(plan.jobs)} jobs · {study.prompts} prompts a task · trains {plan.trains}"
+    table.caption = (
+        f"{total} cells in {len(plan.jobs)} jobs{times(study)} · {study.prompts} prompts a task · trains {plan.trains}"
+    )
     return table
 
 

@@ -45,11 +45,11 @@ def copy_gb_s(device: str) -> float | None:
         return None
     seconds = []
     for _ in range(REPEATS):
-        _wait(device)
+        wait(device)
         start = time.perf_counter()
         for _ in range(BURST):
             target.copy_(source)
-        _wait(device)
+        wait(device)
         seconds.append(time.perf_counter() - start)
     return 2 * BURST * source.numel() * source.element_size() / min(seconds) / 1e9
 
@@ -64,7 +64,8 @@ def last_level_cache() -> int | None:
     return max(sizes, default=None)
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
+    """Until the device has done what it was asked to; a processor has by then."""
     if device == "cuda":
         import torch
 

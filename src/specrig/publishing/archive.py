@@ -2,7 +2,8 @@
 
     study.json                                   the resolved study, its rows included
     pairs.tsv tasks.tsv reported.csv             the tables it was read from and is held against
-    records/<engine>/<pair>/<method>/            index.json, environment.json, records[-n].jsonl.gz: one line a prompt and cell
+    records/<engine>/<pair>/<method>/            index.json, environment.json, records[-n].jsonl.gz: one line a prompt and cell;
+                                                 the same of each further replicate in replicate-<number>/
     audit/*.csv                                  the verdicts
     models.json models/<pair>/<model>/*.gz       parameters and training curves; never weights
     scores[-n].jsonl.gz                          what the scorers counted in each output: with the references, not the references
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from specrig.analysis.quality import Score
-from specrig.measurement.records import SCHEMA_VERSIONS, Record, write_atomically
+from specrig.measurement.records import SCHEMA_VERSIONS, Record, replicate_folder, write_atomically
 from specrig.publishing.manifest import PublicationError
 from specrig.publishing.scrub import scrub_text, scrubbed, without_addresses
 from specrig.reporting.environment import model_rows
@@ -63,7 +64,7 @@ def unpack(folder: Path, out: Path) -> Path:
     _json(out / "study.json", config)
     if (folder / MODELS).is_file():
         _json(out / MODELS, _read_json(folder / MODELS))
-    for index in sorted((folder / "records").glob("*/*/*/index.json")):
+    for index in sorted((folder / "records").rglob("index.json")):
         _unpack_job(index, folder, out)
     for path in sorted((folder / "audit").glob("*.csv")):
         write_atomically(out / path.relative_to(folder), path.read_text(encoding="utf-8"))
@@ -99,8 +100,8 @@ def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
 
 
 def _pack_job(job: Job, study: StudyData, folder: Path, names: Sequence[str], own: set[str]) -> None:
-    """One job's records, its index with the digests of what is published, and its environment."""
-    there = folder / "records" / job.engine / job.pair / job.method
+    """One replicate of a job: its records, its index with the digests of what is published, and its environment."""
+    there = replicate_folder(folder / "records" / Path(*job.key), job.replicate)
     index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names)}
     lines: list[str] = []
     for slug, path in job.files.items():

@@ -7,9 +7,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
-from specrig.measurement.records import write_atomically
+from specrig.measurement.records import replicate_folder, write_atomically
 from specrig.publishing.archive import LIMIT, compressed, pack, read_scores, unpack
 from specrig.publishing.compare import compare_csv, header
 from specrig.publishing.manifest import FILE, PublicationError, entries, present, read_manifest
@@ -145,11 +146,12 @@ def _check_finished(study: Study) -> None:
     again = "finish it first: the same `make` or `snakemake` command goes on from where it was"
     if not (study.root / "study.json").is_file():
         raise PublicationError(f"{study.root}: no results there; {again}")
-    jobs = {(job.engine, job.pair, job.method): job for job in read_study(study.root).jobs}
+    jobs = {(job.key, job.replicate): job for job in read_study(study.root).jobs}
     missing = []
-    for key, cells in study.grid.jobs.items():
-        job = jobs.get(key)
-        done = {*job.files, *job.failed} if job and (study.root / "records" / Path(*key) / "index.json").is_file() else set()
+    for (key, cells), number in product(study.grid.jobs.items(), range(study.replicates)):
+        job = jobs.get((key, number))
+        index = replicate_folder(study.root / "records" / Path(*key), number) / "index.json"
+        done = {*job.files, *job.failed} if job and index.is_file() else set()
         missing += [cell.name for cell in cells if cell.slug not in done]
     if missing:
         raise PublicationError(f"{study.root}: {len(missing)} cells are not measured, e.g. {missing[0]}; {again}")

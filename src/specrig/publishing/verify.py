@@ -78,7 +78,7 @@ def _files(folder: Path, manifest: Manifest) -> list[Finding]:
 def _records(folder: Path) -> list[Finding]:
     """Every job's records against the digests in its index, and each record's tokens against its rounds."""
     findings = []
-    for index_path in sorted((folder / "records").glob("*/*/*/index.json")):
+    for index_path in sorted((folder / "records").rglob("index.json")):
         job = index_path.parent
         finding = Finding(job.relative_to(folder).as_posix(), "")
         findings.append(finding)

@@ -7,7 +7,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-from specrig.reporting.panels import draw_band, empty, legend_below, lossy_note, make_panels, method_handles, method_lines, top_of
+from specrig.reporting.panels import (
+    draw_band,
+    empty,
+    legend_below,
+    make_panels,
+    method_handles,
+    method_lines,
+    signs_note,
+    top_of,
+)
 from specrig.reporting.style import INK, task_name
 
 
@@ -34,7 +43,7 @@ def batching(cells: pd.DataFrame, tasks: list[str]) -> Figure:
     for ax, task in zip(grid[0], tasks, strict=True):
         here = cells[cells["task"] == task].sort_values("batch_size")
         for label, style, line in method_lines(here):
-            draw_band(ax, line.assign(k=line["batch_size"]), "tokens_per_s", style, label)
+            draw_band(ax, line.assign(k=line["batch_size"]), "tokens_per_s", style, label, timed=True)
         plain = here[here["method"] != "naive_batching"].groupby("batch_size")["baseline_tokens_per_s"].median()
         ax.plot(plain.index, plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
         ax.set_xscale("log", base=2)
@@ -46,5 +55,5 @@ def batching(cells: pd.DataFrame, tasks: list[str]) -> Figure:
     grid[0][0].set_ylabel("tokens/s of the batch")
     grid[0][0].set_ylim(bottom=0, top=top_of(cells, "tokens_per_s"))
     baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive, same batch")
-    legend_below(figure, [*method_handles(cells), baseline], note=lossy_note(cells))
+    legend_below(figure, [*method_handles(cells), baseline], note=signs_note(cells))
     return figure

@@ -14,9 +14,10 @@ from markupsafe import Markup
 
 from specrig.analysis.acceptance import positions
 from specrig.analysis.cells import IDENTITY, row_dicts
+from specrig.analysis.disturbance import undisturbed
 from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
-from specrig.reporting import engines, grid, quality, reproduction, simulated, verdicts
+from specrig.reporting import disturbance, engines, grid, quality, reproduction, simulated, verdicts
 from specrig.reporting import environment as surroundings
 from specrig.reporting.attachments import Attachments, Embedded
 from specrig.reporting.device import floor_notes
@@ -32,6 +33,10 @@ from specrig.reporting.tables import acceptance_grid, cells_grid, speedup_grid
 
 SMALL_MODEL = 100_000_000
 """Parameters below which the report says what a target this small cannot show."""
+
+
+TIMED = ("k_sweep", "heatmap", "speedup_bars", "predicted", "engines", "batching", "reported")
+"""Figures of speeds, whose captions tell of disturbed cells."""
 
 
 def write_report(study_dir: Path, out: Path, attachments: Attachments | None = None) -> Path:
@@ -62,7 +67,7 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
     first = next((job.environment for job in study.jobs if job.environment), {})
     acceptance = acceptance_summary(cells, study.records, study.tasks, audit)
     compared = engines.comparison(study)
-    optimal = optimal_k(cells, study.records)
+    optimal = optimal_k(undisturbed(cells), study.records)
     return {
         "study": study,
         "version": version("specrig"),
@@ -76,10 +81,15 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
             *surroundings.engine_notes(study.jobs, cells),
             *floor_notes([*study.cells.values(), *study.simulated.values()], study.environments),
             *filter(None, [surroundings.energy_note(study.jobs)]),
+            *disturbance.notes(study, cells),
         ],
         "models": surroundings.model_rows(study.folder),
         "figures": _figures(study, attachments),
-        "captions": FIGURES,
+        "captions": {name: text + (disturbance.caption_note(cells) if name in TIMED else "") for name, text in FIGURES.items()},
+        "disturbed": (
+            disturbance.warning(cells, Path(study.config.get("results", "results"), study.name)),
+            disturbance.disturbed_grid(study),
+        ),
         "speedup": speedup_grid(speedups, study.tasks, study.name, study.replicates),
         "acceptance": acceptance_grid(acceptance, study.tasks, study.name),
         "positions": _positions_grid(study, best),
@@ -110,9 +120,7 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
         "repetition": _repetition_grid(cells, study.tasks),
         "repetition_warnings": repetition_warnings(cells),
         "audit": None if audit is None else (verdicts.sentence(audit), verdicts.verdict_grid(audit)),
-        "failed": [
-            (f"{job.engine}/{job.pair}/{job.method}", slug, why) for job in study.jobs for slug, why in job.failed.items()
-        ],
+        "failed": [(job.name, slug, why) for job in study.jobs for slug, why in job.failed.items()],
         "skipped": _skipped(study),
         "prompts_per_cell": sorted({int(count) for count in cells["prompts"]}),
         "repeats": sorted({int(count) for count in cells["repeats"]}),

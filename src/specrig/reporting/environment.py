@@ -34,7 +34,7 @@ def environment_rows(jobs: list[Job]) -> list[tuple[str, list[tuple[str, list[st
     measured = [job for job in jobs if job.environment]
     for job in measured:
         for key, text in flatten(job.environment):
-            found.setdefault(key, {}).setdefault(text, []).append(f"{job.engine}/{job.pair}/{job.method}")
+            found.setdefault(key, {}).setdefault(text, []).append(job.name)
     return [
         (key, [(text, [] if len(users) == len(measured) else users) for text, users in values.items()])
         for key, values in found.items()

@@ -11,7 +11,7 @@ import textwrap
 from dataclasses import dataclass
 
 from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.style import DAGGER
+from specrig.reporting.style import DAGGER, DISTURBED_SIGN
 
 PAGE = 45
 """Rows that fit on one page; a longer table is set as a longtable, which goes on over several."""
@@ -132,6 +132,7 @@ _SIGNS = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     DAGGER: r"$^\dagger$",
+    DISTURBED_SIGN: r"$^\ddagger$",
     "–": "--",
     "×": r"$\times$",
     "τ": r"$\tau$",

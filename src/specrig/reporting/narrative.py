@@ -10,23 +10,24 @@ import pandas as pd
 from specrig.analysis.repetition import LOOPING
 from specrig.reporting.grid import interval, number, percent
 from specrig.reporting.style import task_name
-from specrig.reporting.summary import CROSSFIT
+from specrig.reporting.summary import CROSSFIT, MEAN, spoilt
 
 
 def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
     """One paragraph a setting (engine, pair) at its lowest temperature and smallest batch: the fastest method that may claim it.
 
-    summary: `summary.speedup_summary`; best: the cells behind it. Lossy methods and those that failed the audit are never
-    named the fastest. Speedups are those of k's chosen on other prompts.
+    summary: `summary.speedup_summary`; best: the cells behind it. Lossy methods, those that failed the audit and those with a
+    disturbed cell are never named the fastest. Speedups are those of k's chosen on other prompts.
     """
     paragraphs = []
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
         rows = rows[rows["temperature"] == rows["temperature"].min()]
         rows = rows[rows["batch_size"] == rows["batch_size"].min()]
-        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool)]
+        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool) & ~spoilt(rows, MEAN)]
         fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[CROSSFIT])
         if fair.empty:
-            paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}.")
+            undisturbed = " without being disturbed" if spoilt(rows, MEAN).any() else ""
+            paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}{undisturbed}.")
             continue
         top = cast("dict[str, Any]", fair.sort_values(CROSSFIT).iloc[-1].to_dict())
         paragraphs.append(" ".join(_sentences(top, rows, best, tasks, f"{pair} ({engine})")))
@@ -72,7 +73,8 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         sentences.append(
             f"The measured speed is {percent(kept)} of what its acceptance and bare pass costs predict (median over tasks)."
         )
-    slower = rows[(rows[f"{CROSSFIT}_high"] < 1) & ~rows["method"].isin([top["method"], "autoregressive"])]["method"]
+    others = rows[~spoilt(rows, MEAN) & ~rows["method"].isin([top["method"], "autoregressive"])]
+    slower = others[others[f"{CROSSFIT}_high"] < 1]["method"]
     if len(slower):
         sentences.append(f"Surely slower than not speculating: {', '.join(slower)}.")
     return sentences

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import matplotlib.pyplot as plt
@@ -12,7 +13,18 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from specrig.reporting.style import LOSSY_NOTE, method_colour, method_marker, method_name, method_order
+from specrig.analysis.disturbance import disturbed
+from specrig.reporting.style import (
+    DISTURBED_NOTE,
+    DISTURBED_SIGN,
+    INK,
+    LOSSY_NOTE,
+    method_colour,
+    method_marker,
+    method_name,
+    method_order,
+)
+from specrig.reporting.summary import MEAN, spoilt
 
 
 def empty(reason: str) -> Figure:
@@ -57,8 +69,11 @@ def method_handles(cells: pd.DataFrame, *, lines: bool = True) -> list[Line2D]:
     return handles
 
 
-def draw_band(ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], label: str) -> None:
-    """A measure against k with its `_low` to `_high` band; a single k gets a bar, since its band would have no width."""
+def draw_band(ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], label: str, *, timed: bool = False) -> None:
+    """A measure against k with its `_low` to `_high` band; a single k gets a bar, since its band would have no width.
+
+    timed: it is a speed, so disturbed cells are marked.
+    """
     line = line.dropna(subset=[column])
     ax.plot(line["k"], line[column], linewidth=1.8, markersize=6, label=label, **style)
     low, high = line[f"{column}_low"].astype(float), line[f"{column}_high"].astype(float)
@@ -66,6 +81,14 @@ def draw_band(ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], 
         ax.fill_between(line["k"], low, high, color=style["color"], alpha=0.16, linewidth=0)
     elif len(line) == 1:  # a band of one point would not be seen
         ax.vlines(line["k"], low, high, color=style["color"], linewidth=1.4)
+    if timed:
+        mark_disturbed(ax, line.loc[disturbed(line), ["k", column]].itertuples(index=False, name=None))
+
+
+def mark_disturbed(ax: Axes, points: Iterable[tuple[float, float]]) -> None:
+    """The sign of disturbed cells beside their points."""
+    for x, y in points:
+        ax.annotate(DISTURBED_SIGN, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=10, color=INK)
 
 
 def top_of(frame: pd.DataFrame, *columns: str) -> float | None:
@@ -92,9 +115,11 @@ def note_below(figure: Figure, note: str) -> None:
         figure.text(0.5, -0.02, note, ha="center", va="top", fontsize=9)
 
 
-def lossy_note(frame: pd.DataFrame) -> str:
-    """What the dagger means, if any row of `frame` wears one."""
-    return "" if frame["lossless"].astype(bool).all() else LOSSY_NOTE
+def signs_note(frame: pd.DataFrame) -> str:
+    """What the daggers mean, if any row of `frame` (cells, or their summary) wears one."""
+    marked = spoilt(frame, MEAN) if MEAN in frame else disturbed(frame)
+    notes = ["" if frame["lossless"].astype(bool).all() else LOSSY_NOTE, DISTURBED_NOTE if marked.any() else ""]
+    return "\n".join(filter(None, notes))
 
 
 def row_label(row: dict[str, Any]) -> str:

@@ -14,20 +14,23 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from specrig.analysis.cells import row_dicts
+from specrig.analysis.disturbance import disturbed
 from specrig.reporting.panels import (
     draw_band,
     empty,
     legend_below,
-    lossy_note,
     make_panels,
+    mark_disturbed,
     method_handles,
     method_lines,
     note_below,
     row_label,
+    signs_note,
     top_of,
 )
 from specrig.reporting.style import (
     BASELINES,
+    DISTURBED_SIGN,
     INK,
     PAPER,
     method_colour,
@@ -36,7 +39,7 @@ from specrig.reporting.style import (
     task_name,
     task_style,
 )
-from specrig.reporting.summary import MEAN
+from specrig.reporting.summary import MEAN, spoilt
 
 TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
@@ -53,7 +56,7 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str]) -> Figure:
         here = cells[cells["task"] == task].sort_values("k")
         for label, style, line in method_lines(here):
             draw_band(rate, line, "acceptance_rate", style, label)
-            draw_band(speed, line, "tokens_per_s", style, label)
+            draw_band(speed, line, "tokens_per_s", style, label, timed=True)
         speed.axhline(here["baseline_tokens_per_s"].median(), color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
         rate.set_title(task_name(task))
         speed.set_xlabel("k (drafted tokens a round)")
@@ -66,7 +69,7 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str]) -> Figure:
     grid[1][0].set_ylabel("tokens/s (decoding)")
     grid[1][0].set_ylim(bottom=0, top=top_of(cells, "tokens_per_s"))
     baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive")
-    legend_below(figure, [*method_handles(cells), baseline], note=lossy_note(cells))
+    legend_below(figure, [*method_handles(cells), baseline], note=signs_note(cells))
     return figure
 
 
@@ -79,6 +82,9 @@ def heat_map(summary: pd.DataFrame, tasks: list[str]) -> Figure:
     figure, ax = plt.subplots(figsize=(1.5 * len(columns) + 2.6, 0.5 * len(values) + 1.5))
     span = max(float(np.nanmax(np.abs(np.log2(values.to_numpy())))), 0.25)
     text = values.map(lambda value: f"{value:.2f}×" if np.isfinite(value) else "–")
+    text = text + pd.DataFrame(
+        {column: spoilt(summary, column).map({True: f" {DISTURBED_SIGN}", False: ""}) for column in columns}
+    )
     labels = [
         f"{method_name(row['method'], variant=row['variant'], lossless=row['lossless'])}"
         + (f"  k={row['k']}" if row["k"] else "")
@@ -105,7 +111,7 @@ def heat_map(summary: pd.DataFrame, tasks: list[str]) -> Figure:
     ax.tick_params(axis="y", rotation=0)
     ax.tick_params(axis="x", rotation=0)
     ax.axvline(len(tasks), color=INK, linewidth=1.5)
-    note_below(figure, lossy_note(summary))
+    note_below(figure, signs_note(summary))
     return figure
 
 
@@ -142,6 +148,9 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str]) -> Figure:
             linewidth=0.6,
             label=row_label(row),
         )
+        mark_disturbed(
+            ax, ((at, top) for at, top, column in zip(x, heights, columns, strict=True) if spoilt(summary, column).iloc[number])
+        )
         spread = np.nan_to_num(np.abs(np.vstack([heights - low, high - heights])))
         ax.errorbar(x, heights, yerr=spread, fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5)
     ax.axhline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
@@ -153,7 +162,7 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str]) -> Figure:
     ax.set_ylabel("speedup over autoregressive")
     ax.grid(axis="x", visible=False)
     handles, labels = ax.get_legend_handles_labels()
-    legend_below(figure, handles, labels, note=lossy_note(summary))
+    legend_below(figure, handles, labels, note=signs_note(summary))
     return figure
 
 
@@ -180,6 +189,7 @@ def predicted(cells: pd.DataFrame, tasks: list[str]) -> Figure:
             elinewidth=1.0,
             capsize=0,
         )
+    mark_disturbed(ax, cells.loc[disturbed(cells), ["predicted_speedup", "speedup"]].itertuples(index=False, name=None))
     values = cells[["predicted_speedup", "speedup"]].to_numpy(dtype=float)
     top = max(top_of(cells, "speedup") or 0.0, float(np.nanmax(values)) * 1.05)
     least = float(np.nanmin(values))
@@ -202,7 +212,7 @@ def predicted(cells: pd.DataFrame, tasks: list[str]) -> Figure:
     methods = method_handles(cells, lines=False)
     figure.add_artist(ax.legend(handles=methods, title="method", bbox_to_anchor=(1.3, 1.0), **aside))
     ax.legend(handles=handles, title="task", bbox_to_anchor=(1.3, 0.9 - 0.065 * len(methods)), **aside)
-    note_below(figure, lossy_note(cells))
+    note_below(figure, signs_note(cells))
     return figure
 
 
@@ -233,7 +243,7 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str]) -> Figure:
     for row in grid:
         row[0].set_ylabel("share of target passes")
     axes[0].yaxis.set_major_formatter(PERCENT)
-    legend_below(figure, *axes[0].get_legend_handles_labels(), note=lossy_note(lengths))
+    legend_below(figure, *axes[0].get_legend_handles_labels(), note=signs_note(lengths))
     return figure
 
 

@@ -10,13 +10,14 @@ import pandas as pd
 from specrig.analysis.cells import cells_table, row_dicts
 from specrig.analysis.claims import differing, related
 from specrig.analysis.cost_model import expected_tokens
+from specrig.analysis.disturbance import disturbed
 from specrig.measurement.records import Record
 from specrig.reporting import grid
-from specrig.reporting.device import device_entries, device_titles, with_floor
+from specrig.reporting.device import device_entries, device_titles
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.reproduction import reported_claims, with_conditions
 from specrig.reporting.study_data import StudyData
-from specrig.reporting.style import method_name, task_name
+from specrig.reporting.style import DISTURBED_NOTE, method_name, task_name
 from specrig.study.claims import Claim
 
 LABEL = "simulated acceptance"
@@ -33,7 +34,7 @@ def simulated_table(study: StudyData) -> pd.DataFrame:
     `reported_speedup`, what sources state of the same pair, method, k and batch, and `reported_conditions`, in what theirs differ.
     """
     members = list(study.simulated.values())
-    table = with_floor(cells_table(record for records in members for record in records), members, study.environments)
+    table = study.with_surroundings(cells_table(record for records in members for record in records), study.simulated)
     table.insert(0, "acceptance", LABEL)
     table.insert(1, "declared_alpha", [records[0].simulated_acceptance for records in members])
     table.insert(2, "expected_length", [_expected(records) for records in members])
@@ -73,7 +74,7 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
     rows = [
         [
             Entry(str(row["pair"])),
-            Entry(method_name(row["method"], variant=row["variant"])),
+            Entry(method_name(row["method"], variant=row["variant"], disturbed=marked)),
             Entry(task_name(row["task"])),
             Entry(f"{row['temperature']:g}"),
             Entry(str(row["k"]) if row["k"] else "–"),
@@ -90,8 +91,9 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
             Entry(str(row["reported_speedup"]) or "–"),
             *device_entries(row),
         ]
-        for row in row_dicts(table)
+        for row, marked in zip(row_dicts(table), disturbed(table), strict=True)
     ]
     header = ["pair", "method", "task", "T", "k", "batch", "declared α", "τ", "expected τ", "tokens/s", "baseline tokens/s"]
     header = [*header, "speedup", "predicted", "reported", *device_titles(table)]
-    return Grid(header=header, rows=rows, labels=6, caption=CAPTION, label=f"tab:{study}-simulated")
+    notes = [DISTURBED_NOTE] if disturbed(table).any() else []
+    return Grid(header=header, rows=rows, labels=6, caption=CAPTION, label=f"tab:{study}-simulated", notes=notes)

@@ -13,13 +13,14 @@ from typing import Any
 import pandas as pd
 
 from specrig.analysis.cells import cells_table
-from specrig.measurement.records import Record, RecordError, read_records
+from specrig.analysis.disturbance import Reason, column, disturbances
+from specrig.measurement.records import Record, RecordError, read_records, replicate_folder
 from specrig.reporting.device import with_floor
 
 
 @dataclass(slots=True)
 class Job:
-    """One folder `records/<engine>/<pair>/<method>`: its record files by cell slug, and what came of the other cells."""
+    """One replicate of a job, a folder of `records/`: its record files by cell slug, and what came of the other cells."""
 
     engine: str
     pair: str
@@ -27,6 +28,17 @@ class Job:
     files: dict[str, Path]
     failed: dict[str, str] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    replicate: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """As `Cell.job` has it: the same for all replicates."""
+        return self.engine, self.pair, self.method
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "/".join(self.key) + (f", replicate {self.replicate}" if self.replicate else "")
 
 
 @dataclass
@@ -39,17 +51,22 @@ class StudyData:
 
     @cached_property
     def cells(self) -> dict[str, list[Record]]:
-        """`Cell.name` -> its records, jobs in path order, cells in the order their index names them; measured ones alone."""
-        return {name: records for name, records in self._all.items() if records[0].simulated_acceptance is None}
+        """`Cell.name` -> its records of all replicates; jobs in path order, cells as their index names them; measured ones alone."""
+        return {name: records for name, records in self.every.items() if records[0].simulated_acceptance is None}
 
     @cached_property
     def simulated(self) -> dict[str, list[Record]]:
         """The same of pairs whose acceptance was declared: never mixed with the measured."""
-        return {name: records for name, records in self._all.items() if records[0].simulated_acceptance is not None}
+        return {name: records for name, records in self.every.items() if records[0].simulated_acceptance is not None}
 
     @cached_property
-    def _all(self) -> dict[str, list[Record]]:
-        return {records[0].cell.name: records for _, _, records in self.files() if records}
+    def every(self) -> dict[str, list[Record]]:
+        """Both of them."""
+        found: dict[str, list[Record]] = {}
+        for _, _, records in self.files():
+            for record in records:
+                found.setdefault(record.cell.name, []).append(record)
+        return found
 
     @cached_property
     def records(self) -> list[Record]:
@@ -58,13 +75,22 @@ class StudyData:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """`analysis.cells.cells_table` of all records, with the floor of each baseline where it is known."""
-        return with_floor(cells_table(self.records), self.cells.values(), self.environments)
+        """`analysis.cells.cells_table` of all records, with what disturbed each cell, and the floor of its baseline where it is known."""
+        return self.with_surroundings(cells_table(self.records), self.cells)
+
+    @cached_property
+    def disturbances(self) -> dict[str, list[Reason]]:
+        """`Cell.name` -> what disturbed its replicates, of all cells."""
+        return disturbances(self.every, self.environments)
+
+    def with_surroundings(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
+        """A `cells_table` of `cells` with the column `disturbed` and the floors."""
+        return with_floor(table.assign(disturbed=column(cells, self.disturbances)), cells.values(), self.environments)
 
     @cached_property
     def environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
-        """(engine, pair, method) -> what its job ran on."""
-        return {(job.engine, job.pair, job.method): job.environment for job in self.jobs}
+        """(engine, pair, method) -> what its job ran on, the first time."""
+        return {job.key: job.environment for job in reversed(self.jobs)}
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -108,10 +134,13 @@ def read_study(folder: Path) -> StudyData:
     pairs = config.get("rows", {}).get("pairs") or config.get("pairs")  # entries may name pairs of their own
     wanted = [names(config.get("engines")), names(pairs), names(config.get("methods"))]
     jobs = []
-    for job_folder in sorted({path.parent for path in (folder / "records").glob("*/*/*/*.json*")}):
-        parts = job_folder.parts[-3:]
+    for job_folder in sorted((folder / "records").glob("*/*/*")):
+        engine, pair, method = parts = job_folder.parts[-3:]
         if all(allowed is None or part in allowed for part, allowed in zip(parts, wanted, strict=True)):
-            jobs.append(_job(job_folder, *parts))
+            for number in range(config.get("replicates", 1)):  # a study of before there were any has one
+                replicate = replicate_folder(job_folder, number)
+                if any(replicate.glob("*.json*")):
+                    jobs.append(_job(replicate, engine, pair, method, number))
     return StudyData(folder, config, jobs)
 
 
@@ -131,17 +160,17 @@ def file_sha256(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
-def _job(folder: Path, engine: str, pair: str, method: str) -> Job:
+def _job(folder: Path, engine: str, pair: str, method: str, replicate: int) -> Job:
     index_path, environment_path = folder / "index.json", folder / "environment.json"
     environment = json.loads(environment_path.read_text()) if environment_path.is_file() else {}
     if not index_path.is_file():
         # A job cut before its end has no index yet; the cells it finished are whole files.
         files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
-        return Job(engine, pair, method, files, environment=environment)
+        return Job(engine, pair, method, files, environment=environment, replicate=replicate)
     index = json.loads(index_path.read_text(encoding="utf-8"))
     files = {slug: folder / Path(entry["records"]).name for slug, entry in index.get("cells", {}).items()}
     for path in files.values():
         if not path.is_file():
             raise RecordError(f"{index_path} names {path.name}, which is not there: measure the job again")
     failed = index.get("failed", {})
-    return Job(engine, pair, method, files, failed, environment)
+    return Job(engine, pair, method, files, failed, environment, replicate)

@@ -50,6 +50,10 @@ ENGINE_PALETTE = ["#0077bb", "#ee7733", "#009988", "#cc3311", "#33bbee", "#ee337
 BASELINES = {"autoregressive": "#7f8c99", "naive_batching": "#a3adb8"}
 
 DAGGER = "†"
+DISTURBED_SIGN = "‡"
+DISTURBED_NOTE = (
+    "‡ disturbed: the machine did other things while it was measured, or its times do not fit each other; not to be read."
+)
 LOSSY_NOTE = "† lossy: its acceptance rule does not keep the target's distribution."
 FAILED_NOTE = "Struck through: the audit found output that differs from the target's own."
 
@@ -76,9 +80,10 @@ def method_marker(method: str) -> str:
     return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]
 
 
-def method_name(method: str, *, variant: str = "", lossless: bool = True) -> str:
-    """As it stands in tables: the configuration's own name, its variant, a dagger if it is lossy."""
-    return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{'' if lossless else ' ' + DAGGER}"
+def method_name(method: str, *, variant: str = "", lossless: bool = True, disturbed: bool = False) -> str:
+    """As it stands in tables: the configuration's own name, its variant, a dagger if it is lossy, a double one if its cell is disturbed."""
+    signs = f"{'' if lossless else ' ' + DAGGER}{' ' + DISTURBED_SIGN if disturbed else ''}"
+    return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{signs}"
 
 
 def variant_name(method: str, variant: str) -> str:

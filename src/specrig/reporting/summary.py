@@ -11,6 +11,7 @@ import pandas as pd
 from specrig.analysis.acceptance import emitted_by_prompt
 from specrig.analysis.cells import IDENTITY, by_cell, row_dicts
 from specrig.analysis.crossfit import crossfit
+from specrig.analysis.disturbance import disturbed
 from specrig.analysis.replicates import between, count
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import Estimate, average, interval, mean, stratified_ratio_interval
@@ -43,8 +44,8 @@ def cell_logs(records: list[Record]) -> dict[Key, pd.Series]:
 def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells of each method's best k, all columns kept.
 
-    Best: of the ks that ran the most tasks, the one with the largest geometric mean speedup over tasks at the lowest temperature
-    (0 where it ran), per engine, pair, batch size, method and variant. Other temperatures show that same k; where it did
+    Best: of the ks that ran the most tasks, and of those with the fewest disturbed ones, the one with the largest geometric mean speedup
+    over tasks at the lowest temperature (0 where it ran), per engine, pair, batch size, method and variant. Other temperatures show that same k; where it did
     not run there, their own best. The choice and its speedup come from the same prompts, so the best of many ks is a little
     flattered: the tables' captions say so, and `speedup_summary` has what it gets on other prompts.
     """
@@ -52,8 +53,13 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
     if frame.empty:
         return frame
     frame = frame.assign(variant=frame["variant"].fillna(""), _log=np.log(frame["speedup"].astype(float)))
-    ranked = frame.groupby([*LEVELS, "k"], as_index=False)["_log"].agg(["count", "mean"])
-    ranked = ranked.sort_values([*LEVELS, "count", "mean", "k"], ascending=[True] * len(LEVELS) + [False, False, True])
+    frame = frame.assign(_disturbed=disturbed(frame))
+    ranked = frame.groupby([*LEVELS, "k"], as_index=False).agg(
+        count=("_log", "count"), mean=("_log", "mean"), spoilt=("_disturbed", "sum")
+    )
+    ranked = ranked.sort_values(
+        [*LEVELS, "count", "spoilt", "mean", "k"], ascending=[True] * len(LEVELS) + [False, True, False, True]
+    )
     own = ranked.drop_duplicates(LEVELS)[[*LEVELS, "k"]]
     others = [level for level in LEVELS if level != "temperature"]
     coldest = own.sort_values("temperature").drop_duplicates(others)[[*others, "k"]].rename(columns={"k": "_cold"})
@@ -62,7 +68,7 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
     chosen["k"] = [
         row["_cold"] if (*[row[level] for level in LEVELS], row["_cold"]) in ran else row["k"] for row in row_dicts(chosen)
     ]
-    return frame.drop(columns="_log").merge(chosen[[*LEVELS, "k"]], on=[*LEVELS, "k"]).reset_index(drop=True)
+    return frame.drop(columns=["_log", "_disturbed"]).merge(chosen[[*LEVELS, "k"]], on=[*LEVELS, "k"]).reset_index(drop=True)
 
 
 def speedup_summary(
@@ -70,10 +76,11 @@ def speedup_summary(
 ) -> pd.DataFrame:
     """Speedup by method × task at each method's best k.
 
-    Columns: `LEVELS`, k, lossless, failed (see `audit_failures`); for each task `<task>`, `<task>_low`, `<task>_high`;
-    geometric_mean over the tasks with its 95 % interval over prompts (and runs, where there are replicates), and `tasks`, how many
-    entered it; `crossfit` with its interval: the same where each half of the prompts is judged at the k that the other half chose
-    (`crossfit_ks`, "4, 5"), and plainly the geometric mean where there was no k to choose (`crossfit_ks` empty).
+    Columns: `LEVELS`, k, lossless, failed (see `audit_failures`), `disturbed` (the disturbed tasks' names); for each task `<task>`,
+    `<task>_low`, `<task>_high`; geometric_mean over the tasks with its 95 % interval over prompts (and runs, where there are
+    replicates), and `tasks`, how many entered it; `crossfit` with its interval: the same where each half of the prompts is judged at
+    the k that the other half chose (`crossfit_ks`, "4, 5"), and plainly the geometric mean where there was no k to choose
+    (`crossfit_ks` empty).
     """
     logs, grouped = cell_logs(records), by_cell(records)
     pools, replicates = between(grouped), {key: count(members) for key, members in _by_identity(grouped).items()}
@@ -83,6 +90,7 @@ def speedup_summary(
     for key, members in best.groupby([*LEVELS, "k"], sort=False):
         cell_rows = {str(row["task"]): row for row in row_dicts(members)}
         row = _head(key, members, audit)
+        row["disturbed"] = " ".join(members.loc[disturbed(members), "task"])
         for task in tasks:
             found = cell_rows.get(task)
             for name, column in ((task, "speedup"), (f"{task}_low", "speedup_low"), (f"{task}_high", "speedup_high")):
@@ -96,7 +104,7 @@ def speedup_summary(
         row |= _mean_over_tasks(CROSSFIT, list(judged.logs.values()) if judged else strata, runs)
         row[f"{CROSSFIT}_ks"] = ", ".join(map(str, judged.ks)) if judged else ""
         rows.append(row)
-    columns = [*LEVELS, "k", "lossless", "failed"]
+    columns = [*LEVELS, "k", "lossless", "failed", "disturbed"]
     columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")] + ["tasks"]
     columns += [f"{CROSSFIT}{end}" for end in ("", "_low", "_high", "_ks")]
     return _sorted(pd.DataFrame(rows, columns=columns))
@@ -133,6 +141,14 @@ def acceptance_summary(
     columns += [f"{task}_{measure}" for task in tasks for measure in MEASURES]
     columns += [f"mean_{measure}" for measure in MEASURES]
     return _sorted(pd.DataFrame(rows, columns=columns))
+
+
+def spoilt(summary: pd.DataFrame, column: str) -> pd.Series:
+    """Which rows of `speedup_summary` are disturbed in a column: in that task, or for the mean in any."""
+    names = (
+        summary["disturbed"].fillna("").str.split() if "disturbed" in summary else pd.Series([[]] * len(summary), summary.index)
+    )
+    return names.map(lambda tasks: bool(tasks) if column == MEAN else column in tasks).astype(bool)
 
 
 def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
+from specrig.analysis.disturbance import disturbed, undisturbed
 from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
@@ -20,8 +21,8 @@ from specrig.reporting.optimum import optimal_k_grid
 from specrig.reporting.reproduction import reproduction, reproduction_grid, sources_grid
 from specrig.reporting.simulated import simulated_grid, simulated_table
 from specrig.reporting.study_data import StudyData, read_study
-from specrig.reporting.style import FAILED_NOTE, LOSSY_NOTE, method_name, task_name
-from specrig.reporting.summary import CROSSFIT, LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary
+from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN, FAILED_NOTE, LOSSY_NOTE, method_name, task_name
+from specrig.reporting.summary import CROSSFIT, LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary, spoilt
 
 STEMS = ("cells", "speedup", "acceptance", "engines", "reproduction", "optimal_k", "simulated")
 FILES = [f"{stem}.{ending}" for stem in STEMS for ending in ("csv", "md", "tex")]
@@ -45,7 +46,7 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     speedups = speedup_summary(cells, study.records, study.tasks, audit)
     acceptance = acceptance_summary(cells, study.records, study.tasks, audit)
     compared = comparison(study)
-    judged, optimal = reproduction(study), optimal_k(cells, study.records)
+    judged, optimal = reproduction(study), optimal_k(undisturbed(cells), study.records)
     simulated = simulated_table(study)
     grids = {
         "cells": (cells, cells_grid(cells, study)),
@@ -70,7 +71,7 @@ def runs_note(replicates: int) -> str:
 
 
 def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates: int = 1) -> Grid:
-    """`summary.speedup_summary` for people; the best lossless value of a column, per setting, is bold.
+    """`summary.speedup_summary` for people; the best lossless and undisturbed value of a column, per setting, is bold.
 
     replicates: how often the study's jobs were run.
     """
@@ -79,13 +80,15 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
     crossfitted = bool((summary[f"{CROSSFIT}_ks"] != "").any())
     columns = [*tasks, MEAN, *([CROSSFIT] if crossfitted else [])]
     best = {column: _best(summary, column, settings) for column in columns}
+    marked = {column: spoilt(summary, column) for column in columns}
     rows = []
     for index, row in enumerate(row_dicts(summary)):
         entries = _row_labels(row, levels)
         for column in columns:
             note = grid.interval(row[f"{column}_low"], row[f"{column}_high"])
             bold, struck = bool(best[column].iloc[index]), row["failed"]
-            entries.append(Entry(grid.number(row[column]), note, bold, struck and bool(np.isfinite(row[column]))))
+            sign = f" {DISTURBED_SIGN}" if marked[column].iloc[index] else ""
+            entries.append(Entry(grid.number(row[column]) + sign, note, bold, struck and bool(np.isfinite(row[column]))))
         rows.append(entries)
     header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "geometric mean"]
     header += ["the same, k chosen on other prompts"] if crossfitted else []
@@ -99,7 +102,7 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
             f"95 % interval){_setting(summary)}. {runs_note(replicates)} {BEST_K}{f' {CROSSFITTED}' if crossfitted else ''}"
         ),
         label=f"tab:{study}-speedup",
-        notes=_notes(summary),
+        notes=_notes(summary) + ([DISTURBED_NOTE] if spoilt(summary, MEAN).any() else []),
     )
 
 
@@ -146,11 +149,12 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
         "efficiency",
     ]
     rows = []
-    for row in row_dicts(cells):
+    marked = disturbed(cells)
+    for row, sign in zip(row_dicts(cells), marked, strict=True):
         note = grid.interval(row["speedup_low"], row["speedup_high"])
         rows.append(
             [
-                *_row_labels(row, levels),
+                *_row_labels(row, levels, disturbed=sign),
                 Entry(str(row["prompts"])),
                 *(_drift(row) if replicated else []),
                 Entry(grid.number(row["tokens_per_s"], 1)),
@@ -170,7 +174,7 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
         groups=levels.index("method"),
         caption=f"Every measured cell of the study {study.name}{_setting(cells)}. {runs_note(study.replicates)}",
         label=f"tab:{study.name}-cells",
-        notes=_notes(cells),
+        notes=_notes(cells) + ([DISTURBED_NOTE] if marked.any() else []),
     )
 
 
@@ -187,13 +191,13 @@ def varying_levels(frame: pd.DataFrame) -> list[str]:
     return [level for level in shown if level != "variant"]  # the variant stands behind the method's name
 
 
-def _row_labels(row: dict[str, Any], levels: list[str]) -> list[Entry]:
+def _row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = False) -> list[Entry]:
     labels = []
     for level in levels:
         value = row[level]
         if level == "method":
             variant = row["variant"] if isinstance(row["variant"], str) else ""
-            value = method_name(row["method"], variant=variant, lossless=row["lossless"])
+            value = method_name(row["method"], variant=variant, lossless=row["lossless"], disturbed=disturbed)
         elif level == "temperature":
             value = f"{value:g}"
         elif level == "task":
@@ -203,8 +207,8 @@ def _row_labels(row: dict[str, Any], levels: list[str]) -> list[Entry]:
 
 
 def _best(summary: pd.DataFrame, column: str, settings: list[str]) -> pd.Series:
-    # A lossy or condemned method never wins a column: its speed is not comparable.
-    fair = summary[column].where(summary["lossless"].astype(bool) & ~summary["failed"].astype(bool))
+    # A lossy, condemned or disturbed method never wins a column: its speed is not comparable.
+    fair = summary[column].where(summary["lossless"].astype(bool) & ~summary["failed"].astype(bool) & ~spoilt(summary, column))
     top = fair.groupby([summary[level] for level in settings]).transform("max") if settings else fair.max()
     return (fair == top) & fair.notna()
 

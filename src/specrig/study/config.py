@@ -64,7 +64,9 @@ class Config(Settings):
     warmup: int = Field(1, ge=0)
     """Rounds of warm-up, not recorded, before each block of cells."""
     repeats: int = Field(1, ge=1)
-    """Times that every prompt is measured, each with a seed of its own."""
+    """Times that every prompt is measured in a row, in one process, each with a seed of its own."""
+    replicates: int = Field(2, ge=1)
+    """How often everything is measured: all jobs once, then all again, each by a new process. Two runs tell how far one can be trusted."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is a GPU."""
     threads: int | None = Field(None, ge=1)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrig.measurement.records import write_atomically
+from specrig.measurement.records import replicate_of, write_atomically
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.tracking.entries import EXPERIMENT, NOTE, Entry, families
 
@@ -181,7 +181,10 @@ def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
     for part in _chunks(tags, 100):
         client.log_batch(run, tags=part)
     for path in entry.artifacts:
-        folder = path.parent.name if path.parent.name in ("tables", "figures") else None
+        name = path.parent.name
+        folder = (
+            name if name in ("tables", "figures") or replicate_of(name) else None
+        )  # a replicate's records have the first one's names
         client.log_artifact(run, str(path), artifact_path=folder)
     client.set_tag(run, "record_sha", entry.sha)
     client.set_terminated(run, status="FINISHED")

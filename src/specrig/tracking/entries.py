@@ -75,21 +75,27 @@ def _surroundings(environment: dict[str, Any]) -> dict[str, str]:
 
 
 def _cell_entries(study: StudyData, job: Job, condemned: set[tuple[Any, ...]]) -> Iterator[Entry]:
+    again = [other for other in study.jobs if other.key == job.key]
+    if job is not again[0]:
+        return  # its cells are entered once, with the records of all replicates
     rows = {tuple(row[name] for name in IDENTITY): row for row in row_dicts(study.table)}
-    for path in job.files.values():
+    for slug in dict.fromkeys(slug for each in again for slug in each.files):
         # `study.cells` has parsed every file already: found by its name, not read again.
-        records = study.cells.get(f"{job.engine}/{job.pair}/{job.method}/{path.stem}")
+        records = study.cells.get("/".join((*job.key, slug)))
         if records:
             identity = tuple(getattr(records[0].cell, name) for name in IDENTITY)
-            yield _cell_entry(study, job, path, records, rows[identity], failed=identity in condemned)
+            paths = [each.files[slug] for each in again if slug in each.files]
+            yield _cell_entry(study, job, paths, records, rows[identity], failed=identity in condemned)
 
 
-def _cell_entry(study: StudyData, job: Job, path: Path, records: list[Record], row: dict[str, Any], *, failed: bool) -> Entry:
+def _cell_entry(
+    study: StudyData, job: Job, paths: list[Path], records: list[Record], row: dict[str, Any], *, failed: bool
+) -> Entry:
     """row: the cell's own of the study's table, whose intervals know of all jobs what whole runs differ by."""
     cell = records[0].cell
     settings: dict[str, Any] = {key: study.config[key] for key in ("seed", "max_new_tokens") if key in study.config}
     logs = log_speedups(group_times(records))
-    sha = file_sha256(path)
+    sha = file_sha256(paths[0]) if len(paths) == 1 else digest([file_sha256(path) for path in paths])
     return Entry(
         key=cell.name,
         name=f"{cell.method} {cell.slug}",
@@ -120,7 +126,7 @@ def _cell_entry(study: StudyData, job: Job, path: Path, records: list[Record], r
             "prompt/tokens": [(step, float(len(record.run.tokens))) for step, record in enumerate(records)],
             "prompt/ttft_ms": [(step, 1000 * record.run.ttft_s) for step, record in enumerate(records)],
         },
-        artifacts=[path],
+        artifacts=paths,
     )
 
 

@@ -1,0 +1,294 @@
+"""Was a cell measured on a quiet machine? What its records give against it, replicate by replicate.
+
+Baseline and method alternate, so what lasts for minutes slows both alike and cancels in their ratio; what comes and goes within seconds
+does not, and nobody sees it in a speedup. So the evidence is gathered three ways: what the operating system counted beside each
+generation, what the machine could do before and after, and whether the times themselves fit each other. A cell with any reason against
+it is disturbed: shown, marked, and best measured again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from specrig.analysis import cost_model
+from specrig.analysis.acceptance import acceptance_length
+from specrig.analysis.efficiency import baselines, explained_efficiency, groups
+from specrig.analysis.speedup import group_times, speedup
+from specrig.measurement.records import NOT_RECORDED, Load, Record, Run
+
+WAITED = 0.05
+"""Share of their time that the job's threads waited for a processor: 5 % is the difference that a study is to tell (`statistics.DIFFERENCE`)."""
+STEAL = 0.05
+"""Share of the processor time it asked for that the host gave to others: the same."""
+OTHERS = 0.1
+"""Share of the processors it counts on that others took. The workflow itself and a desktop at rest take a few per cent; the system counts in
+ticks, which blurs a cell of a second by one or two."""
+HELD = 0.1
+"""Share of the time in which the measuring thread neither ran nor was ready to: beside eight busy processes it was 0.5 to 0.9 %."""
+HELD_S = 0.5
+"""Seconds of that in a single generation, which no page of memory and no other thread explains."""
+SLEPT_S = 0.1
+"""Seconds that the whole machine was suspended: a tenth of a second is far beyond the clocks' own differences."""
+SPREAD = 0.15
+"""Robust coefficient of variation of the baseline's speed over a cell's groups: prompts of different lengths account for 0.02 to 0.08
+(median of the published run 0.04), and with 8 prompts 0.15 already leaves 10 % uncertain."""
+DRIFT = 0.2
+"""How much slower the baseline is in one half, or one replicate, than in another: two quiet runs of a study on a shared virtual machine
+differed by up to a fifth."""
+OUTLIER = 4.0
+"""How many times the median of its peers a group takes for a pass (a token of the baseline). Passes of one cell differ twofold at most."""
+LEAST_PASSES = 8
+"""Groups with fewer passes or tokens are judged as if they had so many: their first pass is slow by itself."""
+PROBE = 0.7
+"""A probe below this share of the study's best one: the best of a tenth of a second repeats within 10 to 15 % on a quiet machine."""
+EFFICIENCY = 1.15
+"""How far measured over predicted speedup may be from what explains it (`explained_efficiency`). In the published run no cell is farther than
+5 %: what a geometric mean over prompts differs from the ratio of sums."""
+LEAST_GROUPS = 4
+"""A spread or a half of fewer groups is not judged."""
+
+COLUMN = "disturbed"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing against a replicate of a cell, in words."""
+
+    replicate: int
+    text: str
+
+
+def disturbances(
+    cells: Mapping[str, Sequence[Record]], environments: Mapping[tuple[str, str, str], Mapping[str, Any]]
+) -> dict[str, list[Reason]]:
+    """Name of the cell -> every reason against its replicates, in their order; empty where nothing is.
+
+    cells: name -> its records, all replicates; environments: (engine, pair, method) -> what its job ran on.
+    """
+    best = _best_probes(cells.values(), environments)
+    found = {}
+    for name, records in cells.items():
+        environment = environments.get(records[0].cell.job, {})
+        parts = _replicates(records)
+        against: list[Reason] = []
+        for replicate, own in parts.items():
+            texts = [
+                *_loads(own, environment),
+                *_probes(own, best.get(_machine(environment), {})),
+                *_baseline(own),
+                *_efficiency(own),
+            ]
+            against += [Reason(replicate, text) for text in texts]
+        against += [*_between(parts), *_outliers(parts)]
+        found[name] = sorted(against, key=lambda reason: reason.replicate)
+    return found
+
+
+def column(cells: Mapping[str, Sequence[Record]], reasons: Mapping[str, list[Reason]]) -> list[str]:
+    """What stands in `cells.csv` of each cell: its reasons, nothing, or that nothing was recorded."""
+    texts = []
+    for name, records in cells.items():
+        several = len({record.replicate for record in records}) > 1
+        said = [f"replicate {reason.replicate}: {reason.text}" if several else reason.text for reason in reasons[name]]
+        recorded = all(record.run.load is not None for record in records)
+        texts.append("; ".join(said) or ("" if recorded else NOT_RECORDED))
+    return texts
+
+
+def disturbed(frame: pd.DataFrame) -> pd.Series:
+    """Which rows of a table of cells are disturbed; none where the table does not say."""
+    if COLUMN not in frame:
+        return pd.Series(False, index=frame.index)
+    return ~frame[COLUMN].fillna("").isin(["", NOT_RECORDED])
+
+
+def undisturbed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The other rows."""
+    return frame[~disturbed(frame)]
+
+
+def shares(records: Sequence[Record], environment: Mapping[str, Any]) -> dict[str, float]:
+    """What was lost beside a cell's generations, by constant's name: `WAITED`, `STEAL`, `OTHERS`, `HELD`; only what was recorded."""
+    load = _total(records)
+    if load is None or load.elapsed_s <= 0:
+        return {}
+    found = {}
+    if load.waited_s is not None:
+        found["WAITED"] = load.waited_s / max(load.own_s + load.waited_s, 1e-9)
+    if load.held_s is not None:
+        found["HELD"] = load.held_s / load.elapsed_s
+    found["STEAL"] = load.steal_s / max(load.own_s + load.steal_s, 1e-9)
+    cores, wanted = _processors(environment)
+    if cores:
+        free = max(cores - wanted, 0)
+        found["OTHERS"] = max(load.others_s / load.elapsed_s - free, 0.0) / wanted
+    return found
+
+
+def _loads(records: Sequence[Record], environment: Mapping[str, Any]) -> list[str]:
+    """What the operating system counted beside the generations."""
+    said: dict[str, tuple[float, Callable[[str], str]]] = {
+        "OTHERS": (OTHERS, lambda share: f"other processes took {share} of the processors it counts on"),
+        "STEAL": (STEAL, lambda share: f"the host gave {share} of its processor time to others"),
+        "WAITED": (WAITED, lambda share: f"its threads waited for a processor for {share} of their time"),
+        "HELD": (
+            HELD,
+            lambda share: f"it neither ran nor was ready to for {share} of the time (suspended, or waiting for a disk)",
+        ),
+    }
+    found = shares(records, environment)
+    texts = [say(f"{found[name]:.0%}") for name, (limit, say) in said.items() if found.get(name, 0.0) > limit]
+    load = _total(records)
+    longest = max(
+        (run.load.held_s or 0.0 for record in records for run in (record.run, record.baseline) if run.load), default=0.0
+    )
+    if longest > HELD_S:
+        texts.append(f"one generation was held for {longest:.1f} s (suspended, or waiting for a disk)")
+    if load is not None and load.slept_s > SLEPT_S:
+        texts.append(f"the machine was suspended for {load.slept_s:.1f} s")
+    return texts
+
+
+def _probes(records: Sequence[Record], best: Mapping[str, float]) -> list[str]:
+    """What the machine could do before and after, against the best of the study."""
+    texts = []
+    for name, what, unit in (("copy_gb_s", "copied", "GB/s"), ("product_gflop_s", "multiplied", "GFLOP/s")):
+        seen = [getattr(probe, name) for probe in (records[0].before, records[0].after) if probe is not None]
+        known = [value for value in seen if value]
+        if known and min(known) < PROBE * best[name]:
+            texts.append(f"the machine {what} at {min(known):.3g} {unit} beside it, at {best[name]:.3g} at best in this study")
+    return texts
+
+
+def _baseline(records: Sequence[Record]) -> list[str]:
+    """Whether plain decoding kept its speed over the replicate's groups."""
+    texts = []
+    speeds = _speeds(records)
+    if len(speeds) >= LEAST_GROUPS and (spread := robust_variation(speeds)) > SPREAD:
+        texts.append(f"plain decoding ran at {min(speeds):.0f} to {max(speeds):.0f} tokens/s (robust spread {spread:.0%})")
+    half = len(speeds) // 2
+    if half >= LEAST_GROUPS and abs(change := median(speeds[half:]) / median(speeds[:half]) - 1) > DRIFT:
+        texts.append(
+            f"plain decoding was {abs(change):.0%} {'slower' if change < 0 else 'faster'} in its second half than in its first"
+        )
+    drifts = [record.baseline_drift for record in records if record.baseline_drift is not None]
+    if drifts and abs(drift := median(drifts)) > DRIFT:
+        texts.append(f"a token of plain decoding took {drift:+.0%} after the methods, against before them")
+    return texts
+
+
+def _efficiency(records: Sequence[Record]) -> list[str]:
+    """Whether the measured speedup follows from the passes that were measured with it."""
+    predicted = cost_model.predicted_speedup(acceptance_length(records), cost_model.pass_costs(records))
+    found, explained = cost_model.efficiency(speedup(group_times(records)), predicted), explained_efficiency(records)
+    if not (math.isfinite(found) and math.isfinite(explained)) or 1 / EFFICIENCY <= found / explained <= EFFICIENCY:
+        return []
+    return [f"its efficiency is {found:.2f}, where its loop's own time explains {explained:.2f}: its times do not fit each other"]
+
+
+def _between(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
+    """Replicates in which plain decoding was slower than in the fastest one."""
+    speeds = {replicate: median(found) for replicate, records in parts.items() if len(found := _speeds(records)) >= LEAST_GROUPS}
+    fastest = max(speeds.values(), default=0.0)
+    return [
+        Reason(replicate, f"plain decoding was {1 - speed / fastest:.0%} slower than in another replicate")
+        for replicate, speed in speeds.items()
+        if speed < (1 - DRIFT) * fastest
+    ]
+
+
+def _outliers(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
+    """Replicates with a group that took many times as long as its peers: suspended, or starved."""
+    found: dict[int, list[float]] = {}
+    for side in ("run", "baseline"):
+        taken: list[tuple[int, float, int]] = []
+        for replicate, records in parts.items():
+            for members in groups(records):
+                runs = baselines(members) if side == "baseline" else [members[0].run]
+                taken += [(replicate, run.decode_s, max(_passes(run), 1)) for run in runs]
+        usual = median(seconds / passes for _, seconds, passes in taken)
+        for replicate, seconds, passes in taken:
+            times = seconds / (usual * max(passes, LEAST_PASSES)) if usual > 0 else 0.0
+            if times > OUTLIER:
+                found.setdefault(replicate, []).append(times)
+    return [
+        Reason(
+            replicate,
+            f"{len(times)} generation{'s' if len(times) > 1 else ''} took up to {max(times):.0f} times as long as the others' median",
+        )
+        for replicate, times in found.items()
+    ]
+
+
+def robust_variation(values: Sequence[float]) -> float:
+    """1.4826 · median absolute deviation / median: the coefficient of variation of a normal sample, unmoved by single values."""
+    middle = median(values)
+    return 1.4826 * median(abs(value - middle) for value in values) / middle
+
+
+def _best_probes(
+    cells: Iterable[Sequence[Record]], environments: Mapping[tuple[str, str, str], Mapping[str, Any]]
+) -> dict[tuple[Any, ...], dict[str, float]]:
+    """Machine -> the best of each probe in the whole study."""
+    best: dict[tuple[Any, ...], dict[str, float]] = {}
+    for records in cells:
+        own = best.setdefault(_machine(environments.get(records[0].cell.job, {})), {"copy_gb_s": 0.0, "product_gflop_s": 0.0})
+        for record in records:
+            for probe in (record.before, record.after):
+                for name in own if probe is not None else ():
+                    own[name] = max(own[name], getattr(probe, name) or 0.0)
+    return best
+
+
+def _machine(environment: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What decides a probe: the device, the processor and how many threads ran."""
+    cpu, torch = environment.get("cpu") or {}, environment.get("torch") or {}
+    return environment.get("device"), cpu.get("model"), torch.get("threads"), str(environment.get("gpus"))
+
+
+def _processors(environment: Mapping[str, Any]) -> tuple[int, int]:
+    """(processors of the machine, those that the job counts on); 0 where not known."""
+    cores = int((environment.get("cpu") or {}).get("logical_cores") or 0)
+    threads = int((environment.get("torch") or {}).get("threads") or cores)
+    return cores, 1 if environment.get("device") == "cuda" else max(min(threads, cores), 1)
+
+
+def _replicates(records: Iterable[Record]) -> dict[int, list[Record]]:
+    found: dict[int, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.replicate, []).append(record)
+    return dict(sorted(found.items()))
+
+
+def _speeds(records: Iterable[Record]) -> list[float]:
+    """Tokens/s of plain decoding in each group, in order; groups too short to tell are left out."""
+    found = []
+    for members in groups(records):
+        tokens = sum(len(record.baseline.tokens) - record.baseline.prefill_tokens for record in members)
+        seconds = sum(run.decode_s for run in baselines(members))
+        if tokens >= LEAST_PASSES * len(members) and seconds > 0:
+            found.append(tokens / seconds)
+    return found
+
+
+def _passes(run: Run) -> int:
+    """Target passes of a generation; its tokens where the engine does not tell."""
+    counted = run.counts.rounds if run.counts is not None else len(run.rounds.emitted)
+    return counted or len(run.tokens) - run.prefill_tokens
+
+
+def _total(records: Sequence[Record]) -> Load | None:
+    """All that was read beside a cell's generations and its baseline's; None where any of it is missing."""
+    loads = [run.load for members in groups(records) for run in (members[0].run, *baselines(members))]
+    total: Load | None = None
+    for load in loads:
+        if load is None:
+            return None
+        total = load if total is None else total.plus(load)
+    return total
