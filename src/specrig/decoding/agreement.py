@@ -77,7 +77,8 @@ def ask(model: Any, device: torch.device) -> Said:
 def layout(cache: Any) -> list[LayerShape]:
     """What each layer wrote to a model's own cache. Raises DecodingError where that is not keys and values of every token."""
     layers = cache.layers if isinstance(cache, Cache) else []
-    others = {type(layer).__name__ for layer in layers if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)}
+    plain = (DynamicLayer, DynamicSlidingWindowLayer)
+    others = {type(layer).__name__ for layer in layers if type(layer) not in plain or layer.keys is None}
     if others or not layers:
         kept = ", ".join(sorted(others)) or "no cache of keys and values"
         raise DecodingError(
