@@ -121,10 +121,10 @@ def needs(study: Study) -> str:
     """What the study asks for, in one line: cells, memory, hours."""
     sizes = pair_sizes(study)
     largest = max((size for size in sizes if size.memory_bytes), key=lambda size: size.memory_bytes or 0, default=None)
-    memory = "unknown" if largest is None else f"{(largest.memory_bytes or 0) / GB:,.1f} GB ({largest.pair})"
     where = "GPU memory" if study.uses_gpu() else "memory"
+    known = "" if largest is None else f"up to {(largest.memory_bytes or 0) / GB:,.1f} GB ({largest.pair}) of {where}"
     spent = hours(study, sizes)[0]
-    return f"{len(study.grid.cells)} cells in {len(study.grid.jobs)} jobs{times(study)} · up to {memory} of {where} · at most {spent:,.1f} hours of measuring"
+    return f"{len(study.grid.cells)} cells in {len(study.grid.jobs)} jobs{times(study)} · {known or f'{where} not known'} · at most {spent:,.1f} hours of measuring"
 
 
 def times(study: Study) -> str:
