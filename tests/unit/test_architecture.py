@@ -31,7 +31,7 @@ FLOORS = {
     "measurement": {"cell", "decoding", "engines", "models", "provenance", "study", "tasks"},
     "audit": {"cell", "decoding", "engines", "measurement", "models", "study"},
     "analysis": {"cell", "measurement", "models", "study", "tasks"},
-    "reporting": {"analysis", "cell", "decoding", "measurement", "models", "study"},
+    "reporting": {"analysis", "audit", "cell", "decoding", "measurement", "models", "study"},
     "tracking": {"analysis", "cell", "measurement", "reporting", "study"},
 }
 

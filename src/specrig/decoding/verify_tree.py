@@ -26,6 +26,8 @@ def verify_tree(draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence
     if sampler.greedy:
         return _greedy(draft, logits)
     p = sampler.probs(logits)
+    if not all(active):  # a finished row offers nothing, so that nobody walks its tree
+        draft.lengths = [count if on else 0 for count, on in zip(draft.offered, active, strict=True)]
     counts = draft.offered
     n = draft.tokens.shape[1]
     uniforms = sampler.uniforms([count + 1 if on else 0 for count, on in zip(counts, active, strict=True)], n + 1)
@@ -46,10 +48,12 @@ def _read(draft: Draft, *parts: Tensor) -> tuple[list[Children], list[list[int]]
         draft.parents = [[int(parent) for parent in row[n : 2 * n]] for row in rows]
     trees = [range(-1, n - 1)] * len(rows) if draft.parents is None else draft.parents
     children: list[Children] = []
+    shared: dict[tuple[int, int], Children] = {}  # rows of a batch often have one tree
     for parents, count in zip(trees, draft.offered, strict=True):
-        found: Children = {}
-        for node, parent in enumerate(parents[:count]):
-            found.setdefault(parent, []).append(node)
+        if (found := shared.get((id(parents), count))) is None:
+            found = shared[id(parents), count] = {}
+            for node, parent in enumerate(parents[:count]):
+                found.setdefault(parent, []).append(node)
         children.append(found)
     return children, tokens, [row[n * (1 + len(known)) :] for row in rows]
 
