@@ -157,6 +157,7 @@ def test_impossible_tokens_fail_at_once() -> None:
     contexts = np.zeros(100, dtype=int)
     for wrong in (2, 3):  # of probability zero; not in the vocabulary
         assert next_token_test("-", contexts, np.array([0, 1] * 49 + [0, wrong]), p).p_value == 0
+    assert g_test([(0,), (1,)] * 10, {(0,): 0.5, (1,): 0.5}).p_value == 1, "too few samples for any test are no evidence"
     assert g_test([(0,)] * 50 + [(1,)] * 49 + [(2,)], {(0,): 0.5, (1,): 0.5}).p_value == 0
 
 
@@ -171,7 +172,7 @@ def test_a_family_of_tests_is_judged_by_holms_procedure() -> None:
 
 
 def test_rows_of_several_files_are_one_family() -> None:
-    shown = pd.DataFrame({"method": list("abcde"), "p_value": [FAMILY_WISE / 2, 0.5, 1e-30, np.nan, 1e-9]})
+    shown = pd.DataFrame({"method": list("abcde"), "p_value": [0.6 * FAMILY_WISE, 0.5, 1e-30, np.nan, 1e-9]})
     shown["passed"] = [None, None, True, False, None]  # c is lossy by design, d was not tested
     assert judged(shown)["passed"].tolist() == [True, True, True, False, False], "a fails alone, not among three"
     assert judged(shown[:1])["passed"].tolist() == [False]
@@ -180,8 +181,8 @@ def test_rows_of_several_files_are_one_family() -> None:
 
 def test_the_strictest_level_counts_what_a_study_plans(workplace: Path) -> None:
     study = load_study(Path("configs/quick.yaml"))
-    tests = FAMILY_WISE / strictest(study)
-    assert tests == pytest.approx(51), "15 methods and variants with an exact test, 9 of them sampled on four tasks"
+    planned = round(FAMILY_WISE / strictest(study))
+    assert planned == 15 + 10 * 4, "15 methods and variants on the laboratory pair, 10 of them sampled on four tasks"
 
 
 def test_transformed_draws_are_uniform_and_shifted_ones_are_not() -> None:

@@ -32,7 +32,9 @@ class ChiSquared:
     @property
     def p_value(self) -> float:
         """Chance that a correct sampler deviates as far or farther; 1 where there was nothing to test."""
-        return float(chi2.sf(self.statistic, self.degrees)) if self.degrees else 0.0 if self.statistic > 0 else 1.0
+        if np.isinf(self.statistic):
+            return 0.0
+        return float(chi2.sf(self.statistic, self.degrees)) if self.degrees else 1.0
 
     def power(self, distance: float, level: float) -> float:
         """Least chance that the test, at this level, fails a sampler whose distribution is `distance` off in total variation.
