@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 VOCABULARY = 8
 WIDTH = 32
 """Hidden size, and the one attention head's: the smallest that every engine's kernels take."""
-PROMPT = (6, 1, 1, 1, 1, 5, 0, 2, 7, 2, 0, 2, 7)
+PROMPT = (6, 0, 1, 3, 2, 0, 1, 3, 7, 5, 0, 4, 5, 5)
 
-SEED = 8
+SEED = 15
 """Of the weights: a draw for which draft and target differ most where siblings and corrections decide (docs/audit.md)."""
 SHARPNESS = 1.5
 """Standard deviation of the target's logits for a given last token."""
