@@ -184,6 +184,12 @@ FLAWS = [
         COPIED_TREES,
     ),
 ]
+FAINT = {
+    ("bonus token from q", "medusa_draft"),
+    ("bonus token from the position before", "eagle3"),
+    ("bonus token from the node before", "medusa_draft, tree"),
+}
+"""What the audit does not see at its own number of samples: drafts that are seldom accepted to their end (docs/audit.md)."""
 PAIRS = [(flaw, method) for flaw in FLAWS for method in flaw.methods]
 
 
