@@ -23,7 +23,7 @@ from specrig.models.pair import PairFiles
 from specrig.study.load import load_study
 
 FALSE_ALARM = 1e-4
-PROMPTS = [[3, 5, 3, 5, 7, 3, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [11]]
+PROMPTS = [[3, 5, 3, 5, 7, 3, 5], [1, 2, 3, 4, 5, 6, 7, 0, 1, 2], [4]]
 OPTIONS: dict[str, dict[str, Any]] = {"medusa": {"tree": [1]}}
 """Chains where a method's default is a tree, since not every engine has trees."""
 QUICK = {"vllm": {"eager": True, "multiprocessing": False, "cpu_sampling": "cured"}}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from models import Lab
 
-from specrig.audit.distribution import GTest, exact_distribution, g_test
+from specrig.audit.distribution import ChiSquared, exact_distribution, g_test
 from specrig.decoding import sampling, verify, verify_tree
 from specrig.decoding.drafters.eagle2 import Eagle2
 from specrig.decoding.drafters.medusa import Layout
@@ -38,7 +38,7 @@ def lab() -> Lab:
     return Lab(vocab_size=8, noise=0.5)
 
 
-def outcome_test(lab: Lab, drafter: Drafter) -> GTest:
+def outcome_test(lab: Lab, drafter: Drafter) -> ChiSquared:
     """The first three tokens that `drafter` yields at temperature 1 against the target's own distribution."""
     expected = exact_distribution(lab.target, PROMPT, LENGTH, temperature=1.0)
     samples = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specrig.audit.distribution import GTest, g_test
+from specrig.audit.distribution import ChiSquared, g_test
 from specrig.decoding import verify_tree
 from specrig.decoding.sampling import Sampler, draw
 from specrig.decoding.types import Draft, Verdict
@@ -42,7 +42,7 @@ def target_logits(p: Tensor, tokens: Tensor) -> Tensor:
     return p[torch.cat((root, tokens), 1)].log()
 
 
-def outcome_test(verifier: Callable[[Draft, Tensor, Tensor, Tensor, Sampler], list[list[int]]]) -> GTest:
+def outcome_test(verifier: Callable[[Draft, Tensor, Tensor, Tensor, Sampler], list[list[int]]]) -> ChiSquared:
     """The first two tokens that `verifier` yields, completed from p where it yields one, against p's own distribution."""
     p, q = world()
     sampler = Sampler(1.0, range(ROWS))

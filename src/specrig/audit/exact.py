@@ -1,22 +1,66 @@
-"""Temperature above 0, exactly: a method's samples on the laboratory pair against the written-down distribution."""
+"""Temperature above 0, exactly: what a method samples on the laboratory pair against the target's written-down probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specrig.audit.distribution import GTest, exact_distribution, g_test
+import numpy as np
+from numpy.typing import NDArray
+
+from specrig.audit.distribution import ChiSquared, conditionals, exact_distribution, g_test, next_token_test
 from specrig.audit.laboratory import PROMPT, build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
+from specrig.decoding.model import CachedModel
 from specrig.engines import registry
-from specrig.engines.base import Engine
+from specrig.engines.base import Engine, EngineError
+from specrig.engines.native import Native
 
-LENGTH = 3
-"""Tokens of the tested prefix: long enough for an acceptance, a rejection with its correction, and a bonus token."""
-ROWS = 1024
+LENGTH = 7
+"""Tokens sampled: the target's first, a draft of four accepted to its end, the bonus token and one more of the next round."""
+TOGETHER = 4
+"""So many of them are tested together as well."""
+ROWS = 256
+"""Drawn at once: more do not fit a processor's cache and cost more each."""
+SEEN, UNSEEN = 0.8, 0.05
+"""The chances of being seen that `ExactTest.says` names a bias for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactTest:
+    """The tests of one sample: of each token given the one before; and of all tokens given the two before, of the first few together."""
+
+    each: tuple[ChiSquared, ...]
+    others: tuple[ChiSquared, ...]
+    samples: int
+
+    @property
+    def parts(self) -> tuple[ChiSquared, ...]:
+        """All of them."""
+        return self.each + self.others
+
+    @property
+    def p_value(self) -> float:
+        """The smallest of the parts', times how many they are (Bonferroni): valid however they depend on each other."""
+        return min(1.0, self.worst.p_value * len(self.parts))
+
+    @property
+    def worst(self) -> ChiSquared:
+        """The part that deviates most."""
+        return min(self.parts, key=lambda part: part.p_value)
+
+    def says(self, level: float) -> str:
+        """What the sample shows to a reader, at a level of significance: a bias, or how large one would have been seen."""
+        if self.p_value <= level:
+            return f"not the target's distribution: {self.worst.about}"
+        seen, unseen = (max(part.detectable(level / len(self.parts), power) for part in self.each) for power in (SEEN, UNSEEN))
+        return (
+            f"within chance of the target's distribution; a bias of {seen:.3f} in total variation at one of the tokens would be seen "
+            f"in {100 * SEEN:.0f} % of such audits, one of {unseen:.3f} in {100 * UNSEEN:.0f} %"
+        )
 
 
 def rows_of(engine: type[Engine], cell: Cell) -> int:
@@ -25,7 +69,10 @@ def rows_of(engine: type[Engine], cell: Cell) -> int:
 
 
 def sample(engine: Engine, cell: Cell, samples: int) -> list[list[int]]:
-    """`samples` continuations of the laboratory prompt through the engine's own front door, seeds 0, 1, 2, …"""
+    """`samples` continuations of the laboratory prompt through the engine's own front door, seeds 0, 1, 2, …
+
+    Raises EngineError where one is too short.
+    """
     found: list[list[int]] = []
     at_once = rows_of(type(engine), cell)
     for start in range(0, samples, at_once):
@@ -33,22 +80,55 @@ def sample(engine: Engine, cell: Cell, samples: int) -> list[list[int]]:
         seeds = range(start, start + rows)
         generations = engine.generate(cell, [list(PROMPT)] * rows, max_new_tokens=LENGTH, seeds=seeds)
         found += [generation.tokens[:LENGTH] for generation in generations]
+    if short := sum(len(tokens) < LENGTH for tokens in found):
+        raise EngineError(
+            f"{engine.name} ended {short} of {samples} continuations before {LENGTH} tokens, without an end to stop at"
+        )
     return found
 
 
+def judge(target: CachedModel, found: Sequence[Sequence[int]], temperature: float) -> ExactTest:
+    """Test sampled continuations of the laboratory prompt, all of one length, against the target."""
+    tokens = np.array(found)
+    known = np.minimum(tokens, target.vocab_size - 1)  # a token that the target does not have is nobody's history
+    probabilities = conditionals(target, PROMPT, known.tolist(), temperature)
+    return tests(tokens, probabilities, exact_distribution(target, PROMPT, TOGETHER, temperature))
+
+
+def tests(tokens: NDArray[np.int64], probabilities: NDArray[np.float64], together: Mapping[tuple[int, ...], float]) -> ExactTest:
+    """The tests of n continuations `[n, L]`; probabilities `[n, L, V]` of their tokens, each given those before; `together`: of the first."""
+    n, _, V = probabilities.shape
+    before = np.minimum(tokens[:, :-1], V - 1)
+    each = [
+        next_token_test(
+            f"token {place + 1}, given the one before", before[:, place - 1], tokens[:, place], probabilities[:, place]
+        )
+        for place in range(1, tokens.shape[1])
+    ]
+    pairs, after = (before[:, :-1] * V + before[:, 1:]).ravel(), probabilities[:, 2:].reshape(-1, V)
+    others = (
+        next_token_test("the tokens, given the two before", pairs, tokens[:, 2:].ravel(), after),
+        g_test(tokens[:, : len(next(iter(together)))].tolist(), together),
+    )
+    return ExactTest(tuple(each), others, n)
+
+
 def exact_test(
-    engine_name: str, cell: Cell, folder: Path, samples: int, options: Mapping[str, dict[str, Any]] | None = None
-) -> GTest:
-    """G-test of `cell` (its method, k, temperature, options) on the laboratory pair kept in `folder`.
+    engine_name: str,
+    cell: Cell,
+    folder: Path,
+    samples: int,
+    options: Mapping[str, dict[str, Any]] | None = None,
+    device: str = "cpu",
+) -> ExactTest:
+    """Test `cell` (its method, k, temperature, options) on the laboratory pair kept in `folder`, on the device given.
 
     options: the study's `engine_options`. An engine that runs the method one prompt at a time draws its own, smaller number.
     """
-    from specrig.engines.native import Native
-
     pair = build(folder, methods()[cell.method].needs)
-    expected = exact_distribution(Native(pair).target, PROMPT, LENGTH, cell.temperature)
     kind = registry()[engine_name]
     if rows_of(kind, cell) == 1:
         samples = min(samples, kind.one_by_one_samples)
-    with kind(replace(pair, engine_options=dict(options or {})), device="cpu", threads=None) as engine:
-        return g_test(sample(engine, cell, samples), expected)
+    with kind(replace(pair, engine_options=dict(options or {})), device=device, threads=None) as engine:
+        found = sample(engine, cell, samples)
+    return judge(Native(pair).target, found, cell.temperature)

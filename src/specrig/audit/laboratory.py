@@ -1,66 +1,97 @@
 """A pair so small that the exact distribution of its continuations can be written down, in the checkpoint format every engine loads.
 
-Random weights on purpose: what is tested is the sampler, not the model, and random logits leave no outcome without probability.
+What is tested is the sampler, not the model, so the weights are drawn, and drawn so that every part of a sampler has work to do:
+
+- The target's next token depends most on the last one, somewhat on those before. No outcome is without probability.
+- Draft and heads know the target's favourites and are wrong about the rest. They share about half to two thirds of their probability with the target.
+  So drafts are rejected often (corrections, second and third siblings) and accepted to their end often (bonus tokens).
+- The prompt is typical of the target and repeats itself, so that drafts from the context fit as often.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specrig.models.pair import PairFiles
 
-VOCABULARY = 12
-PROMPT = (3, 5, 3, 5, 7, 3, 5)
-"""Repeats itself, so that drafts from the context have something to match."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VOCABULARY = 8
+WIDTH = 32
+"""Hidden size, and the one attention head's: the smallest that every engine's kernels take."""
+PROMPT = (6, 0, 1, 3, 2, 0, 1, 3, 7, 5, 0, 4, 5, 5)
+
+SEED = 15
+"""Of the weights: a draw for which draft and target differ most where siblings and corrections decide (docs/audit.md)."""
+SHARPNESS = 1.5
+"""Standard deviation of the target's logits for a given last token."""
+BOLDNESS = 1.4
+"""How much surer than the target draft and heads are of their favourites, right or wrong."""
+COMMON = 0.4
+"""Length of what all embeddings share, for a token's own of 1: it makes tokens likely or unlikely whatever went before."""
+CONTEXT = 0.2
+"""Deviation of the target's layers: how much the tokens before the last one count."""
+LAYERS = 0.08
+"""The same of draft and heads."""
+ERROR = 0.4
+"""Deviation of a draft's output weights from the target's, in units of theirs."""
 
 
-def build(folder: Path, needs: Iterable[str] = (), seed: int = 0) -> PairFiles:
-    """Write target, draft and the random heads that a method `needs` below `folder`, unless they are there already."""
+def build(folder: Path, needs: Iterable[str] = (), seed: int = SEED) -> PairFiles:
+    """Write target, draft and the heads that a method `needs` below `folder`, unless they are there already."""
     target, draft = folder / "target", folder / "draft"
     if not (folder / "done").exists():
-        source = _random(seed)
-        _save(source, target)
-        _save(_perturbed(source, 0.5, seed + 1), draft)
+        _save(_model(3, CONTEXT, 0.0, seed), target)
+        _save(_model(1, LAYERS, ERROR, seed), draft)
         (folder / "done").touch()
     return PairFiles("laboratory", str(target), str(draft), heads=_heads(folder, needs, target, draft, seed))
 
 
-def _random(seed: int) -> Any:
+def _embedding(seed: int) -> Tensor:
+    """`[V, D]`: a direction that all tokens share and one of their own, of root mean square 1 together."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    shared, own = torch.randn(1, WIDTH, generator=generator), torch.randn(VOCABULARY, WIDTH, generator=generator)
+    return (COMMON * shared + own) / (1 + COMMON**2) ** 0.5
+
+
+def _output(error: float, seed: int, error_seed: int = 0) -> Tensor:
+    """`[V, D]` output weights, the target's for error 0."""
+    import torch
+
+    own = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(1000 + seed))
+    other = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(2000 + seed + error_seed))
+    scale = SHARPNESS * (BOLDNESS if error else 1.0)
+    return scale * (own + error * other) / (WIDTH * (1 + error**2)) ** 0.5
+
+
+def _model(layers: int, deviation: float, error: float, seed: int) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(seed + layers)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=2,
+        hidden_size=WIDTH,
+        intermediate_size=WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=1,
+        num_key_value_heads=1,
         max_position_embeddings=512,
-        initializer_range=0.12,
-        tie_word_embeddings=True,
+        initializer_range=deviation,
+        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
     )
-    return LlamaForCausalLM(config).eval()
-
-
-def _perturbed(model: Any, scale: float, seed: int) -> Any:
-    """The same model with noise on its matrices: a draft that agrees sometimes."""
-    import copy
-
-    import torch
-
-    torch.manual_seed(seed)
-    copied = copy.deepcopy(model)
+    model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
-        for weight in copied.parameters():
-            if weight.dim() > 1:
-                weight += scale * weight.std() * torch.randn_like(weight)
-    return copied
+        model.model.embed_tokens.weight.copy_(_embedding(seed))
+        model.lm_head.weight.copy_(_output(error, seed))
+    return model
 
 
 def _save(model: Any, folder: Path) -> None:
@@ -78,13 +109,59 @@ def _save(model: Any, folder: Path) -> None:
 def _heads(folder: Path, needs: Iterable[str], target: Path, draft: Path, seed: int) -> dict[str, Path]:
     from transformers import AutoConfig
 
-    from specrig.decoding.heads import initialise
-
     made = {}
     for name in needs:
         if name == "draft":
             continue
         made[name] = folder / name
         if not (made[name] / "config.json").exists():
-            initialise(name, made[name], AutoConfig.from_pretrained(target), AutoConfig.from_pretrained(draft), seed)
+            MAKERS[name.removeprefix("draft_")](
+                made[name], AutoConfig.from_pretrained(draft if name.startswith("draft_") else target), seed
+            )
     return made
+
+
+def _medusa(folder: Path, model: Any, seed: int) -> None:
+    """Four heads that read the hidden state much as the LM head does."""
+    from specrig.decoding.heads import medusa
+
+    config = medusa.heads_config(hidden=WIDTH, vocabulary=VOCABULARY, heads=4)
+    tensors = medusa.random_tensors(config, seed, deviation=0.05)
+    for head in range(4):
+        tensors[f"lm_heads.{head}.weight"] = _output(ERROR, seed, 10 + head)
+    folder.mkdir(parents=True, exist_ok=True)
+    medusa.save(folder, config, tensors)
+
+
+def _eagle(folder: Path, target: Any, seed: int) -> None:
+    """A head that passes the token's embedding on to the target's LM head, and adds something of the feature."""
+    import torch
+
+    from specrig.decoding.heads import eagle
+
+    config = eagle.head_config(target)
+    tensors = eagle.random_tensors(config, seed, deviation=LAYERS)
+    tensors["fc.weight"] *= ERROR
+    tensors["fc.weight"][:, :WIDTH] += BOLDNESS * torch.eye(WIDTH)
+    folder.mkdir(parents=True, exist_ok=True)
+    eagle.save(folder, config, tensors)
+
+
+def _eagle3(folder: Path, target: Any, seed: int) -> None:
+    """A head whose attention looks at its own position and passes the token's embedding on."""
+    import torch
+
+    from specrig.decoding.heads import eagle3
+
+    config = eagle3.head_config(target)
+    tensors = eagle3.random_tensors(config, seed, deviation=LAYERS)
+    for part, scale in (("q", 1.0), ("k", 1.0), ("v", 1.0)):
+        tensors[f"midlayer.self_attn.{part}_proj.weight"][:, :WIDTH] += scale * torch.eye(WIDTH)
+    tensors["midlayer.self_attn.o_proj.weight"] += torch.eye(WIDTH)
+    tensors["fc.weight"] *= 0.25
+    tensors["lm_head.weight"] = _output(ERROR, seed, 3)
+    folder.mkdir(parents=True, exist_ok=True)
+    eagle3.save(folder, config, tensors)
+
+
+MAKERS = {"medusa": _medusa, "eagle": _eagle, "eagle3": _eagle3}

@@ -9,12 +9,40 @@ values towards 0; pooled over all places, a G-test over equal bins sees it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2
+from scipy.stats import kstwo, norm
 
-BINS = 20
+SEEN = 0.8
+"""The chance of being seen that `Uniformity.says` names a shift for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uniformity:
+    """distance: largest difference between the share of values up to a point and the point; first: the share in the likeliest twentieth."""
+
+    distance: float
+    first: float
+    values: int
+
+    @property
+    def p_value(self) -> float:
+        """Chance that uniform values are as far off or farther; no values, no p-value."""
+        return float(kstwo.sf(self.distance, self.values)) if self.values else float("nan")
+
+    def says(self, level: float) -> str:
+        """What the values show to a reader, at a level of significance.
+
+        A shift of d at some point of the line makes the share up to there normal around d, with a deviation of at most 1 / (2 √n).
+        """
+        if not self.values:
+            return "no tokens"
+        if self.p_value <= level:
+            return f"{self.values} tokens, not uniform"
+        seen = min(1.0, float(kstwo.isf(level, self.values) + norm.ppf(SEEN) / (2 * self.values**0.5)))
+        return f"{self.values} tokens, within chance of uniform; a shift of {seen:.2f} would be seen in {100 * SEEN:.0f} % of such tests"
 
 
 def transform(probabilities: NDArray[np.float64], tokens: Sequence[int], rng: np.random.Generator) -> NDArray[np.float64]:
@@ -28,14 +56,11 @@ def transform(probabilities: NDArray[np.float64], tokens: Sequence[int], rng: np
     return np.where(own > 0, np.minimum(values, 1 - 1e-12), 1.0)
 
 
-def uniformity(values: NDArray[np.float64]) -> tuple[float, float]:
-    """(p-value of a G-test over `BINS` equal bins, the share of values in the likeliest bin). A value of 1 is impossible: p = 0."""
-    if len(values) == 0:
-        return float("nan"), float("nan")
-    if (values >= 1).any():
-        return 0.0, float("nan")
-    observed = np.bincount((values * BINS).astype(int), minlength=BINS)
-    expected = len(values) / BINS
-    present = observed > 0
-    statistic = 2.0 * float((observed[present] * np.log(observed[present] / expected)).sum())
-    return float(chi2.sf(statistic, BINS - 1)), float(observed[0] / len(values))
+def uniformity(values: NDArray[np.float64]) -> Uniformity:
+    """Kolmogorov-Smirnov test that values are uniform on [0, 1). A value of 1 is impossible: the distance is then 1, whatever the rest."""
+    n = len(values)
+    if n == 0:
+        return Uniformity(0.0, float("nan"), 0)
+    line, places = np.sort(values), np.arange(n + 1) / n
+    distance = 1.0 if line[-1] >= 1 else float(max((places[1:] - line).max(), (line - places[:-1]).max()))
+    return Uniformity(distance, float((values < 0.05).mean()), n)

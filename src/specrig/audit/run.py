@@ -1,6 +1,6 @@
-"""The audit as a stage: verdicts on every lossless method of a study, as tables that the report reads.
+"""The audit as a stage: what was found on every lossless method of a study, as tables that the report reads.
 
-Every test has a false-alarm rate of `FALSE_ALARM`: a correct method fails one of them once in ten thousand times.
+A row with a p-value has no verdict yet: the p-values of a study are judged together (`family`), when all its tables are there.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from specrig.audit.family import strictest
 from specrig.audit.identity import TIE_TOLERANCE, first_divergence
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.reference import TEST, Comparison, compare_baselines
@@ -29,69 +30,58 @@ from specrig.models.pair import ModelError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from specrig.audit.distribution import GTest
     from specrig.engines.native import Native
     from specrig.study.study import Study
 
-FALSE_ALARM = 1e-4
 COLUMNS = ["engine", "pair", "method", "variant", "task", "temperature", "test", "ks", "samples", "p_value", "passed", "finding"]
 
 
-def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
-    """Test one method's samples against the exact distribution; writes `out`, one row a variant and temperature."""
-    from specrig.audit.exact import LENGTH, exact_test
+class Outcome(NamedTuple):
+    """What a test found. passed: None where the p-value decides, together with those of the other tests."""
 
+    test: str
+    ks: str
+    samples: int
+    finding: str
+    p_value: float = float("nan")
+    passed: bool | None = None
+
+
+def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
+    """Test one method's samples against the exact distribution; writes `out`, one row a variant, temperature and k.
+
+    The cells' own options and ks, of a sweep the smallest and the largest; at temperature 1 where the study only decodes greedily.
+    """
     cells = [cell for cell in study.grid.cells if (cell.engine, cell.method) == (engine, method)]
-    build = engines()[engine].build(study.engine_options.get(engine, {}))
     temperatures = sorted({cell.temperature for cell in cells if cell.temperature > 0}) or [1.0]
     rows = []
-    variants = {cell.variant: cell for cell in reversed(cells)}
-    for variant, cell in sorted(variants.items()):
-        # k = 2 meets every branch within the three tested tokens: acceptance, correction and bonus.
-        probe = cell.model_copy(update={"pair": "laboratory", "task": "exact", "k": min(cell.k, 2), "batch_size": 1})
+    for variant in sorted({cell.variant for cell in cells}):
+        members = {cell.k: cell for cell in cells if cell.variant == variant}
         for temperature in temperatures:
-            claimed = is_lossless(cell)
-            try:
-                with TemporaryDirectory() as folder:
-                    tried = probe.model_copy(update={"temperature": temperature})
-                    test = exact_test(engine, tried, Path(folder), study.audit_samples, study.engine_options)
-            except (EngineError, ModelError) as error:
-                # What could not be tested has not passed; the other verdicts, and the report, do not wait for it.
-                finding, p_value, samples, passed = f"not tested: {error}", float("nan"), 0, False
-            else:
-                p_value, samples = test.p_value, test.samples
-                passed = p_value > FALSE_ALARM or not claimed
-                finding = f"{samples:,} samples of {LENGTH} tokens; {errors_seen(test)}"
-            finding += f" [{build}]" if build else ""
-            rows.append(
-                _row(
-                    cell,
-                    "",
-                    temperature,
-                    "exact distribution",
-                    str(probe.k),
-                    samples,
-                    p_value,
-                    passed,
-                    claimed,
-                    finding,
-                )
-                | {"pair": "", "variant": variant}
-            )
+            own = {cell.k for cell in cells if (cell.variant, cell.temperature) == (variant, temperature)} or set(members)
+            for k in sorted({min(own), max(own)}):
+                place = {"pair": "", "task": "", "temperature": temperature, "batch_size": 1}
+                probe = members[k].model_copy(update=place)
+                rows.append(_row(probe, is_lossless(probe), _exact(study, probe)))
     _write(rows, out)
 
 
-def errors_seen(test: GTest) -> str:
-    """What a test of this size says of the distance between the method's distribution and the target's.
+def _exact(study: Study, probe: Cell) -> Outcome:
+    from specrig.audit.exact import LENGTH, exact_test
 
-    The distance of the sampled frequencies is no measure of it: a correct sampler's is far from 0 as well, by chance.
-    """
-    if test.p_value <= FALSE_ALARM:
-        return f"frequencies differ from the exact ones by {test.total_variation:.3f} in total variation, more than chance does"
-    from specrig.audit.distribution import POWER, detectable
-
-    seen = detectable(test.samples, test.degrees, FALSE_ALARM)
-    return f"within chance of the exact distribution; one {seen:.3f} off in total variation would fail in {100 * POWER:g} % of such tests"
+    build = engines()[probe.engine].build(study.engine_options.get(probe.engine, {}))
+    test, ks, note = "exact distribution", str(probe.k), f" [{build}]" if build else ""
+    try:
+        with TemporaryDirectory() as folder:
+            asked = probe.model_copy(update={"pair": "laboratory", "task": "exact"})
+            found = exact_test(
+                probe.engine, asked, Path(folder), study.audit_samples, study.engine_options, study.resolved_device()
+            )
+    except (EngineError, ModelError) as error:
+        # What could not be tested has not passed; the other verdicts, and the report, do not wait for it.
+        return Outcome(test, ks, 0, f"not tested: {error}{note}", passed=False)
+    finding = f"{found.samples:,} samples of {LENGTH} tokens; {found.says(strictest(study))}{note}"
+    return Outcome(test, ks, found.samples, finding, found.p_value)
 
 
 def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path) -> None:
@@ -186,11 +176,10 @@ def _positions(records: list[Record], target: Target, seed: int) -> dict[str, An
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         values.append(transform(scores / scores.sum(-1, keepdims=True), tokens, rng))
     pooled = np.concatenate(values)
-    p_value, first = uniformity(pooled)
-    claimed = records[0].lossless
-    chance = "within chance of uniform" if p_value > FALSE_ALARM else "not uniform"
-    finding = f"{len(pooled)} tokens, {chance}; {100 * first:.1f} % in the likeliest twentieth (5 % expected)"
-    return _judged(records, "per-position uniformity", p_value, p_value > FALSE_ALARM or not claimed, claimed, finding)
+    test = uniformity(pooled)
+    level = strictest(target.study)
+    finding = f"{test.says(level)}; {100 * test.first:.1f} % in the likeliest twentieth (5 % expected)"
+    return _judged(records, "per-position uniformity", test.p_value, None, records[0].lossless, finding)
 
 
 def _order(record: Record) -> tuple[str, str, str, str, str, float]:
@@ -198,28 +187,17 @@ def _order(record: Record) -> tuple[str, str, str, str, str, float]:
     return cell.pair, cell.engine, cell.method, cell.variant, cell.task, cell.temperature
 
 
-def _judged(records: list[Record], test: str, p_value: float, passed: bool, claimed: bool, finding: str) -> dict[str, Any]:
-    cell = records[0].cell
+def _judged(records: list[Record], test: str, p_value: float, passed: bool | None, claimed: bool, finding: str) -> dict[str, Any]:
     ks = sorted({record.cell.k for record in records})
     label = str(ks[0]) if len(ks) == 1 else f"{ks[0]}–{ks[-1]}"
-    return _row(cell, cell.task, cell.temperature, test, label, len(records), p_value, passed, claimed, finding)
+    return _row(records[0].cell, claimed, Outcome(test, label, len(records), finding, p_value, passed))
 
 
-def _row(
-    cell: Cell,
-    task: str,
-    temperature: float,
-    test: str,
-    ks: str,
-    samples: int,
-    p_value: float,
-    passed: bool,
-    claimed: bool,
-    finding: str,
-) -> dict[str, Any]:
-    finding = finding if claimed else f"lossy by design; {finding}"
-    values = (cell.engine, cell.pair, cell.method, cell.variant, task, temperature, test, ks, samples, p_value, passed, finding)
-    return dict(zip(COLUMNS, values, strict=True))
+def _row(cell: Cell, claimed: bool, outcome: Outcome) -> dict[str, Any]:
+    """claimed: whether the method claims to be lossless; one that does not is shown, not judged."""
+    found = outcome if claimed else outcome._replace(passed=True, finding=f"lossy by design; {outcome.finding}")
+    place = {name: getattr(cell, name) for name in COLUMNS if name in type(cell).model_fields}
+    return place | found._asdict()
 
 
 def _write(rows: Iterable[dict[str, Any]], out: Path) -> None:

@@ -43,6 +43,8 @@ def verify_tree(draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence
     if sampler.greedy:
         return _greedy(draft, logits)
     p = sampler.probs(logits)
+    if not all(active):  # a finished row offers nothing, so that nobody walks its tree
+        draft.lengths = [count if on else 0 for count, on in zip(draft.offered, active, strict=True)]
     counts = draft.offered
     n = draft.tokens.shape[1]
     uniforms = sampler.uniforms([count + 1 if on else 0 for count, on in zip(counts, active, strict=True)], n + 1)
@@ -63,15 +65,18 @@ def _read(draft: Draft, *parts: Tensor) -> list[Row]:
         else torch.cat([draft.tokens, *grown], 1)
     )
     rows = []
+    shared: dict[tuple[int, int], Children] = {}  # rows of a batch often have one tree
     for index, (numbers, count) in enumerate(zip(sent.tolist(), draft.offered, strict=True)):
         parents: Sequence[int]
         if grown:
             parents = [int(parent) for parent in numbers[n : 2 * n]]
         else:
             parents = range(-1, n - 1) if draft.parents is None else draft.parents[index]  # type: ignore[assignment]
-        children: Children = {}
-        for node, parent in enumerate(parents[:count]):
-            children.setdefault(parent, []).append(node)
+        children = shared.get((id(parents), count))
+        if children is None:
+            children = shared[id(parents), count] = {}
+            for node, parent in enumerate(parents[:count]):
+                children.setdefault(parent, []).append(node)
         tokens = [int(token) for token in numbers[:n]]
         rows.append(Row(tokens, parents, children, numbers[n * (1 + len(grown)) :]))
     return rows

@@ -119,7 +119,7 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
         "simulated": simulated.simulated_grid(simulated.simulated_table(study), study.name) if study.simulated else None,
         "repetition": _repetition_grid(cells, study.tasks),
         "repetition_warnings": repetition_warnings(cells),
-        "audit": None if audit is None else (verdicts.sentence(audit), verdicts.verdict_grid(audit)),
+        "audit": None if audit is None else (verdicts.sentence(audit), verdicts.verdict_grid(audit), verdicts.RULE),
         "failed": [(job.name, slug, why) for job in study.jobs for slug, why in job.failed.items()],
         "skipped": _skipped(study),
         "prompts_per_cell": sorted({int(count) for count in cells["prompts"]}),

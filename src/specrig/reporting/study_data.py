@@ -14,6 +14,7 @@ import pandas as pd
 
 from specrig.analysis.cells import cells_table
 from specrig.analysis.disturbance import Reason, column, disturbances
+from specrig.audit.family import judged
 from specrig.measurement.records import Record, RecordError, read_records, replicate_folder
 from specrig.reporting.device import with_floor
 
@@ -116,10 +117,10 @@ class StudyData:
         return str(self.config.get("study", self.folder.name))
 
     def audit(self) -> pd.DataFrame | None:
-        """The audit's verdicts (`audit/*.csv`, stacked), or None while there is no audit."""
+        """The audit's verdicts (`audit/*.csv`, stacked and judged as one family), or None while there is no audit."""
         frames = [pd.read_csv(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
         frames = [frame for frame in frames if not frame.empty]
-        return pd.concat(frames, ignore_index=True) if frames else None
+        return judged(pd.concat(frames, ignore_index=True)) if frames else None
 
 
 def read_study(folder: Path) -> StudyData:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
+from specrig.audit.family import FAMILY_WISE
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.style import method_name, task_name
 from specrig.reporting.summary import BASELINE_TEST
@@ -13,9 +14,13 @@ SMALLEST = 1e-12
 """p-values below are all the same to a reader, and to double precision."""
 TESTS = {"exact distribution": 0, BASELINE_TEST: 1, "token identity": 2, "per-position uniformity": 3}
 
+RULE = (
+    f"All p-values are judged together (Holm's procedure): a study whose methods are all correct has even one failed test with a chance "
+    f"of at most {100 * FAMILY_WISE:g} %."
+)
 CAPTION = (
-    "Verdicts of the audit. p-value: how often a correct method deviates as far as this one or farther; below 1 in 10,000 fails. Small ones "
-    "are to be expected among many tests. Where the p-value is not small, what is left is sampling noise."
+    "Verdicts of the audit. p-value: how often a correct method deviates as far as this one or farther. Small ones are to be expected "
+    f"among many tests. {RULE}"
 )
 
 

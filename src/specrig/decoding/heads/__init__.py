@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def initialise(name: str, folder: Path, target: Any, draft: Any, seed: int) -> None:
-    """Write an untrained head for models of these configurations: for tests and the audit's laboratory, where any draft will do.
+    """Write an untrained head for models of these configurations, where any draft will do.
 
     name: its kind, or `draft_<kind>` for one of the draft's.
     """

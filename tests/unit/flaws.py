@@ -1,0 +1,236 @@
+"""Wrong samplers, to try the audit on: each is the real code with a line of it changed, planted where the real loop calls it.
+
+`python tests/unit/flaws.py` tries all of them and prints a line for each (docs/audit.md holds the table).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from specrig.audit.exact import ExactTest, exact_test
+from specrig.cell import Cell
+from specrig.decoding.drafters import registry
+
+STEPS = (512, 4_096, 20_480)
+"""Samples that a flaw is looked for with; the last is the default of a study."""
+LEVEL = 1e-6
+"""Far below the level of any study: what this few samples show at it, the audit's own number shows all the more."""
+METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "draft_model": ("draft_model", 4, {}),
+    "draft_model, block": ("draft_model", 4, {"acceptance": "block"}),
+    "adaptive_k": ("adaptive_k", 8, {}),
+    "eagle": ("eagle", 4, {}),
+    "eagle3": ("eagle3", 4, {}),
+    "medusa_draft": ("medusa_draft", 4, {}),
+    "tree": ("tree", 4, {"branching": (2, 2, 1, 1)}),
+    "medusa": ("medusa", 4, {"nodes": 12}),
+    "medusa_draft, tree": ("medusa_draft", 4, {"tree": (2, 2, 1)}),
+    "eagle2": ("eagle2", 5, {"nodes": 12, "top_k": 4}),
+    "eagle3, tree": ("eagle3", 4, {"nodes": 12, "top_k": 4}),
+    "ngram": ("ngram", 4, {}),
+    "ngram, block": ("ngram", 4, {"acceptance": "block"}),
+    "suffix": ("suffix", 8, {}),
+    "suffix, tree": ("suffix", 8, {"tree": True, "max_spec_factor": 4.0}),
+    "lookahead": ("lookahead", 3, {"window": 5, "guesses": 5}),
+    "token_recycling": ("token_recycling", 5, {"nodes": 12}),
+}
+"""Label -> method, k and options: those of the default study, and the variants that it leaves out."""
+
+
+def cell(label: str, temperature: float = 1.0) -> Cell:
+    """The laboratory's cell of a labelled method."""
+    method, k, given = METHODS.get(label, (label, 0, {}))
+    options = registry()[method].Options.model_validate(given).model_dump(mode="json")
+    return Cell(engine="native", pair="laboratory", method=method, k=k, task="exact", temperature=temperature, options=options)
+
+
+DRAWN_CHAINS = ("draft_model", "adaptive_k", "eagle", "eagle3", "medusa_draft")
+DRAWN_TREES = ("tree", "medusa", "medusa_draft, tree", "eagle2", "eagle3, tree")
+COPIED_CHAINS = ("ngram", "suffix")
+COPIED_TREES = ("suffix, tree", "lookahead", "token_recycling")
+BLOCKS = ("draft_model, block", "ngram, block")
+CHAINS, TREES = DRAWN_CHAINS + COPIED_CHAINS, DRAWN_TREES + COPIED_TREES
+DRAWN = (*DRAWN_CHAINS, "draft_model, block", *DRAWN_TREES)
+
+Edit = tuple[str, str, str]
+"""Module and function below `specrig.decoding`, its line as it is, and as it would be wrong."""
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """edits: what makes the sampler wrong; methods: those whose samples it can touch."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    methods: tuple[str, ...]
+    temperature: float = 1.0
+
+
+CHAIN, WALK, RESIDUAL = "verify:_chain_sampled", "verify_tree:_walked", "verify_tree:_residual"
+TYPICAL = "__import__('specrig.decoding.verify_tree', fromlist=['_']).typical_acceptance(0.09, 0.3)"
+FIRST = "drafter.__dict__.setdefault('first', draft.probs)"
+LEFT = "left = torch.where((counts < offered) & (left.sum(-1, keepdim=True) > 0), left, rest)"
+FLAWS = [
+    Flaw(
+        "a rejected sibling stays in q",
+        ((WALK, "left = None if left is None else _residual(left, None, token)", "pass"),),
+        DRAWN_TREES,
+    ),
+    Flaw("correction drawn from p, not from the residual", ((CHAIN, LEFT, "left = rest"),), (*CHAINS, *BLOCKS)),
+    Flaw("after a rejected sibling p stays as it is", ((WALK, "rest = _residual(rest, left, token)", "pass"),), TREES),
+    Flaw("residual |p - q|", ((CHAIN, ".clamp_(min=0.0)", ".abs_()"),), (*DRAWN_CHAINS, "draft_model, block")),
+    Flaw("residual |p - q|, trees", ((RESIDUAL, ".clamp_(min=0.0)", ".abs_()"),), DRAWN_TREES),
+    Flaw("residual not renormalised", ((RESIDUAL, "rest / total", "rest"),), DRAWN_TREES),
+    Flaw(
+        "bonus token from q",
+        ((CHAIN, LEFT, f"{LEFT}\n    left = torch.where(counts < offered, left, draft.probs[:, -1])"),),
+        (*DRAWN_CHAINS, "draft_model, block"),
+    ),
+    Flaw(
+        "bonus token from the position before",
+        ((CHAIN, "p.gather(1, counts.unsqueeze", "p.gather(1, (counts - (counts == offered).long()).clamp(min=0).unsqueeze"),),
+        (*CHAINS, *BLOCKS),
+    ),
+    Flaw(
+        "bonus token from q, trees",
+        (
+            (
+                WALK,
+                "int(draw(rest,",
+                "int(draw(rest if siblings or not path else draft.probs[row, path[-2] + 1 if len(path) > 1 else 0],",
+            ),
+        ),
+        DRAWN_TREES,
+    ),
+    Flaw(
+        "bonus token from the node before",
+        ((WALK, "p[row, node + 1]", "p[row, node + 1 if node in children or node < 0 else node]"),),
+        TREES,
+    ),
+    Flaw("accepted with min(1, q/p)", ((CHAIN, "* q_token < p_token", "* p_token < q_token"),), CHAINS),
+    Flaw("accepted with min(1, q/p), trees", ((WALK, "* q < float(rest[token])", "* float(rest[token]) < q"),), TREES),
+    Flaw(
+        "block: each token judged by itself",
+        ((CHAIN, "uniforms[:, :n] < chance", "uniforms[:, :n] * q_token < p_token"),),
+        BLOCKS,
+    ),
+    Flaw("block: no running product", (("verify:_block", "(weights[-1] * ratio)", "ratio"),), BLOCKS),
+    Flaw(
+        "correction with the uniform of the rejection",
+        ((CHAIN, "uniforms.gather(1, offered)", "uniforms.gather(1, torch.where(counts < offered, rejected, offered))"),),
+        (*CHAINS, *BLOCKS),
+    ),
+    Flaw(
+        "correction with the uniform of the rejection, trees",
+        ((WALK, "uniforms[row, counts[row]]", "uniforms[row, siblings[-1] if siblings else counts[row]]"),),
+        TREES,
+    ),
+    Flaw("siblings judged with one uniform", ((WALK, "judged[row][child] * q", "judged[row][siblings[0]] * q"),), TREES),
+    Flaw(
+        "siblings judged in reverse order", ((WALK, "for child in siblings:", "for child in reversed(siblings):"),), DRAWN_TREES
+    ),
+    Flaw(
+        "temperature in the draws, not in q",
+        (
+            ("sampling:Sampler.next", "[:, 0]), probs", "[:, 0]), torch.softmax(logits.float(), -1)"),
+            (
+                "sampling:Sampler.candidates",
+                "torch.stack(tokens, -1), probs",
+                "torch.stack(tokens, -1), torch.softmax(logits.float(), -1)",
+            ),
+        ),
+        DRAWN,
+        temperature=0.7,
+    ),
+    Flaw(
+        "accepted tokens missing from the target's cache",
+        (("loop:generate", "[0, *(node + 1 for node in path)] if on", "[0] if on"),),
+        tuple(METHODS),
+    ),
+    Flaw(
+        "a tree's first nodes kept in the cache, not its path",
+        (("cache:KeyValueCache.keep", "for node in kept]", "for node in range(len(kept))]"),),
+        TREES,
+    ),
+    Flaw(
+        "later rounds judged with the first round's q",
+        (
+            ("loop:generate", "drafter.begin(context,", "drafter.__dict__.pop('first', None); drafter.begin(context,"),
+            (
+                "loop:generate",
+                "_limit(draft, depths)",
+                f"_limit(draft, depths); draft.probs = {FIRST} if {FIRST}.shape == draft.probs.shape else draft.probs",
+            ),
+        ),
+        DRAWN,
+    ),
+    Flaw("typical acceptance passed off as exact", (("loop:generate", "drafter.criterion()", TYPICAL),), tuple(METHODS)),
+    Flaw(
+        "a row whose draft is shorter than its neighbours' ends with a correction",
+        ((CHAIN, "(counts < offered) &", "(counts < n) &"),),
+        ("adaptive_k", "ngram", "suffix"),
+    ),
+    Flaw(
+        "a row ends with the uniform of its neighbour's length",
+        ((WALK, "uniforms[row, counts[row]]", "uniforms[row, counts[row - 1]]"),),
+        COPIED_TREES,
+    ),
+]
+FAINT = {
+    ("bonus token from q", "medusa_draft"),
+    ("bonus token from the position before", "eagle3"),
+    ("bonus token from the node before", "medusa_draft, tree"),
+}
+"""What the audit does not see at its own number of samples: drafts that are seldom accepted to their end (docs/audit.md)."""
+PAIRS = [(flaw, method) for flaw in FLAWS for method in flaw.methods]
+
+
+@contextmanager
+def planted(flaw: Flaw) -> Iterator[None]:
+    """The flaw is in the loop while this lasts. Fails where the line that it changes is not there, or not once."""
+    replaced: list[tuple[Any, str, Any]] = []
+    try:
+        for place, right, wrong in flaw.edits:
+            name, path = place.split(":")
+            module = importlib.import_module(f"specrig.decoding.{name}")
+            *owners, attribute = path.split(".")
+            owner = getattr(module, owners[0]) if owners else module
+            was = getattr(owner, attribute)
+            source = getattr(was, "planted", None) or textwrap.dedent(inspect.getsource(was))
+            assert source.count(right) == 1, f"{place} holds {right!r} {source.count(right)} times"
+            source = source.replace(right, wrong)
+            made: dict[str, Any] = {}
+            exec(compile(source, f"<{flaw.name}>", "exec"), vars(module), made)
+            made[attribute].planted = source
+            replaced.append((owner, attribute, was))
+            setattr(owner, attribute, made[attribute])
+        yield
+    finally:
+        for owner, attribute, was in reversed(replaced):
+            setattr(owner, attribute, was)
+
+
+def tried(flaw: Flaw | None, label: str, folder: Path, samples: Sequence[int] = STEPS, level: float = LEVEL) -> ExactTest:
+    """The audit of a method with a flaw planted: of few samples first, of more where those do not show it."""
+    asked = cell(label, flaw.temperature if flaw else 1.0)
+    with planted(flaw) if flaw else nullcontext():
+        for count in samples:
+            test = exact_test("native", asked, folder, count)
+            if test.p_value < level:
+                break
+    return test
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as made:
+        for flaw, label in PAIRS:
+            test = tried(flaw, label, Path(made))
+            print(f"{flaw.name} | {label} | {test.samples} | {test.p_value:.1e} | {test.worst.about}", flush=True)
