@@ -105,14 +105,14 @@ FLAWS = [
             (
                 WALK,
                 "int(draw(rest,",
-                "int(draw(rest if siblings or not path else draft.probs[row, path[-2] + 1 if len(path) > 1 else 0],",
+                "int(draw(rest if siblings or not path else draft.probs[index, path[-2] + 1 if len(path) > 1 else 0],",
             ),
         ),
         DRAWN_TREES,
     ),
     Flaw(
         "bonus token from the node before",
-        ((WALK, "p[row, node + 1]", "p[row, node + 1 if node in children or node < 0 else node]"),),
+        ((WALK, "p[index, node + 1]", "p[index, node + 1 if node in row.children or node < 0 else node]"),),
         TREES,
     ),
     Flaw("accepted with min(1, q/p)", ((CHAIN, "* q_token < p_token", "* p_token < q_token"),), CHAINS),
@@ -130,10 +130,10 @@ FLAWS = [
     ),
     Flaw(
         "correction with the uniform of the rejection, trees",
-        ((WALK, "uniforms[row, counts[row]]", "uniforms[row, siblings[-1] if siblings else counts[row]]"),),
+        ((WALK, "uniforms[index, counts[index]]", "uniforms[index, siblings[-1] if siblings else counts[index]]"),),
         TREES,
     ),
-    Flaw("siblings judged with one uniform", ((WALK, "judged[row][child] * q", "judged[row][siblings[0]] * q"),), TREES),
+    Flaw("siblings judged with one uniform", ((WALK, "judged[index][child] * q", "judged[index][siblings[0]] * q"),), TREES),
     Flaw(
         "siblings judged in reverse order", ((WALK, "for child in siblings:", "for child in reversed(siblings):"),), DRAWN_TREES
     ),
@@ -180,7 +180,7 @@ FLAWS = [
     ),
     Flaw(
         "a row ends with the uniform of its neighbour's length",
-        ((WALK, "uniforms[row, counts[row]]", "uniforms[row, counts[row - 1]]"),),
+        ((WALK, "uniforms[index, counts[index]]", "uniforms[index, counts[index - 1]]"),),
         COPIED_TREES,
     ),
 ]
@@ -191,6 +191,17 @@ FAINT = {
 }
 """What the audit does not see at its own number of samples: drafts that are seldom accepted to their end (docs/audit.md)."""
 PAIRS = [(flaw, method) for flaw in FLAWS for method in flaw.methods]
+"""All of them: what this file tries when it is run."""
+
+
+def chosen() -> list[tuple[Flaw, str]]:
+    """Every flaw once and every method at least once, no faint pair: what the tests try each time."""
+    seen = [[method for method in flaw.methods if (flaw.name, method) not in FAINT] for flaw in FLAWS]
+    found = [(flaw, methods[number % len(methods)]) for number, (flaw, methods) in enumerate(zip(FLAWS, seen, strict=True))]
+    missing = set(METHODS) - {method for _, method in found}
+    return found + [
+        next((flaw, method) for flaw, methods in zip(FLAWS, seen, strict=True) if method in methods) for method in sorted(missing)
+    ]
 
 
 @contextmanager

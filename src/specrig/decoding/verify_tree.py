@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -44,7 +45,7 @@ def verify_tree(draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence
         return _greedy(draft, logits)
     p = sampler.probs(logits)
     if not all(active):  # a finished row offers nothing, so that nobody walks its tree
-        draft.lengths = [count if on else 0 for count, on in zip(draft.offered, active, strict=True)]
+        draft = replace(draft, lengths=[count if on else 0 for count, on in zip(draft.offered, active, strict=True)])
     counts = draft.offered
     n = draft.tokens.shape[1]
     uniforms = sampler.uniforms([count + 1 if on else 0 for count, on in zip(counts, active, strict=True)], n + 1)
