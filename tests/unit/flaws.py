@@ -18,6 +18,7 @@ from typing import Any
 from specrig.audit.exact import ExactTest, exact_test
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
+from specrig.models.pair import ModelError
 
 STEPS = (512, 4_096, 20_480)
 """Samples that a flaw is looked for with; the last is the default of a study."""
@@ -187,6 +188,8 @@ FLAWS = [
 FAINT = {
     ("bonus token from q", "medusa_draft"),
     ("bonus token from the position before", "eagle3"),
+    ("bonus token from the position before", "ngram"),
+    ("bonus token from the position before", "ngram, block"),
     ("bonus token from the node before", "medusa_draft, tree"),
 }
 """What the audit does not see at its own number of samples: drafts that are seldom accepted to their end (docs/audit.md)."""
@@ -229,12 +232,19 @@ def planted(flaw: Flaw) -> Iterator[None]:
             setattr(owner, attribute, was)
 
 
-def tried(flaw: Flaw | None, label: str, folder: Path, samples: Sequence[int] = STEPS, level: float = LEVEL) -> ExactTest:
-    """The audit of a method with a flaw planted: of few samples first, of more where those do not show it."""
+def tried(flaw: Flaw | None, label: str, folder: Path, samples: Sequence[int] = STEPS, level: float = LEVEL) -> ExactTest | None:
+    """The audit of a method with a flaw planted: of few samples first, of more where those do not show it.
+
+    None: the check of a model when it is loaded (`decoding.agreement`) refuses to decode with the flaw at all.
+    """
     asked = cell(label, flaw.temperature if flaw else 1.0)
     with planted(flaw) if flaw else nullcontext():
         for count in samples:
-            test = exact_test("native", asked, folder, count)
+            try:
+                test = exact_test("native", asked, folder, count)
+            except ModelError as refused:
+                assert "its logits are not its own" in str(refused)
+                return None
             if test.p_value < level:
                 break
     return test
@@ -244,4 +254,5 @@ if __name__ == "__main__":
     with TemporaryDirectory() as made:
         for flaw, label in PAIRS:
             test = tried(flaw, label, Path(made))
-            print(f"{flaw.name} | {label} | {test.samples} | {test.p_value:.1e} | {test.worst.about}", flush=True)
+            found = f"{test.samples} | {test.p_value:.1e} | {test.worst.about}" if test else "refused when the model is loaded"
+            print(f"{flaw.name} | {label} | {found}", flush=True)

@@ -32,12 +32,14 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("label", ["autoregressive", *METHODS])
 def test_right_methods_pass(laboratory: Path, label: str) -> None:
-    assert tried(None, label, laboratory, samples=[STEPS[1]]).p_value > ALARM
+    test = tried(None, label, laboratory, samples=[STEPS[1]])
+    assert test is not None and test.p_value > ALARM
 
 
 @pytest.mark.parametrize(("flaw", "label"), [pytest.param(*one, id=f"{one[0].name}-{one[1]}") for one in chosen()])
 def test_wrong_samplers_are_caught(laboratory: Path, flaw: Flaw, label: str) -> None:
-    assert tried(flaw, label, laboratory).p_value < FAMILY_WISE / 55, "the level of the default study's smallest p-value"
+    test = tried(flaw, label, laboratory)
+    assert test is None or test.p_value < FAMILY_WISE / 35, "the level of the default study's smallest p-value"
 
 
 def test_a_flaw_that_no_longer_fits_the_code_is_no_proof() -> None:
@@ -182,7 +184,7 @@ def test_rows_of_several_files_are_one_family() -> None:
 def test_the_strictest_level_counts_what_a_study_plans(workplace: Path) -> None:
     study = load_study(Path("configs/quick.yaml"))
     planned = round(FAMILY_WISE / strictest(study))
-    assert planned == 15 + 10 * 4, "15 methods and variants on the laboratory pair, 10 of them sampled on four tasks"
+    assert planned == 15 + 10 * 2, "15 methods and variants on the laboratory pair, 10 of them sampled on two tasks"
 
 
 def test_transformed_draws_are_uniform_and_shifted_ones_are_not() -> None:
