@@ -296,3 +296,37 @@ def test_every_option_of_an_engine_is_described() -> None:
     assert engines()
     for kind in engines().values():
         assert undescribed(kind.Options.model_json_schema()) == []
+
+
+def test_files_that_are_no_text_are_named(workplace: Path) -> None:
+    written()
+    pairs = Path("configs/pairs.tsv")
+    pairs.write_bytes(pairs.read_text().encode("utf-16"))
+    with pytest.raises(StudyError, match=r"configs/pairs\.tsv:1: the file is UTF-16\n.*save it as UTF-8"):
+        load_study(written())
+    config = Path("configs/tables.yaml")
+    config.write_bytes(b"study: x\n\nnotes: caf\xe9\n")
+    with pytest.raises(StudyError, match=r"configs/tables\.yaml:3: the file is no UTF-8"):
+        load_study(config)
+    config.write_bytes("study: x\n".encode("utf-16"))
+    with pytest.raises(StudyError, match=r"configs/tables\.yaml:1: the file is UTF-16"):
+        load_study(config)
+
+
+def test_a_key_that_stands_twice_and_brackets_without_end(workplace: Path) -> None:
+    config = Path("configs/twice.yaml")
+    config.write_text("study: x\nprompts: 3\nprompts: 4\n")
+    with pytest.raises(StudyError, match=r"twice\.yaml:3: not valid YAML \(the key 'prompts' stands there twice\)"):
+        load_study(config)
+    config.write_text("study: " + "[" * 5000)
+    with pytest.raises(StudyError, match=r"twice\.yaml: brackets within brackets"):
+        load_study(config)
+
+
+def test_no_message_is_longer_than_a_screen(workplace: Path) -> None:
+    with pytest.raises(StudyError) as caught:
+        load_study(written(methods=[{"method": "ngram", "k": list(range(20, 3000))}]))
+    assert len(str(caught.value)) < 6000 and "and " in str(caught.value) and "more" in str(caught.value)
+    with pytest.raises(StudyError) as caught:
+        load_study(written(study="a/" * 50_000))
+    assert len(str(caught.value)) < 2000 and str(caught.value).startswith("1 problem in the study")

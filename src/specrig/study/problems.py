@@ -17,7 +17,9 @@ class StudyError(ValueError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        super().__init__("\n".join([f"{count} in the study:", *(str(problem) for problem in problems)]))
+        listed = [str(problem) for problem in problems[:MOST]]
+        more = [f"  … and {len(problems) - MOST} more"] if len(problems) > MOST else []
+        super().__init__("\n".join([f"{count} in the study:", *listed, *more]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,29 @@ class Problem:
     def __str__(self) -> str:
         place = ": ".join(part for part in (self.where, self.key) if part)
         return f"  {place}: {self.reason}\n    → {self.fix}"
+
+
+LONGEST = 200
+"""Characters of what a user gave that a message repeats."""
+MOST = 20
+"""Problems that a message lists; more are counted."""
+
+
+def shortened(value: Any) -> str:
+    """`repr(value)`, cut in the middle where it is long: a message must fit on a screen."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 40]} … {text[-30:]} ({len(text):,} characters)"
+
+
+def decoded(file: Path) -> str:
+    """The text of a file. Raises StudyError for one that is not UTF-8, as spreadsheets like to save tables."""
+    content = file.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        kind = "UTF-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "no UTF-8"
+        where = f"{_shown(file)}:{content[: error.start].count(10) + 1}"
+        raise StudyError([Problem(where, "", f"the file is {kind}", "save it as UTF-8 text")]) from error
 
 
 def nearest(name: str, known: Iterable[str], *, what: str = "known") -> str:
@@ -49,7 +74,7 @@ class Positions:
         self.files = list(files)
         self._roots: list[tuple[Path, yaml.Node]] = []
         for file in self.files:
-            root = yaml.compose(file.read_text(encoding="utf-8")) if file.is_file() else None
+            root = yaml.compose(decoded(file)) if file.is_file() else None
             if root is not None:
                 self._roots.append((file, root))
 
@@ -123,7 +148,7 @@ class Problems:
 
     def unknown(self, path: Sequence[str | int], what: str, name: Any, known: Iterable[str], hint: str = "") -> None:
         """A name that is not among the known ones."""
-        self.key(path, f"unknown {what} {name!r}", "; ".join(filter(None, (nearest(name, known), hint))))
+        self.key(path, f"unknown {what} {shortened(name)}", "; ".join(filter(None, (nearest(name, known), hint))))
 
     def stop(self) -> None:
         """Raise StudyError if anything was found."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -11,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, Validat
 
 from specrig.models.gguf import is_gguf
 from specrig.settings import Settings
-from specrig.study.problems import Problems, nearest
+from specrig.study.problems import Problems, StudyError, decoded, nearest, shortened
 
 TRAINED = "trained"
 """In `pairs.tsv`: the DAG trains this model, and the heads that methods need on it. They lie in models/<pair>/<name>."""
@@ -190,8 +191,11 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
     if not file.is_file():
         problems.row(file, None, "", "no such table", "create it, or name another one under `tables:`")
         return {}
-    with file.open(encoding="utf-8", newline="") as handle:
-        lines = list(csv.reader(handle, **dialect(file)))
+    try:
+        lines = list(csv.reader(io.StringIO(decoded(file), newline=""), **dialect(file)))
+    except StudyError as error:
+        problems.found += error.problems
+        return {}
     header = lines[0] if lines else []
     required = [name for name, info in kind.model_fields.items() if info.is_required()]
     absent = [name for name in required if name not in header]
@@ -219,7 +223,7 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
         except ValidationError as error:
             for issue in error.errors():
                 column = str(issue["loc"][0]) if issue["loc"] else ""  # a check of the whole row names its columns itself
-                given_value = f"you gave {issue['input']!r}" if column else "correct the row"
+                given_value = f"you gave {shortened(issue['input'])}" if column else "correct the row"
                 problems.row(file, number, column, issue["msg"].removeprefix("Value error, "), given_value)
             continue
         name = str(getattr(row, name_column))
