@@ -1,4 +1,4 @@
-"""The command that would measure a claim that nobody measured here yet, and what stands in its way."""
+"""For a claim that has not been measured here: the command that would measure it, and what prevents that."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
 class KnownPair(NamedTuple):
-    """A row of pairs.tsv: the target, the draft ("" where the row has none), and the names of the heads that the row lists."""
+    """A row of pairs.tsv: the hub ids of target and draft ("" where there is no draft), and the names of the trained heads."""
 
     target: str
     draft: str = ""
     heads: Collection[str] = ()
 
     def lacks(self, needs: Collection[str]) -> list[str]:
-        """Those of a method's needed models (`draft`, or a head's name) that the row does not give."""
+        """The models among `needs` (`draft`, or a head's name) that this row does not have."""
         return [need for need in needs if not (self.draft if need == "draft" else need in self.heads)]
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What could be measured here: pairs by name, names of tasks, and methods (name -> the models that it needs)."""
+    """What this installation can measure: pairs by name, names of tasks, and methods (name -> the models that it needs)."""
 
     pairs: Mapping[str, KnownPair] = field(default_factory=dict)
     tasks: Collection[str] = ()
@@ -42,11 +42,11 @@ class Catalogue:
 
 
 def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tuple[str, str | None]:
-    """(the shell command that would measure the claim, what stands in its way or None).
+    """Return (the shell command that would measure the claim, the obstacle or None).
 
-    The command runs at the root of the repository as it is printed: it adds the pair's row where pairs.tsv lacks one. It is empty where
-    something has to be made first: a method, a task's row, a head. An obstacle beside a command says in what its study would differ
-    from the source's. parts: the tasks that the claim is a mean over.
+    The command runs as printed at the root of the repository; it adds the pair's row to pairs.tsv where it is missing. It is
+    empty where something must be made first: a method, a row of tasks.tsv, a head. The obstacle then says what. Beside a command,
+    the obstacle says how its study would differ from the source's. parts: the tasks over which the claim's mean is taken.
     """
     needs = catalogue.methods.get(claim.base_method)
     if needs is None and claim.general:

@@ -1,4 +1,4 @@
-"""Which rows of tasks.tsv hold the task that a source names, e.g. `summarization (CNN/DM)`."""
+"""Find the rows of tasks.tsv that hold the task which a source names, e.g. `summarization (CNN/DM)`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ DATA_SETS = {
     "nq": ("naturalquestions", "specbenchqa"),
     "gsm8k": ("gsm8k", "specbenchmath"),
 }
-"""A source's name of a data set -> how the names of rows of tasks.tsv that hold it may end, both as `plain` writes them."""
+"""A source's name of a data set -> how the names of its rows in tasks.tsv may end. Both are in the spelling of `plain`."""
 
 
 def matches_task(claim: Claim, name: str) -> bool:
-    """Whether the row `name` of tasks.tsv is the claim's task.
+    """Whether the row `name` of tasks.tsv holds the claim's task.
 
-    Where the source names a data set, the row's name must end in it; where it names only a kind of task, the row's name must hold that.
+    Where the source names a data set, the row's name must end in it. Where it names only a kind of task, the row's name must
+    contain it.
     """
     data_set, row = plain(claim.data_set), plain(name)
     if data_set:
