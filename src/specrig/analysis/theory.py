@@ -39,7 +39,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """What the model says about a claim. consistent: None where it cannot tell. low, high: prediction in the claim's unit, or NaN."""
+    """What the model says about a claim. consistent: None where it cannot tell. low, high: predicted, in the claim's unit."""
 
     consistent: bool | None
     reason: str
