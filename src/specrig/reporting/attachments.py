@@ -95,7 +95,7 @@ class Beside(Attachments):
 
 
 def inline_svg(path: Path) -> Markup:
-    """An SVG file as an HTML element. Its ids get the file's name as a prefix, and its ink and paper become the page's colours."""
+    """An SVG file as an HTML element. Its ids get the file's name as a prefix, its ink and paper become the page's colours."""
     text = path.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

@@ -92,7 +92,10 @@ def mark_disturbed(ax: Axes, points: Iterable[tuple[float, float]]) -> None:
 
 
 def top_of(frame: pd.DataFrame, *columns: str) -> float | None:
-    """The upper end of an axis for `columns` and their intervals, at most 1.58 times the largest value; None without values."""
+    """The upper end of an axis that shows `columns` and their intervals, with 5 % to spare; None without values.
+
+    Intervals are cut at 1.5 times the largest value, because with few prompts they may be very long.
+    """
     values = frame[list(columns)].to_numpy(dtype=float)
     ends = frame[[f"{column}_high" for column in columns]].to_numpy(dtype=float)
     if np.isnan(values).all():

@@ -1,7 +1,8 @@
-"""MLflow: one writer, after measuring. An experiment a study, a parent run an engine × pair, a child run a cell.
+"""Enter a study into MLflow, in one process and after measuring.
 
-Runs cannot choose their id and names are not unique, so a run is known by its tags `cell` and `record_sha`: a finished run with
-the same ones is left alone, any other run of that cell is replaced. Tracking may fail; measurements do not depend on it.
+Each study is an experiment, each engine × pair a parent run, each cell a child run. MLflow chooses the ids of runs, and names are
+not unique. A run is therefore identified by its tags `cell` and `record_sha`: a finished run with the same two tags is kept, any
+other run of the same cell is replaced. Tracking may fail; measurements do not depend on it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 MARKER = "tracking-failed.txt"
-"""Left in the study's folder when tracking failed: why, and how to do it again."""
+"""The name of the file that a failure leaves in the study's folder. It says why tracking failed and how to repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """What a call did: runs entered new, runs replaced because their record changed, runs left as they were."""
+    """What a call of `track` did.
+
+    added: number of new runs. replaced: number of runs replaced because their records changed. kept: number of runs left
+    unchanged.
+    error: why tracking failed, empty if it did not.
+    """
 
     added: int = 0
     replaced: int = 0
@@ -41,10 +47,10 @@ class Tracked:
 
 
 def track(study_dir: Path, report: Path | None = None) -> Tracked:
-    """Bring MLflow up to date with `results/<study>` and its report. Never raises for MLflow's sake: a measurement is worth more.
+    """Bring MLflow up to date with `results/<study>` and its report. Never raises: no measurement may be lost because of MLflow.
 
-    Writes to `MLFLOW_TRACKING_URI` if set, else to `mlflow.db` and `mlartifacts/` in the study's folder. On failure prints
-    a warning, leaves `MARKER` and returns with `error` set; the next call that succeeds takes the marker away.
+    Writes to `MLFLOW_TRACKING_URI` if it is set, else to `mlflow.db` and `mlartifacts/` in the study's folder. A failure prints a
+    warning, writes the file `MARKER` and returns with `error` set. The next successful call deletes that file.
     """
     study_dir = study_dir.resolve()
     marker = study_dir / MARKER
@@ -66,7 +72,7 @@ def track(study_dir: Path, report: Path | None = None) -> Tracked:
 
 
 def tracking_uri(study_dir: Path) -> str:
-    """`MLFLOW_TRACKING_URI`, or the study's own SQLite store."""
+    """The address that `track` writes to: `MLFLOW_TRACKING_URI`, or the SQLite store in the study's folder."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{study_dir.resolve() / 'mlflow.db'}"
 
 
