@@ -9,7 +9,7 @@ from typing import Any
 from specrig.decoding.drafters import registry as methods
 
 INK = "#22303c"
-"""The colour of text and axes in figures. The report replaces it with the page's colour, so that it suits light and dark pages."""
+"""The colour of text and axes in figures. The report replaces it with the page's own colour, light or dark."""
 PAPER = "#fefefe"
 """The colour of gaps between coloured areas. The report replaces it with the page's background."""
 GRID = "#b8c2cc"

@@ -180,7 +180,7 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
 
 
 def _mean_over_tasks(name: str, strata: list[pd.Series], runs: Estimate | None) -> dict[str, float]:
-    """The geometric mean over tasks as `name`, `<name>_low`, `<name>_high`. strata: log speedups of each task; runs: what runs add."""
+    """The geometric mean over tasks as `name`, `<name>_low`, `<name>_high`. strata: log speedups of each task."""
     found = average([mean(stratum) for stratum in strata])
     low, high = interval(found + runs if runs else found, scale=np.exp)
     return {name: float(np.exp(found.value)), f"{name}_low": low, f"{name}_high": high}
@@ -201,7 +201,7 @@ def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, Sweep]
 
 
 def _choice(row: dict[str, Any], sweeps: dict[Key, Sweep]) -> tuple[Sweep, Sweep]:
-    """(the sweep that chooses a row's k, the sweep that judges it). As in `best_rows`, the lowest temperature chooses where it can."""
+    """(the sweep that chooses a row's k, the sweep that judges it). The lowest temperature chooses where it can."""
     own = {
         key: sweep
         for key, sweep in sweeps.items()
