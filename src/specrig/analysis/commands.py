@@ -38,7 +38,7 @@ class Catalogue:
     tasks: Collection[str] = ()
     methods: Mapping[str, Collection[str]] = field(default_factory=dict)
     pair_columns: Sequence[str] = ("pair", "target", "draft", "target_revision", "draft_revision", "dtype")
-    """Header of pairs.tsv."""
+    """The names of the columns of pairs.tsv, in order."""
 
 
 def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tuple[str, str | None]:
@@ -80,7 +80,7 @@ def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tu
 
 
 def _pair(claim: Claim, pairs: Mapping[str, KnownPair], needs: Collection[str]) -> tuple[str, KnownPair]:
-    """The row of pairs.tsv that gives most of what the method needs, among those of the claim's models; a new row where there is none."""
+    """(name, row) of pairs.tsv for the claim's models: the row that lacks the fewest needed models, or a new row without any."""
     draft = claim.drafts[-1] if claim.drafts and "draft" in needs else ""
     fitting = [(name, pair) for name, pair in pairs.items() if pair.target == claim.target and (not draft or pair.draft == draft)]
     if fitting:
@@ -90,7 +90,7 @@ def _pair(claim: Claim, pairs: Mapping[str, KnownPair], needs: Collection[str]) 
 
 
 def _tasks(claim: Claim, names: Collection[str], parts: Sequence[str]) -> tuple[list[str], str]:
-    """(rows of tasks.tsv to measure, what of the claim they leave out): all rows where it names no task, a row for each of `parts`."""
+    """(rows of tasks.tsv to measure, what they leave out of the claim, in words). A claim without a task gets all rows."""
     if not claim.task:
         return list(names), ""
     if claim.aggregate and not parts:
@@ -106,7 +106,7 @@ def _tasks(claim: Claim, names: Collection[str], parts: Sequence[str]) -> tuple[
 
 
 def _add_row(name: str, pair: KnownPair, claim: Claim, columns: Sequence[str]) -> str:
-    """Shell: append the pair to pairs.tsv, unless an earlier command has."""
+    """The shell command that appends the pair to pairs.tsv, unless it is there already."""
     dtype = DTYPES.get(claim.precision.lower(), "bfloat16")
     row = {"pair": name, "target": pair.target, "draft": pair.draft, "dtype": dtype}
     line = r"\t".join(row.get(column, "") for column in columns)

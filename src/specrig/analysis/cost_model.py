@@ -29,7 +29,8 @@ def expected_tokens(alpha: float, k: int) -> float:
 def walltime_improvement(alpha: float, k: int, c: float, verify_cost: float = 1.0) -> float:
     """Expected speedup (1 - α^(k+1)) / ((1 - α)(k·c + v)): Leviathan theorem 3.8, where v(k + 1) = 1.
 
-    c: seconds of one draft pass / seconds of one target pass; verify_cost: v(k + 1).
+    c: seconds of one draft pass / seconds of one target pass. verify_cost: v, the cost of a verification pass of k + 1 tokens, in
+    one-token target passes. Raises ValueError like `expected_tokens`.
     """
     return expected_tokens(alpha, k) / (k * c + verify_cost)
 
@@ -86,7 +87,7 @@ class PassCosts:
     target_pass_s: t_target(1), mean seconds of the baseline's bare one-token target pass.
     draft_cost: c, draft seconds per drafted chain position / t_target(1); 0 without a draft model, NaN where nothing was drafted.
     draft_cost_per_round: draft seconds per verification pass / t_target(1); k·c for a chain of constant k.
-    verify_cost: v, mean seconds of the method's target passes, of whatever width / t_target(1).
+    verify_cost: v, mean seconds of the method's target passes (of all widths) / t_target(1).
     target_s, draft_s: seconds spent in bare passes; the rest of decode_s is the loop's own time.
     rows: sequences in one pass of the method / sequences in one pass of the baseline. It is 1, except where a batch is compared
     with prompts that ran one by one.

@@ -100,7 +100,7 @@ def _judged(
 
 
 def _settings(cells: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
-    """(values of `KEYS`, cells by k) of every setting with two k's or more."""
+    """Yield (values of `KEYS`, cells sorted by k) for every setting with two or more k's."""
     frame = cells[cells["k"] > 0].assign(variant=cells["variant"].fillna(""))
     for key, members in frame.dropna(subset=["speedup"]).groupby(KEYS, sort=False):
         if len(members) > 1:

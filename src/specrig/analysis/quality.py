@@ -159,7 +159,10 @@ def _row(members: list[Score], scorer: Scorer) -> dict[str, Any]:
 
 
 def _randomisation(scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
-    """p-value of the paired approximate randomisation test (Riezler and Maxwell 2005): method and baseline swap prompt by prompt."""
+    """p-value of the paired approximate randomisation test (Riezler and Maxwell 2005).
+
+    Each random swap exchanges method and baseline on half of the prompts, on average.
+    """
     if np.array_equal(ours, theirs):
         return 1.0
     count = int(counts.sum())

@@ -31,7 +31,7 @@ class Head:
         return self.passes if self.passes > 1 else None
 
     def size(self, target: Size) -> Size:
-        """The number of the head's weights, given the target's size."""
+        """The size of the head for a target of the given size."""
         weights = self.layers * target.layer + self.squares * target.width**2 + self.outputs * target.embedding
         return Size(weights, weights)
 

@@ -34,7 +34,7 @@ SKEWNESS_UNITS = 6
 
 Interval = tuple[float, float]
 UNKNOWN: Interval = (float("nan"), float("nan"))
-"""The interval of a single unit: one prompt says nothing about the spread over prompts."""
+"""The interval of a single unit, since one prompt says nothing about the spread over prompts."""
 Numbers = Any
 """A number, or an array whose last axis holds units and whose other axes are separate samples."""
 
@@ -228,7 +228,7 @@ def _linear(value: Numbers, influence: NDArray[np.float64], weights: NDArray[np.
 
 
 def _sum(parts: Sequence[Estimate]) -> Estimate:
-    """Sum of independent estimates, degrees of freedom after Welch and Satterthwaite."""
+    """The sum of independent estimates, with the degrees of freedom of Welch and Satterthwaite."""
     variance = sum(part.variance for part in parts)
     with np.errstate(divide="ignore", invalid="ignore"):
         freedom = variance**2 / sum(part.variance**2 / part.freedom for part in parts)
@@ -238,6 +238,6 @@ def _sum(parts: Sequence[Estimate]) -> Estimate:
 
 
 def _untransformed(bound: Numbers, skewness: Numbers) -> Numbers:
-    """Where Hall's transform t + γt²/3 + γ²t³/27 + γ/6 of t is `bound`, γ the skewness of the estimate."""
+    """The t whose Hall transform t + γt²/3 + γ²t³/27 + γ/6 equals `bound`, where γ is the skewness of the estimate."""
     gamma = np.where(np.abs(skewness) < 1e-6, 1.0, skewness)
     return np.where(np.abs(skewness) < 1e-6, bound, 3 / gamma * (np.cbrt(1 + gamma * (bound - gamma / 6)) - 1))

@@ -30,16 +30,16 @@ def matches_task(claim: Claim, name: str) -> bool:
 
 
 def preferred(claim: Claim, task: str, names: Iterable[str]) -> list[str]:
-    """The rows among `names` that hold `task`, written as the claim's source writes it; rows of the source's own benchmark come first."""
+    """Those of `names` that hold `task`, a task as the claim's source writes it. Rows of the source's own benchmark come first."""
     found = [name for name in names if matches_task(claim.model_copy(update={"task": task}), name)]
     return sorted(found, key=lambda name: not of_benchmark(claim, name))
 
 
 def of_benchmark(claim: Claim, name: str) -> bool:
-    """Whether the row `name` belongs to the benchmark that the claim's source is: its name begins with the source's first word."""
+    """Whether the row `name` is of the claim's source, where this is a benchmark: the name begins with the source's first word."""
     return plain(name).startswith(plain(claim.source.split()[0]))
 
 
 def plain(text: str) -> str:
-    """`text` in lower case, letters and digits only: `CNN/DM` and `cnn_dm` are then the same."""
+    """`text` in lower case with letters and digits only. `CNN/DM` and `cnn_dm` both become `cnndm`."""
     return re.sub(r"[^a-z0-9]", "", text.lower())

@@ -95,7 +95,7 @@ def read_scores(folder: Path) -> list[Score]:
 
 
 def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
-    """(file and line number, text) for every line of `stem`.jsonl.gz or of its parts. Raises PublicationError for a broken file."""
+    """(file and line, text) for every line of `stem`.jsonl.gz or of its parts. Raises PublicationError for a broken file."""
     parts = sorted(folder.glob(f"{stem}*.jsonl.gz"), key=lambda path: (len(path.name), path.name))
     return [
         (f"{'/'.join(path.parts[-5:])}:{number}", line)
@@ -169,7 +169,7 @@ def _parts(lines: Sequence[str]) -> list[bytes]:
 
 
 def _pack_rows(study: StudyData, folder: Path, names: Sequence[str]) -> dict[str, str | None]:
-    """Copy the tables that a study was read from, except those that reveal this machine; returns name of table -> its new place."""
+    """Copy the tables that a study was read from, except those that reveal this machine; returns table -> new place."""
     found: dict[str, str | None] = {}
     for name in ROWS:
         source = Path((study.config.get("tables") or {}).get(name) or "")

@@ -42,7 +42,7 @@ class Manifest(BaseModel):
     measured_with: list[str] = Field(default_factory=list)
     """The commits of the code that made the records."""
     specrig: str
-    """Version of the code that made the tables. `commit` is its commit (empty: an installed wheel), `dirty`: uncommitted changes."""
+    """Version of the code that made the tables. `commit`: empty for an installed wheel. `dirty`: uncommitted changes."""
     commit: str = ""
     dirty: bool = False
     libraries: dict[str, str] = Field(default_factory=dict)
@@ -85,7 +85,7 @@ def _entry(path: Path) -> Entry:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a published study. Raises PublicationError where there is none, or one that this code cannot read."""
+    """The manifest of a published study. Raises PublicationError where it is missing or this code cannot read it."""
     path = folder / FILE
     if not path.is_file():
         raise PublicationError(f"{path} does not exist: is {folder} a published study? `specrig publish` makes one")

@@ -77,7 +77,7 @@ def without_addresses(value: Any) -> Any:
 
 
 def check_no_traces(folder: Path, paths: Iterable[str], names: Iterable[str]) -> None:
-    """Raise PublicationError if a file below `folder` contains one of `paths` or `names`. Compressed files are decompressed first.
+    """Raise PublicationError if a file below `folder` contains one of `paths` or `names`, also if it is compressed.
 
     Records are not searched for names, because the text of a model may contain any word. Everything else in them is numbers.
     """

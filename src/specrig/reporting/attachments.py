@@ -56,7 +56,7 @@ class Embedded(Attachments):
         return inline_svg(path)
 
     def table(self, name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
-        """CSV, LaTeX and Markdown as data links."""
+        """Links that hold the table as CSV, LaTeX and Markdown."""
         return [
             (f"{name}.csv", _data_link("text/csv", frame.to_csv(index=False))),
             (f"{name}.tex", _data_link("application/x-tex", latex(shown))),

@@ -15,7 +15,7 @@ Source = Literal["draft", "target"]
 
 
 class Decoder(Protocol):
-    """What `spans` needs of a tokenizer."""
+    """The part of a tokenizer that `spans` uses."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""

@@ -120,7 +120,7 @@ class StudyData:
         return str(self.config.get("study", self.folder.name))
 
     def audit(self) -> pd.DataFrame | None:
-        """The audit's verdicts (`audit/*.csv`, stacked), or None while there is no audit."""
+        """The rows of all `audit/*.csv` in one table; None where the audit has not run."""
         frames = [pd.read_csv(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
         frames = [frame for frame in frames if not frame.empty]
         return pd.concat(frames, ignore_index=True) if frames else None

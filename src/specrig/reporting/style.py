@@ -117,7 +117,7 @@ def engine_style(engine: str, engines: list[str]) -> dict[str, Any]:
 
 
 def rc() -> Any:
-    """Matplotlib settings: legible at column width, deterministic SVG, text as outlines (needs no font on the reader's side)."""
+    """The matplotlib settings: text legible at column width, reproducible SVG, text as outlines (readers need no font)."""
     return {
         "svg.hashsalt": "specrig",
         "svg.fonttype": "path",

@@ -191,7 +191,7 @@ def _by_identity(grouped: dict[str, list[Record]]) -> dict[Key, list[Record]]:
 
 
 def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, Sweep]:
-    """Values of `LEVELS` -> k -> task -> log speedups, of cells that have a speedup."""
+    """Values of `LEVELS` -> k -> task -> log speedups, for the cells that have a speedup."""
     found: dict[Key, Sweep] = {}
     for row in row_dicts(cells.dropna(subset=["speedup"])):
         row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""

@@ -107,7 +107,7 @@ def _client(study_dir: Path) -> MlflowClient:
 
 
 def _try_store(path: Path) -> None:
-    """Raises OSError where an SQLite store cannot be written: MLflow itself would try again for a hundred seconds."""
+    """Raise OSError where an SQLite store cannot be written, because MLflow itself would retry for a hundred seconds."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(path)) as store:
@@ -130,7 +130,7 @@ def _experiment(client: MlflowClient, study: StudyData) -> str:
 
 
 def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
-    """Runs by their `cell` tag, in one search instead of one a cell."""
+    """Map each value of the tag `cell` to its runs, with one search instead of one per cell."""
     found: dict[str, list[Run]] = {}
     token = None
     while True:
@@ -143,7 +143,7 @@ def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
 
 
 def _ensure_parent(client: MlflowClient, experiment: str, found: list[Run], entry: Entry) -> tuple[str, bool]:
-    """A parent is kept and brought up to date, since its children point at it. Returns (run id, whether it needs filling)."""
+    """Return (run id, whether its content is out of date). A parent is never replaced, because its children point at it."""
     if found:
         run = found[0]
         return run.info.run_id, not _is_current(run, entry)
@@ -152,7 +152,7 @@ def _ensure_parent(client: MlflowClient, experiment: str, found: list[Run], entr
 
 
 def _ensure_child(client: MlflowClient, experiment: str, found: list[Run], entry: Entry, parent: str) -> str:
-    """Enter a cell's run unless it is there; returns what was done: added, replaced or kept."""
+    """Enter a cell's run unless it is there; returns "added", "replaced" or "kept"."""
     current = [run for run in found if _is_current(run, entry) and run.data.tags.get("mlflow.parentRunId") == parent]
     for run in found:
         if run not in current[:1]:
@@ -172,7 +172,7 @@ def _is_current(run: Run, entry: Entry) -> bool:
 
 
 def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
-    """Log everything of an entry in batches, artifacts next, the sha and FINISHED last: a cut run never looks whole."""
+    """Log an entry: values in batches, then artifacts, then sha and FINISHED, so that an interrupted run never looks complete."""
     from mlflow.entities import Metric, Param, RunTag
 
     now = int(time.time() * 1000)

@@ -59,7 +59,7 @@ def families(study: StudyData, report: Path | None) -> Iterator[tuple[Entry, lis
 
 
 def _condemned(study: StudyData) -> set[tuple[Any, ...]]:
-    """Identities of the cells that the audit failed."""
+    """The identities (values of `IDENTITY`) of the cells that the audit failed."""
     failed = study.table[audit_failures(study.table, study.audit())] if len(study.table) else study.table
     return set(failed[IDENTITY].fillna("").itertuples(index=False, name=None)) if len(failed) else set()
 
