@@ -101,11 +101,9 @@ def alpha_interval(records: Iterable[Record]) -> Interval:
 def positions(records: Iterable[Record]) -> pd.DataFrame:
     """A table of acceptance by draft position, with one row per position i = 1, 2, …, up to the deepest offered path.
 
-    Columns: `position`: i. `rounds`: all rounds, also those that drafted nothing. `offered`: rounds whose draft was at least i
-    deep.
-    `reached`: the offered rounds that accepted all of 1 … i - 1. `accepted`: the reached rounds that accepted i too.
-    `conditional`:
-    accepted / reached. `unconditional`: accepted / rounds. Cut rounds are left out.
+    position: i. rounds: all rounds, also those that drafted nothing. offered: rounds whose draft was at least i deep.
+    reached: the offered rounds that accepted all of 1 … i - 1. accepted: the reached rounds that accepted i too.
+    conditional: accepted / reached. unconditional: accepted / rounds. Cut rounds are left out of all columns.
 
     An engine that gives totals only tells the accepted tokens by position, and nothing else. `offered` is then NaN, every round
     counts as having reached position 1, and `conditional` may be too low where rounds had no draft.

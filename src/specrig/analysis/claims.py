@@ -3,10 +3,10 @@
 The first of these rules that applies decides:
 
 1. The claim's pair cannot run in any engine: *impossible*.
-2. All conditions of the claim were measured: *reproduced*, *higher* or *lower* (*not comparable* if the cell lacks the metric). A
-speed whose only matching cells were disturbed while they were measured is *not measured (disturbed)*.
-3. The theory can decide: *consistent with theory* or *inconsistent with theory*. A calculation is never compared with cells, so
-this is its first rule after 1.
+2. All conditions of the claim were measured: *reproduced*, *higher* or *lower* (*not comparable* if the cell lacks the metric).
+   A speed whose only matching cells were disturbed while they were measured is *not measured (disturbed)*. A calculation is never
+   compared with cells.
+3. The theory can decide: *consistent with theory* or *inconsistent with theory*.
 4. Some conditions were measured: *not comparable*.
 5. Otherwise: *not measured*, with the command that would measure the claim.
 """

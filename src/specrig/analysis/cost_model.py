@@ -38,8 +38,7 @@ def walltime_improvement(alpha: float, k: int, c: float, verify_cost: float = 1.
 def expected_tree_tokens(acceptance: Sequence[float], parents: Sequence[int]) -> float:
     """E[tokens per target pass] of a static tree: 1 + Σ over nodes of the product of acceptances from the root to the node.
 
-    acceptance[i]: the chance that node i is the target's choice, given that its parent was; at most one child of a node is
-    chosen.
+    acceptance[i]: the chance that node i is the target's choice, given that its parent was. Siblings exclude each other.
     parents[i]: the index of node i's parent, smaller than i, or -1 for a child of the root. A chain with one α gives
     `expected_tokens` (SpecInfer 2305.09781, section 4; Medusa 2401.10774, section 2.3.3).
 

@@ -14,8 +14,7 @@ one task, and the degrees of freedom are those of jobs, not of cells. Jobs that 
 count as fewer jobs, depending on how strongly they correlate.
 
 Coverage of the 95 % intervals, simulated: 93 to 96 % where each job has an effect of its own of up to 10 %. With two replicates
-it is 90 % for a mean over tasks and 93 % for a cell, where one effect of 10 % moved all jobs alike or where there is only one
-job.
+it is 90 % for a mean over tasks and 93 % for a cell, where one effect of 10 % moved all jobs alike or there is only one job.
 With a single replicate the term cannot be estimated, and intervals leave it out.
 """
 
@@ -77,8 +76,7 @@ def between(
 ) -> dict[tuple[str, str], BetweenRuns]:
     """Map each (engine, pair) that has replicates to the `between_runs` of its jobs.
 
-    cells: the result of `cells.by_cell`. measure: computes logarithms by (group, replicate) from the result of
-    `speedup.group_times`.
+    cells: the result of `cells.by_cell`. measure: turns `speedup.group_times` into logarithms by (group, replicate).
     Cells without drafts are left out where other cells exist: a baseline measured against itself differs less from run to run.
     """
     found: dict[tuple[str, str], dict[str, list[Layout]]] = {}

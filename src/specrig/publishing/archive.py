@@ -38,7 +38,7 @@ MODELS = "models.json"
 def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequence[str]) -> list[str]:
     """Write the study's results into `folder`, and return descriptions of what was left out.
 
-    names: removed from all texts, as are absolute paths (see `scrub`).
+    names: replaced in all texts; absolute paths are reduced to their last part (see `scrub`).
     """
     left_out = ["prompts and references of every task"]
     _json(folder / "study.json", {**_public_study(study.config, names), "tables": _pack_rows(study, folder, names)})

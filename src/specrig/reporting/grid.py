@@ -22,8 +22,7 @@ class Grid:
     """A table: header, rows of entries, and what a paper needs around them.
 
     labels: the number of leading columns that hold text; the others hold numbers. groups: the number of leading columns that many
-    rows share (pair, temperature); HTML and LaTeX show these once, in a line above the rows that share them. label: the LaTeX
-    label.
+    rows share (pair, temperature); HTML and LaTeX show these once, in a line above the rows that share them. label: for LaTeX.
     """
 
     header: list[str]

@@ -1,8 +1,7 @@
 """Render a `Grid` as LaTeX (booktabs), ready to paste.
 
 pandas' `Styler.to_latex` is not used. It cannot set a line above a group of rows, a column of its own for the note behind a
-number, or anything around the tabular (a comment on top, fitting to the line, landscape). It would only save joining cells by
-`&`.
+number, or anything around the tabular (a comment on top, fitting to the line, landscape). It would only join cells by `&`.
 """
 
 from __future__ import annotations

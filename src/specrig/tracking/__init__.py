@@ -35,8 +35,7 @@ MARKER = "tracking-failed.txt"
 class Tracked:
     """What a call of `track` did.
 
-    added: number of new runs. replaced: number of runs replaced because their records changed. kept: number of runs left
-    unchanged.
+    added: number of new runs. replaced: number of runs replaced because their records changed. kept: number of unchanged runs.
     error: why tracking failed, empty if it did not.
     """
 
