@@ -1,1 +1,4 @@
-"""Pure functions of records: acceptance, speedup, cost model, repetition, and the table of cells. No torch, no files."""
+"""Functions that compute results from records: acceptance, speedup, cost model, repetition, the table of cells.
+
+They neither load models (no torch) nor read or write files.
+"""

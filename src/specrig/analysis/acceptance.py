@@ -1,6 +1,7 @@
-"""How much of the draft the target takes. Counts come from `Rounds`, or from the engine's own totals (`Counts`), alpha from the probabilities.
+"""Measure how much of the draft the target accepts.
 
-Definitions: Leviathan et al. 2211.17192 (alpha, section 3.1); Medusa 2401.10774 and EAGLE 2401.15077 (acceptance length).
+Counts come from `Rounds`, or from the engine's own totals (`Counts`); alpha comes from the recorded probabilities. Definitions:
+Leviathan et al. 2211.17192 (alpha, section 3.1); Medusa 2401.10774 and EAGLE 2401.15077 (acceptance length).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ POSITION_COLUMNS = ["position", "rounds", "offered", "reached", "accepted", "con
 
 
 def acceptance_rate(records: Iterable[Record]) -> float:
-    """Σ accepted / Σ drafted over all rounds of all records (micro). NaN where nothing was ever drafted.
+    """Σ accepted / Σ drafted over all rounds of all records (micro average). NaN where nothing was drafted.
 
-    For a tree every drafted node counts below the line, see `depth_acceptance_rate`.
+    For a tree every drafted node counts as drafted; see `depth_acceptance_rate` for a rate that compares with chains.
     """
     return _ratio(*_accepted_drafted(records))
 
@@ -33,7 +34,7 @@ def acceptance_rate_interval(records: Iterable[Record]) -> Interval:
 
 
 def depth_acceptance_rate(records: Iterable[Record]) -> float:
-    """Σ accepted / Σ depth of the longest offered path: equals `acceptance_rate` for chains, comparable for trees."""
+    """Σ accepted / Σ depth of the longest offered path. For chains it equals `acceptance_rate`; trees compare with them."""
     records = list(records)
     return _ratio(
         [sum(record.run.rounds.accepted) for record in records],
@@ -44,9 +45,9 @@ def depth_acceptance_rate(records: Iterable[Record]) -> float:
 def acceptance_length(records: Iterable[Record]) -> float:
     """τ: mean tokens emitted per target verification pass, correction or bonus token included; 1 without speculation.
 
-    Rounds that offered no draft count. The last round of a generation that the stop rule shortened (`Rounds.cut`) is
-    left out and counted by `cut_rounds`: it says where the text ended, not how good the draft was. NaN if none is left.
-    An engine that gives totals only (`Run.counts`) cannot leave that round out: its τ is decoded tokens / passes, cut round included.
+    Rounds that offered no draft count. A last round that the stop rule shortened (`Rounds.cut`) does not count, because it says
+    where the text ended, not how good the draft was; `cut_rounds` counts these. NaN if no round is left. For an engine that gives
+    totals only (`Run.counts`) the cut round cannot be left out: its τ is decoded tokens / passes.
     """
     return _ratio(*_emitted_rounds(records))
 
@@ -59,19 +60,19 @@ def acceptance_length_interval(records: Iterable[Record]) -> Interval:
 
 
 def cut_rounds(records: Iterable[Record]) -> int:
-    """Rounds shortened by end of sequence or the length limit (at most one a record)."""
+    """The number of rounds that end of sequence or the length limit shortened; at most one per record."""
     return sum(record.run.rounds.cut for record in records)
 
 
 def rounds(records: Iterable[Record]) -> int:
-    """Target verification passes in decoding."""
+    """The number of target verification passes during decoding, cut rounds included."""
     return sum(_passes(record.run) for record in records)
 
 
 def emitted_by_prompt(records: Iterable[Record], *, cut: bool = False) -> dict[str, tuple[float, float]]:
-    """Prompt id -> (tokens emitted, target passes), summed over repeats: what τ is the ratio of.
+    """Prompt id -> (tokens emitted, target passes), summed over repeats and replicates. Their ratio is τ of the prompt.
 
-    cut: count the rounds that the stop rule shortened too, as an engine's totals do; then engines count alike.
+    cut: whether rounds that the stop rule shortened count too. They do in an engine's totals, so True makes engines count alike.
     """
     found: dict[str, tuple[float, float]] = {}
     for record in records:
@@ -82,9 +83,10 @@ def emitted_by_prompt(records: Iterable[Record], *, cut: bool = False) -> dict[s
 
 
 def alpha(records: Iterable[Record]) -> float:
-    """Mean over reached draft positions of Σ_x min(p(x), q(x)): the chance that one drafted token is accepted.
+    """α: the chance that one drafted token is accepted, as the mean over reached draft positions of Σ_x min(p(x), q(x)).
 
-    Leviathan 2211.17192, theorem 3.5 (there β per position, α its mean). NaN where no position was reached.
+    p and q are the target's and the draft's distributions. NaN where no position was reached. Source: Leviathan 2211.17192,
+    theorem 3.5 (where β is the value at one position, and α its mean).
     """
     records = list(records)
     return _ratio([record.run.overlap for record in records], [record.run.reached for record in records])
@@ -97,13 +99,14 @@ def alpha_interval(records: Iterable[Record]) -> Interval:
 
 
 def positions(records: Iterable[Record]) -> pd.DataFrame:
-    """Acceptance by draft position: one row a position i = 1, 2, …, up to the deepest offered path.
+    """A table of acceptance by draft position, with one row per position i = 1, 2, …, up to the deepest offered path.
 
-    Columns: `position`; `offered`: rounds whose draft was at least i deep; `reached`: those of them that accepted all of
-    1 … i - 1; `accepted`: those that accepted i too; `conditional` = accepted / reached; `unconditional` =
-    accepted / rounds, where `rounds` counts every round, also those that drafted nothing. Cut rounds are left out.
-    Of an engine's totals only the accepted are known by position: `offered` is then NaN, every round counts as having reached
-    position 1, and `conditional` may be too low where rounds went without a draft.
+    position: i. rounds: all rounds, also those that drafted nothing. offered: rounds whose draft was at least i deep.
+    reached: the offered rounds that accepted all of 1 … i - 1. accepted: the reached rounds that accepted i too.
+    conditional: accepted / reached. unconditional: accepted / rounds. Cut rounds are left out of all columns.
+
+    An engine that gives totals only tells the accepted tokens by position, and nothing else. `offered` is then NaN, every round
+    counts as having reached position 1, and `conditional` may be too low where rounds had no draft.
     """
     records = list(records)
     totals = [record.run.counts for record in records if record.run.counts is not None and record.run.counts.per_position]
@@ -142,7 +145,7 @@ def _position_rows(passes: int, accepted: list[int]) -> pd.DataFrame:
 
 
 def emitted_lengths(records: Iterable[Record]) -> list[int]:
-    """Tokens emitted by each round that was not cut: what `acceptance_length` is the mean of."""
+    """The number of tokens that each round emitted, cut rounds left out. Their mean is `acceptance_length`."""
     return [emitted for record in records for emitted in _full(record.run.rounds, record.run.rounds.emitted)]
 
 
@@ -159,7 +162,7 @@ def _passes(run: Run) -> int:
 
 
 def _emitted(run: Run, cut: bool = False) -> tuple[int, int]:
-    """(tokens emitted, passes): the first token is prefill's, so totals stand against the others."""
+    """(tokens emitted, passes). Prefill emits the first token, so an engine's totals account for all tokens but that one."""
     if run.rounds.emitted:
         emitted = run.rounds.emitted if cut else _full(run.rounds, run.rounds.emitted)
         return sum(emitted), len(emitted)
@@ -167,7 +170,7 @@ def _emitted(run: Run, cut: bool = False) -> tuple[int, int]:
 
 
 def _drafts(run: Run) -> tuple[int, int]:
-    """(accepted, drafted); nothing where the engine does not tell both."""
+    """(accepted, drafted) tokens; (0, 0) where the engine does not tell both."""
     if run.counts is None or run.rounds.emitted:
         return sum(run.rounds.accepted), sum(run.rounds.drafted)
     accepted, drafted = run.counts.accepted, run.counts.drafted
@@ -193,7 +196,7 @@ def _by_prompt(parts: Iterable[tuple[str, float, float]]) -> tuple[list[float], 
 
 
 def _within(least: float, most: float, found: Interval) -> Interval:
-    """An interval without what the measure cannot be."""
+    """The interval `found`, cut to the values that the measure can have."""
     return max(found[0], least), min(found[1], most)
 
 

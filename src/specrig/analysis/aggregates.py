@@ -1,4 +1,4 @@
-"""Claims that are a mean over a benchmark's tasks, and the same mean of what was measured."""
+"""Some claims state a mean over a benchmark's tasks. This module computes the same mean from measured cells."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from specrig.analysis.task_names import preferred
 from specrig.study.claims import TIMED, Claim
 
 SETTING = ("engine", "pair", "method", "k", "variant", "temperature", "batch_size")
-"""Columns of cells that a mean over tasks holds fixed."""
+"""The columns of cells that are the same in all cells of a mean over tasks."""
 
 
 def parts(claim: Claim, claims: Sequence[Claim]) -> list[str]:
-    """The tasks that an aggregate is taken over: those for which its source states this metric, or a speed, of the same method and target.
+    """The tasks over which a claim's mean is taken; empty where they are not known.
 
-    Acceptance by task alone does not say what a mean speedup was taken over: SPEED-Bench's table has more categories than were
-    collected here. Empty: not known.
+    These are the tasks for which the same source states this metric, or a speed, for the same method and target. A task for which
+    it states only an acceptance does not count towards a mean speedup: SPEED-Bench's table has more categories than were
+    collected here.
     """
     same = [row for row in claims if (row.source, row.target, row.method) == (claim.source, claim.target, claim.method)]
     return list(
@@ -29,11 +30,14 @@ def parts(claim: Claim, claims: Sequence[Claim]) -> list[str]:
 
 
 def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
-    """One row a setting that measured any of an aggregate's tasks: `column` and the speedup averaged over them, each task counting alike
-    (as in Spec-Bench, which asks 80 questions of each), speeds geometrically.
+    """One row per setting (`SETTING`) that measured any of the tasks, with `column` and the speedup averaged over them.
 
-    Their intervals (`…_low`, `…_high`): tasks are independent, so their variances add, those of speeds as logarithms, with the degrees of
-    freedom of Welch and Satterthwaite. `task` says what entered, `lacks` what did not: empty where all did.
+    claim: states a mean. tasks: the tasks of this mean. rows: measured cells. column: the measure that the claim states.
+
+    Every task counts alike (as in Spec-Bench, which asks 80 questions of each). Speeds are averaged geometrically, other measures
+    arithmetically. For the intervals (`…_low`, `…_high`) tasks are taken as independent, so their variances add (those of speeds
+    as logarithms), with the degrees of freedom of Welch and Satterthwaite. `task` names the tasks in the mean; `lacks` names
+    those that were not measured and is empty where all were.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -58,7 +62,7 @@ def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], co
 
 
 def _mean(values: Sequence[tuple[float, ...]], units: Sequence[int], geometric: bool) -> tuple[float, float, float]:
-    """Mean of (value, low, high) of so many units each with its interval; NaN where a value or an end is missing."""
+    """The mean of several (value, low, high), as one such triple; NaN where any is missing. units: how many each rests on."""
     table = np.array(values, dtype=float)
     table = np.log(table) if geometric else table
     freedom = np.array(units, dtype=float) - 1

@@ -1,4 +1,4 @@
-"""The table of cells: one row a cell, from which every table and figure is drawn."""
+"""The table of cells, with one row per cell. Every other table and every figure is made from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specrig.analysis import acceptance, cost_model, energy, repetition, replica
 from specrig.measurement.records import Record
 
 IDENTITY = ["engine", "pair", "method", "k", "task", "temperature", "batch_size", "variant"]
-"""Columns that together name a cell."""
+"""The columns that together identify a cell."""
 
 COLUMNS = [
     *["engine", "pair", "method", "k", "task", "temperature", "batch_size", "prompts", "tokens"],
@@ -31,11 +31,11 @@ EXTRAS = [
     *["target_pass_ms", "repeated_4grams", "baseline_repeated_4grams", "distinct_2grams", "baseline_drift"],
     *["replicates", "drift", "drift_low", "drift_high", "digest"],
 ]
-"""Columns behind them; more may come, so read by name. `energy.COLUMNS` follow where a device's counters were read."""
+"""The columns after `COLUMNS`. Later versions may add more, so read them by name. `energy.COLUMNS` follow where known."""
 
 
 def by_cell(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Records by `Cell.name`, cells in order of first appearance."""
+    """Map each `Cell.name` to the records of that cell; cells come in order of first appearance."""
     cells: dict[str, list[Record]] = {}
     for record in records:
         cells.setdefault(record.cell.name, []).append(record)
@@ -43,11 +43,12 @@ def by_cell(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def cells_table(records: Iterable[Record]) -> pd.DataFrame:
-    """One row a cell: `COLUMNS`, then `EXTRAS`. An empty table keeps its columns.
+    """One row per cell with the columns `COLUMNS`, then `EXTRAS`. A table without rows has the same columns.
 
-    NaN means undefined, never zero: `acceptance_rate`, `alpha` and `draft_cost` where nothing was drafted (the baseline, n-gram
-    without a match), costs where the engine does not time bare passes, intervals of fewer than two prompts. `drift`: speedup in the last
-    replicate over that in the first; where a pair has replicates, intervals of times hold what whole runs differ by (`replicates`).
+    NaN means undefined, never zero. `acceptance_rate`, `alpha` and `draft_cost` are undefined where nothing was drafted (the
+    baseline, n-gram without a match), costs where the engine does not time bare passes, intervals for fewer than two prompts.
+    `drift` is the speedup in the last replicate / the speedup in the first. Where a pair has replicates, the intervals of speeds
+    and times include how much whole runs differ (see `analysis.replicates`).
     """
     cells = by_cell(records)
     measures: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
@@ -134,5 +135,5 @@ def _row(records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], rep
 
 
 def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A table's rows as dictionaries, column -> value."""
+    """The rows of a table as dictionaries that map a column's name to its value."""
     return cast("list[dict[str, Any]]", frame.to_dict("records"))

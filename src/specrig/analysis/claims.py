@@ -1,8 +1,14 @@
-"""Reported figures against measured ones: every claim gets exactly one verdict, with its reason.
+"""Compare reported figures with measured ones: every claim gets exactly one verdict and its reason.
 
-In order: a pair that can never work is *impossible*; a calculation is held against the theory; a claim whose every condition was measured
-is *reproduced*, *higher* or *lower*, unless the machine was busy with other things: then it is *not measured (disturbed)*; the theory judges
-what it can; where only some conditions were measured it is *not comparable*; else it is *not measured*, with the command that would measure it.
+The first of these rules that applies decides:
+
+1. The claim's pair cannot run in any engine: *impossible*.
+2. All conditions of the claim were measured: *reproduced*, *higher* or *lower* (*not comparable* if the cell lacks the metric).
+   A speed whose only matching cells were disturbed while they were measured is *not measured (disturbed)*. A calculation is never
+   compared with cells.
+3. The theory can decide: *consistent with theory* or *inconsistent with theory*.
+4. Some conditions were measured: *not comparable*.
+5. Otherwise: *not measured*, with the command that would measure the claim.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from specrig.models.facts.devices import find_device
 from specrig.study.claims import TIMED, Claim
 
 TOLERANCE = 0.05
-"""Reported figures come without intervals: each is taken as known to 5 % on either side."""
+"""Reported figures come without intervals. Each is taken as known to 5 % on either side."""
 VERDICTS = (
     *("reproduced", "higher", "lower", "consistent with theory", "inconsistent with theory"),
     *("not comparable", "not measured", "not measured (disturbed)", "impossible"),
@@ -39,13 +45,18 @@ COLUMNS = [
     *["predicted_low", "predicted_high", "cell", "command"],
 ]
 COMPARABLE = {"acceptance_rate_alpha": "alpha"}
-"""Metric -> column of the cells, where the names differ."""
+"""Name of a claim's metric -> column of the cells that holds it, where the two names differ."""
 NAN = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A claim's verdict. measured: NaN without a comparable cell; ratio: measured / the nearer end of the reported range."""
+    """The verdict on one claim, with its reason.
+
+    measured, low, high: the measured value and its 95 % interval, NaN without a comparable cell. ratio: measured / the nearer end
+    of the reported range, 1 inside the range. predicted: (low, high) by theory. cell: the name of the cell that was compared.
+    command: measures the claim, empty where none is needed or known.
+    """
 
     claim: Claim
     verdict: str
@@ -60,17 +71,17 @@ class Judgement:
 
 
 def judge(claims: Sequence[Claim], cells: pd.DataFrame, catalogue: Catalogue) -> list[Judgement]:
-    """One judgement a claim, in order.
+    """Judge every claim; returns one judgement per claim, in the order of the claims.
 
-    cells: `analysis.cells.cells_table` with the columns `target`, `draft` (hub ids), `hardware` (as the driver names it, `CPU`
-    without a GPU), `dtype` and, where it is known, `disturbed`.
+    cells: the result of `analysis.cells.cells_table` with the additional columns `target` and `draft` (hub ids), `hardware` (the
+    driver's name of the GPU, or `CPU`), `dtype` and, where it is known, `disturbed`.
     """
     rows, others = row_dicts(undisturbed(cells)), row_dicts(cells[disturbed(cells)])
     return [_judge(claim, claims, rows, others, catalogue) for claim in claims]
 
 
 def judgements_table(judgements: Sequence[Judgement]) -> pd.DataFrame:
-    """`COLUMNS`, one row a claim."""
+    """A table with one row per claim and the columns `COLUMNS`."""
     rows = []
     for found in judgements:
         claim = found.claim
@@ -124,14 +135,17 @@ def _judge(
 
 
 def _near(claim: Claim, tasks: list[str], rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[str]]]:
-    """The rows (their means over an aggregate's tasks) that run the claim's method on its pair, each with the conditions it differs in."""
+    """The rows that run the claim's method on its pair, each with the conditions in which it differs from the claim.
+
+    Where the claim is a mean over `tasks`, the same means of the rows take their place.
+    """
     measured = [] if claim.analytic else [row for row in rows if related(claim, row)]
     measured = means(claim, tasks, measured, _column(claim)) if tasks else measured
     return [(row, differing(claim, row)) for row in measured]
 
 
 def impossible(claim: Claim) -> str | None:
-    """Why no engine can ever run the claim's pair; None: nothing speaks against it."""
+    """The reason why no engine can run the claim's pair; None where no reason is known."""
     for name in (claim.target, *claim.drafts):
         found = model_facts(name)
         reason = facts.no_decoder(found.name, found.config) if found else None
@@ -144,7 +158,7 @@ def impossible(claim: Claim) -> str | None:
 
 
 def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
-    """The conditions in which a cell (or a mean of cells) differs from the claim, in words; what the source does not say does not differ."""
+    """The conditions, in words, in which a cell (or a mean of cells) differs from the claim. What the source omits agrees."""
     found = []
     if claim.ks is not None and row["k"] not in claim.ks and row["k"] != 0:
         found.append(f"k ({claim.k} reported, {row['k']} measured)")
@@ -176,7 +190,7 @@ def related(claim: Claim, row: dict[str, Any]) -> bool:
 
 
 def _compare(claim: Claim, rows: list[dict[str, Any]], model: Theory) -> Judgement:
-    """Of the cells that match (several where the source does not say k or task), the one with the best speed."""
+    """Judge a claim by the fastest of the cells that match it (several match where the source states no k or task)."""
     column = _column(claim)
     row = max(rows, key=lambda row: row["speedup"] if math.isfinite(row["speedup"]) else 0.0)
     value = row[column]
@@ -212,7 +226,7 @@ def _hardware(text: str) -> str:
 
 
 def _width(precision: str) -> str:
-    """16-bit formats are as fast as each other."""
+    """The name of a precision's speed class: all 16-bit formats are in one."""
     name = DTYPES.get(precision.lower(), precision.lower())
     return "16 bits" if name in ("float16", "bfloat16") else name
 

@@ -1,4 +1,4 @@
-"""The command that would measure a claim that nobody measured here yet, and what stands in its way."""
+"""For a claim that has not been measured here: the command that would measure it, and what prevents that."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
 class KnownPair(NamedTuple):
-    """A row of pairs.tsv: the target, the draft ("" where the row has none), and the names of the heads that the row lists."""
+    """A row of pairs.tsv: the hub ids of target and draft ("" where there is no draft), and the names of the trained heads."""
 
     target: str
     draft: str = ""
     heads: Collection[str] = ()
 
     def lacks(self, needs: Collection[str]) -> list[str]:
-        """Those of a method's needed models (`draft`, or a head's name) that the row does not give."""
+        """The models among `needs` (`draft`, or a head's name) that this row does not have."""
         return [need for need in needs if not (self.draft if need == "draft" else need in self.heads)]
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What could be measured here: pairs by name, names of tasks, and methods (name -> the models that it needs)."""
+    """What this installation can measure: pairs by name, names of tasks, and methods (name -> the models that it needs)."""
 
     pairs: Mapping[str, KnownPair] = field(default_factory=dict)
     tasks: Collection[str] = ()
     methods: Mapping[str, Collection[str]] = field(default_factory=dict)
     pair_columns: Sequence[str] = ("pair", "target", "draft", "target_revision", "draft_revision", "dtype")
-    """Header of pairs.tsv."""
+    """The names of the columns of pairs.tsv, in order."""
 
 
 def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tuple[str, str | None]:
-    """(the shell command that would measure the claim, what stands in its way or None).
+    """Return (the shell command that would measure the claim, the obstacle or None).
 
-    The command runs at the root of the repository as it is printed: it adds the pair's row where pairs.tsv lacks one. It is empty where
-    something has to be made first: a method, a task's row, a head. An obstacle beside a command says in what its study would differ
-    from the source's. parts: the tasks that the claim is a mean over.
+    The command runs as printed at the root of the repository; it adds the pair's row to pairs.tsv where it is missing. It is
+    empty where something must be made first: a method, a row of tasks.tsv, a head. The obstacle then says what. Beside a command,
+    the obstacle says how its study would differ from the source's. parts: the tasks over which the claim's mean is taken.
     """
     needs = catalogue.methods.get(claim.base_method)
     if needs is None and claim.general:
@@ -80,7 +80,7 @@ def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tu
 
 
 def _pair(claim: Claim, pairs: Mapping[str, KnownPair], needs: Collection[str]) -> tuple[str, KnownPair]:
-    """The row of pairs.tsv that gives most of what the method needs, among those of the claim's models; a new row where there is none."""
+    """(name, row) of pairs.tsv for the claim's models: the row that lacks the fewest needed models, or a new row without any."""
     draft = claim.drafts[-1] if claim.drafts and "draft" in needs else ""
     fitting = [(name, pair) for name, pair in pairs.items() if pair.target == claim.target and (not draft or pair.draft == draft)]
     if fitting:
@@ -90,7 +90,7 @@ def _pair(claim: Claim, pairs: Mapping[str, KnownPair], needs: Collection[str]) 
 
 
 def _tasks(claim: Claim, names: Collection[str], parts: Sequence[str]) -> tuple[list[str], str]:
-    """(rows of tasks.tsv to measure, what of the claim they leave out): all rows where it names no task, a row for each of `parts`."""
+    """(rows of tasks.tsv to measure, what they leave out of the claim, in words). A claim without a task gets all rows."""
     if not claim.task:
         return list(names), ""
     if claim.aggregate and not parts:
@@ -106,7 +106,7 @@ def _tasks(claim: Claim, names: Collection[str], parts: Sequence[str]) -> tuple[
 
 
 def _add_row(name: str, pair: KnownPair, claim: Claim, columns: Sequence[str]) -> str:
-    """Shell: append the pair to pairs.tsv, unless an earlier command has."""
+    """The shell command that appends the pair to pairs.tsv, unless it is there already."""
     dtype = DTYPES.get(claim.precision.lower(), "bfloat16")
     row = {"pair": name, "target": pair.target, "draft": pair.draft, "dtype": dtype}
     line = r"\t".join(row.get(column, "") for column in columns)

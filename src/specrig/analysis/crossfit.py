@@ -1,7 +1,7 @@
-"""A choice judged on prompts that had no part in it.
+"""Cross-fitting: judge the choice of k on prompts that had no part in the choice.
 
-The best of several k's on the prompts at hand is flattered by its own luck: of k's that are all alike, the luckiest wins. So one half of
-the prompts chooses the k at which the other half is judged, and the other way round; every prompt is judged once.
+The k that is best on some prompts looks better than it is on these same prompts: of k's that are all alike, the luckiest wins.
+Therefore each half of the prompts chooses the k at which the other half is judged. Every prompt is judged exactly once.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from dataclasses import dataclass
 import pandas as pd
 
 Logs = Mapping[str, pd.Series]
-"""Task -> log speedups by prompt (batch)."""
+"""Task -> log speedups, indexed by prompt (by batch, where prompts ran in batches)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """ks: what the two halves chose; logs: each prompt's log speedup at the k that the other half chose."""
+    """The result of `crossfit`. ks: the choices of the two halves. logs: each prompt's log speedup at the other half's choice."""
 
     ks: tuple[int, int]
     logs: Logs
 
 
 def crossfit(choosing: Mapping[int, Logs], judging: Mapping[int, Logs] | None = None) -> Judged | None:
-    """Choose among k's by `choosing` (k -> logs), judge by `judging`, which is the same unless it says otherwise.
+    """Let each half of the prompts choose a k, and judge the other half at it.
 
-    A half chooses the largest mean over tasks of the mean over its prompts, the smallest k of equals, among the k's that both ran on the
-    most tasks. Only prompts count that have a log speedup at every k. None where fewer than two k's are left, or a task has
-    fewer than two such prompts: then there is nothing to choose, or nobody to judge.
+    choosing: k -> log speedups by which the k is chosen. judging: k -> log speedups by which the choice is judged; None means
+    `choosing`.
+
+    Candidates are the k's that are in both and ran on the most tasks. A half chooses the k with the largest mean over tasks of
+    the means over its prompts; among equal k's, the smallest. Only prompts with a log speedup at every candidate count. Returns
+    None where fewer than two k's are left to choose from, or where a task has fewer than two such prompts.
     """
     judging = choosing if judging is None else judging
     both = sorted(set(choosing) & set(judging))

@@ -1,9 +1,9 @@
-"""Was a cell measured on a quiet machine? What its records give against it, replicate by replicate.
+"""Decide from a cell's records whether the machine was quiet while it was measured, for each replicate separately.
 
-Baseline and method alternate, so what lasts for minutes slows both alike and cancels in their ratio; what comes and goes within seconds
-does not, and nobody sees it in a speedup. So the evidence is gathered three ways: what the operating system counted beside each
-generation, what the machine could do before and after, and whether the times themselves fit each other. A cell with any reason against
-it is disturbed: shown, marked, and best measured again.
+Baseline and method alternate. A load that lasts for minutes slows both alike and cancels in their ratio. A load that comes and
+goes within seconds does not cancel, and a speedup does not show it. There are three kinds of evidence: what the operating system
+counted during each generation, what the machine could do before and after, and whether the times fit each other. A cell with any
+evidence against it is called disturbed. It stays in the tables, is marked, and should be measured again.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from specrig.analysis.speedup import group_times, speedup
 from specrig.measurement.records import NOT_RECORDED, Load, Record, Run
 
 WAITED = 0.05
-"""Share of their time that the job's threads waited for a processor: 5 % is the difference that a study is to tell (`statistics.DIFFERENCE`)."""
+"""Largest tolerated share of their time that the job's threads waited for a processor; as large as `statistics.DIFFERENCE`."""
 STEAL = 0.05
-"""Share of the processor time it asked for that the host gave to others: the same."""
+"""Largest tolerated share of the requested processor time that a virtual machine's host gave to others; as large as `WAITED`."""
 OTHERS = 0.1
-"""Share of the processors it counts on that others took. The workflow itself and a desktop at rest take a few per cent; the system counts in
-ticks, which blurs a cell of a second by one or two."""
+"""Largest tolerated share of the job's processors that other processes took. The workflow itself and a desktop at rest take a few
+per cent. The system counts in ticks, which is an error of one or two per cent for a cell of one second."""
 HELD = 0.1
-"""Share of the time in which the measuring thread neither ran nor was ready to: beside eight busy processes it was 0.5 to 0.9 %."""
+"""Largest tolerated share of time when the measuring thread neither ran nor was ready (beside 8 busy processes 0.5 to 0.9 %)."""
 HELD_S = 0.5
-"""Seconds of that in a single generation, which no page of memory and no other thread explains."""
+"""Seconds of `HELD` time in one generation that neither a page fault nor another thread of the job can explain."""
 SLEPT_S = 0.1
-"""Seconds that the whole machine was suspended: a tenth of a second is far beyond the clocks' own differences."""
+"""Seconds for which the whole machine was suspended. A tenth of a second is far more than clocks differ by themselves."""
 SPREAD = 0.15
-"""Robust coefficient of variation of the baseline's speed over a cell's groups: prompts of different lengths account for 0.02 to 0.08
-(median of the published run 0.04), and with 8 prompts 0.15 already leaves 10 % uncertain."""
+"""Largest tolerated robust coefficient of variation of the baseline's speed over a cell's groups. Prompts of different lengths
+cause 0.02 to 0.08 (median of the published run 0.04). With 8 prompts, 0.15 already makes the mean uncertain by 10 %."""
 DRIFT = 0.2
-"""How much slower the baseline is in one half, or one replicate, than in another: two quiet runs of a study on a shared virtual machine
-differed by up to a fifth."""
+"""Largest tolerated slowdown of the baseline between the halves of a replicate, or between replicates. Two quiet runs of a
+study on a shared virtual machine differed by up to a fifth."""
 OUTLIER = 4.0
-"""How many times the median of its peers a group takes for a pass (a token of the baseline). Passes of one cell differ twofold at most."""
+"""Largest tolerated time per pass (baseline: per token) of a group / its cell's median. Passes of a cell differ up to twofold."""
 LEAST_PASSES = 8
-"""Groups with fewer passes or tokens are judged as if they had so many: their first pass is slow by itself."""
+"""A group with fewer passes or tokens is judged as if it had this many, because its first pass is slow by itself."""
 PROBE = 0.7
-"""A probe below this share of the study's best one: the best of a tenth of a second repeats within 10 to 15 % on a quiet machine."""
+"""Lowest tolerated result of a probe / the study's best result. On a quiet machine probes of 0.1 s repeat within 10 to 15 %."""
 EFFICIENCY = 1.15
-"""How far measured over predicted speedup may be from what explains it (`explained_efficiency`). In the published run no cell is farther than
-5 %: what a geometric mean over prompts differs from the ratio of sums."""
+"""Largest tolerated ratio between a cell's efficiency and `explained_efficiency`, in either direction. In the published run
+all cells are within 5 %, which is the difference between a geometric mean over prompts and a ratio of sums."""
 LEAST_GROUPS = 4
-"""A spread or a half of fewer groups is not judged."""
+"""Fewer groups than this are too few to judge their spread, or to compare two halves."""
 
 COLUMN = "disturbed"
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing against a replicate of a cell, in words."""
+    """One reason, in words, why a replicate of a cell counts as disturbed."""
 
     replicate: int
     text: str
@@ -67,9 +67,9 @@ class Reason:
 def disturbances(
     cells: Mapping[str, Sequence[Record]], environments: Mapping[tuple[str, str, str], Mapping[str, Any]]
 ) -> dict[str, list[Reason]]:
-    """Name of the cell -> every reason against its replicates, in their order; empty where nothing is.
+    """Map each cell's name to all reasons against its replicates, ordered by replicate; an empty list if it was not disturbed.
 
-    cells: name -> its records, all replicates; environments: (engine, pair, method) -> what its job ran on.
+    cells: name -> records of all replicates. environments: (engine, pair, method) -> environment.json of the job.
     """
     best = _best_probes(cells.values(), environments)
     found = {}
@@ -91,7 +91,7 @@ def disturbances(
 
 
 def column(cells: Mapping[str, Sequence[Record]], reasons: Mapping[str, list[Reason]]) -> list[str]:
-    """What stands in `cells.csv` of each cell: its reasons, nothing, or that nothing was recorded."""
+    """The column `disturbed` of `cells.csv`: for each cell its reasons, an empty text, or `NOT_RECORDED`."""
     texts = []
     for name, records in cells.items():
         several = len({record.replicate for record in records}) > 1
@@ -102,19 +102,22 @@ def column(cells: Mapping[str, Sequence[Record]], reasons: Mapping[str, list[Rea
 
 
 def disturbed(frame: pd.DataFrame) -> pd.Series:
-    """Which rows of a table of cells are disturbed; none where the table does not say."""
+    """A boolean for each row of a table of cells: whether it is disturbed. All False if the table has no such column."""
     if COLUMN not in frame:
         return pd.Series(False, index=frame.index)
     return ~frame[COLUMN].fillna("").isin(["", NOT_RECORDED])
 
 
 def undisturbed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The other rows."""
+    """The rows of a table of cells that are not disturbed."""
     return frame[~disturbed(frame)]
 
 
 def shares(records: Sequence[Record], environment: Mapping[str, Any]) -> dict[str, float]:
-    """What was lost beside a cell's generations, by constant's name: `WAITED`, `STEAL`, `OTHERS`, `HELD`; only what was recorded."""
+    """The shares of time that were lost while a cell was measured, by the names of their limits: WAITED, STEAL, OTHERS, HELD.
+
+    Shares that were not recorded are absent.
+    """
     load = _total(records)
     if load is None or load.elapsed_s <= 0:
         return {}
@@ -132,7 +135,7 @@ def shares(records: Sequence[Record], environment: Mapping[str, Any]) -> dict[st
 
 
 def _loads(records: Sequence[Record], environment: Mapping[str, Any]) -> list[str]:
-    """What the operating system counted beside the generations."""
+    """Reasons from what the operating system counted during the generations."""
     said: dict[str, tuple[float, Callable[[str], str]]] = {
         "OTHERS": (OTHERS, lambda share: f"other processes took {share} of the processors it counts on"),
         "STEAL": (STEAL, lambda share: f"the host gave {share} of its processor time to others"),
@@ -156,7 +159,7 @@ def _loads(records: Sequence[Record], environment: Mapping[str, Any]) -> list[st
 
 
 def _probes(records: Sequence[Record], best: Mapping[str, float]) -> list[str]:
-    """What the machine could do before and after, against the best of the study."""
+    """Reasons from what the machine could do before and after, compared with the best of the study."""
     texts = []
     for name, what, unit in (("copy_gb_s", "copied", "GB/s"), ("product_gflop_s", "multiplied", "GFLOP/s")):
         seen = [getattr(probe, name) for probe in (records[0].before, records[0].after) if probe is not None]
@@ -167,7 +170,7 @@ def _probes(records: Sequence[Record], best: Mapping[str, float]) -> list[str]:
 
 
 def _baseline(records: Sequence[Record]) -> list[str]:
-    """Whether plain decoding kept its speed over the replicate's groups."""
+    """Reasons from a baseline that changed its speed over the replicate's groups."""
     texts = []
     speeds = _speeds(records)
     if len(speeds) >= LEAST_GROUPS and (spread := robust_variation(speeds)) > SPREAD:
@@ -184,7 +187,7 @@ def _baseline(records: Sequence[Record]) -> list[str]:
 
 
 def _efficiency(records: Sequence[Record]) -> list[str]:
-    """Whether the measured speedup follows from the passes that were measured with it."""
+    """Reasons from a speedup that does not follow from the passes that were measured with it."""
     predicted = cost_model.predicted_speedup(acceptance_length(records), cost_model.pass_costs(records))
     found, explained = cost_model.efficiency(speedup(group_times(records)), predicted), explained_efficiency(records)
     if not (math.isfinite(found) and math.isfinite(explained)) or 1 / EFFICIENCY <= found / explained <= EFFICIENCY:
@@ -193,7 +196,7 @@ def _efficiency(records: Sequence[Record]) -> list[str]:
 
 
 def _between(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
-    """Replicates in which plain decoding was slower than in the fastest one."""
+    """Reasons against replicates in which plain decoding was slower than in the fastest replicate."""
     speeds = {replicate: median(found) for replicate, records in parts.items() if len(found := _speeds(records)) >= LEAST_GROUPS}
     fastest = max(speeds.values(), default=0.0)
     return [
@@ -204,7 +207,7 @@ def _between(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
 
 
 def _outliers(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
-    """Replicates with a group that took many times as long as its peers: suspended, or starved."""
+    """Reasons against replicates in which a group took many times as long as the others."""
     found: dict[int, list[float]] = {}
     for side in ("run", "baseline"):
         taken: list[tuple[int, float, int]] = []
@@ -227,7 +230,7 @@ def _outliers(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
 
 
 def robust_variation(values: Sequence[float]) -> float:
-    """1.4826 · median absolute deviation / median: the coefficient of variation of a normal sample, unmoved by single values."""
+    """1.4826 · median absolute deviation / median: a coefficient of variation that single values do not move."""
     middle = median(values)
     return 1.4826 * median(abs(value - middle) for value in values) / middle
 
@@ -235,7 +238,7 @@ def robust_variation(values: Sequence[float]) -> float:
 def _best_probes(
     cells: Iterable[Sequence[Record]], environments: Mapping[tuple[str, str, str], Mapping[str, Any]]
 ) -> dict[tuple[Any, ...], dict[str, float]]:
-    """Machine -> the best of each probe in the whole study."""
+    """Machine (see `_machine`) -> the best result of each probe in the whole study."""
     best: dict[tuple[Any, ...], dict[str, float]] = {}
     for records in cells:
         own = best.setdefault(_machine(environments.get(records[0].cell.job, {})), {"copy_gb_s": 0.0, "product_gflop_s": 0.0})
@@ -247,13 +250,13 @@ def _best_probes(
 
 
 def _machine(environment: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides a probe: the device, the processor and how many threads ran."""
+    """What the result of a probe depends on: the device, the processor and the number of threads."""
     cpu, torch = environment.get("cpu") or {}, environment.get("torch") or {}
     return environment.get("device"), cpu.get("model"), torch.get("threads"), str(environment.get("gpus"))
 
 
 def _processors(environment: Mapping[str, Any]) -> tuple[int, int]:
-    """(processors of the machine, those that the job counts on); 0 where not known."""
+    """(processors of the machine, 0 where not known; processors that the job needs)."""
     cores = int((environment.get("cpu") or {}).get("logical_cores") or 0)
     threads = int((environment.get("torch") or {}).get("threads") or cores)
     return cores, 1 if environment.get("device") == "cuda" else max(min(threads, cores), 1)
@@ -267,7 +270,7 @@ def _replicates(records: Iterable[Record]) -> dict[int, list[Record]]:
 
 
 def _speeds(records: Iterable[Record]) -> list[float]:
-    """Tokens/s of plain decoding in each group, in order; groups too short to tell are left out."""
+    """Tokens/s of plain decoding in each group, in order, without groups of fewer than `LEAST_PASSES` tokens per prompt."""
     found = []
     for members in groups(records):
         tokens = sum(len(record.baseline.tokens) - record.baseline.prefill_tokens for record in members)
@@ -278,13 +281,13 @@ def _speeds(records: Iterable[Record]) -> list[float]:
 
 
 def _passes(run: Run) -> int:
-    """Target passes of a generation; its tokens where the engine does not tell."""
+    """The number of target passes of a generation, or of its tokens where the engine does not tell."""
     counted = run.counts.rounds if run.counts is not None else len(run.rounds.emitted)
     return counted or len(run.tokens) - run.prefill_tokens
 
 
 def _total(records: Sequence[Record]) -> Load | None:
-    """All that was read beside a cell's generations and its baseline's; None where any of it is missing."""
+    """The sum of the loads during a cell's generations and its baseline's; None where any of them was not recorded."""
     loads = [run.load for members in groups(records) for run in (members[0].run, *baselines(members))]
     total: Load | None = None
     for load in loads:

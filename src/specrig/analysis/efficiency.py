@@ -1,4 +1,4 @@
-"""What makes measured speedup differ from the predicted one where nothing is wrong."""
+"""Explain why a measured speedup differs from the predicted one although nothing disturbed the measurement."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from specrig.measurement.records import Record, Run
 
 
 def explained_efficiency(records: Sequence[Record]) -> float:
-    """The efficiency (measured over predicted speedup) of one replicate that is no disturbance, from its sums; NaN where passes were not timed.
+    """The efficiency (measured / predicted speedup) that an undisturbed replicate should have; NaN without timed passes.
 
-    Two things make it: the loop's own time, which is above 1 where plain decoding spends more of its time outside its passes than the
-    method does; and rows of a batch, or a last round, that emit less per pass than the acceptance length says, below 1. What is left
-    (the speedup is a geometric mean over prompts) is small unless the times of single groups do not fit the others'.
+    It is computed from sums over the replicate's records, as the product of two factors. The first compares the time that is
+    spent outside the forward passes; it is above 1 where plain decoding spends a larger share of its time there than the method
+    does. The second is below 1 where rows of a batch, or a last round, emit fewer tokens per pass than the acceptance length
+    says.
+
+    The measured efficiency differs a little from this product, because the speedup is a geometric mean over prompts. It differs
+    much only where the times of single groups do not fit the times of the others.
     """
     seconds, passes, tokens, calls = ({"run": 0.0, "baseline": 0.0} for _ in range(4))
     for members in groups(records):
@@ -34,7 +38,7 @@ def explained_efficiency(records: Sequence[Record]) -> float:
 
 
 def groups(records: Iterable[Record]) -> list[list[Record]]:
-    """Records that ran in one batch, in the order they ran."""
+    """The records of each batch, batches in the order in which they ran: by replicate, repeat and group."""
     found: dict[tuple[int, int, int], list[Record]] = {}
     for record in records:
         found.setdefault((record.replicate, record.repeat, record.group), []).append(record)
@@ -42,5 +46,9 @@ def groups(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def baselines(members: Sequence[Record]) -> list[Run]:
-    """The baseline's runs of a group whose times add up: each row's own where they ran one by one, else one that stands for the batch."""
+    """The baseline's runs of one group whose times may be summed.
+
+    Where the baseline ran prompt by prompt these are the runs of all rows. Otherwise it is the first row's run alone, because
+    every row of a batch carries the times of the whole batch.
+    """
     return [record.baseline for record in (members if members[0].baseline_alone else members[:1])]

@@ -1,4 +1,4 @@
-"""Energy for a token, and the clocks it was made at: of those records whose device was read."""
+"""Energy per token, and the clock frequencies at which it was spent, for cells whose device counters were recorded."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ COLUMNS = [
     "memory_mhz",
     "throttled",
 ]
-"""What `energy` gives; tables leave out those that no cell knows."""
+"""The keys of what `energy` returns. A table leaves out the columns that are NaN in every cell."""
 
 
 def energy(times: pd.DataFrame, records: Iterable[Record]) -> dict[str, Any]:
-    """`COLUMNS` of one cell, NaN where its device was not read.
+    """The values of `COLUMNS` for one cell; NaN where no device counters were recorded.
 
-    times: `speedup.group_times`. Joules per emitted token, the prompt's share included; `energy_ratio` is the method's over the
-    baseline's, below 1 where speculation saves. Clocks are those right after a generation, lowest and highest; `throttled` is the
-    share of generations after which something held them down.
+    times: the result of `speedup.group_times` for the same records. Energies are joules per emitted token and include prefill.
+    `energy_ratio` is the method's energy / the baseline's: below 1 where speculation saves energy. Clocks are in MHz, the lowest
+    and the highest that were read right after a generation. `throttled` is the share of generations after which something held
+    the clocks down.
     """
     ours, theirs = joules_per_token(times), joules_per_token(times, "baseline_")
     states = [run.device for record in records for run in (record.run, record.baseline) if run.device is not None]
@@ -45,7 +46,10 @@ def energy(times: pd.DataFrame, records: Iterable[Record]) -> dict[str, Any]:
 
 
 def joules_per_token(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
-    """All joules / all emitted tokens of the groups whose energy was counted on both sides: one counter's step blurs a single group."""
+    """All joules / all emitted tokens of the groups whose energy was counted for both method and baseline; NaN without any.
+
+    Sums are used because the counter moves in steps that are too coarse for a single group. side: "" for the method.
+    """
     counted = times[times["energy_j"].notna() & times["baseline_energy_j"].notna()]
     tokens = counted[f"{side}tokens"].sum()
     return float(counted[f"{side}energy_j"].sum() / tokens) if tokens else float("nan")

@@ -1,8 +1,9 @@
-"""The same cells in several engines, on the prompts that all of them answered: speed, speedup, acceptance, and where they disagree.
+"""Compare the same cells in several engines, on the prompts that all of them answered: speed, speedup and acceptance.
 
-Acceptance belongs to the pair, the prompts and the method, not to the engine: with one definition and the same drafts τ must agree.
-The difference has an interval over prompts, paired by prompt, so what remains beyond it has a reason: a definition, other text, a
-draft of another length, or something the engine does otherwise. What can be told from the records is told; the rest says "unexplained".
+Acceptance depends on the pair, the prompts and the method, not on the engine. Where engines use one definition and the same
+drafts, their τ must agree. The difference in τ has an interval over prompts, paired by prompt. A difference beyond this interval
+has a reason: another definition, other text, drafts of another length, or something that the engine does differently. The table
+states the reason where the records show it, and says "unexplained" elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from specrig.analysis.statistics import LEVEL, Interval, ratio_difference_interv
 from specrig.measurement.records import Record
 
 SETTING = [name for name in IDENTITY if name != "engine"]
-"""Cells that agree on these are the same cell in another engine."""
+"""The columns that must agree for two cells to be the same cell in two engines."""
 COLUMNS = [
     *SETTING,
     *["engine", "reference", "lossless", "common_prompts", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"],
@@ -27,7 +28,7 @@ COLUMNS = [
     *["difference", "difference_low", "difference_high", "relative_difference", "same_output", "disagrees", "reason"],
 ]
 SAME_K = 0.05
-"""Relative difference of the drafted tokens a round from which on two engines do not draft alike."""
+"""Two engines draft alike if their drafted tokens per round differ by at most this relative difference."""
 
 NO_PROMPTS = "no prompts in common"
 NOT_OFFERED = "acceptance not offered"
@@ -44,13 +45,15 @@ UNEXPLAINED = "unexplained"
 def compare(
     records: Iterable[Record], engines: Sequence[str] = (), differences: Mapping[tuple[str, str], str] | None = None
 ) -> pd.DataFrame:
-    """One row an engine and setting, for every setting that two or more engines measured; `COLUMNS`, empty if there is none.
+    """A table with one row per engine and setting (`SETTING`), for every setting that two or more engines measured.
 
-    engines: the study's order; the first that measured a setting is its reference, others unknown follow by name. differences:
-    (engine, method) -> what the engine is known to do otherwise. All figures are over the prompts that every engine of the
-    setting answered. `difference` is τ minus the reference's with its 95 % interval, paired by prompt, rounds counted alike in both;
-    `disagrees`: the interval leaves 0 out at a level corrected for the number of comparisons (Bonferroni), so that a whole table
-    of agreeing engines is flagged anywhere about once in twenty times. `reason` is empty where nothing is to be explained.
+    engines: names in the study's order. The first of them that measured a setting is that setting's reference; engines that are
+    not listed follow by name. differences: (engine, method) -> what the engine is known to do differently.
+
+    The columns are `COLUMNS`; all figures are computed on the prompts that every engine of the setting answered. `difference` is
+    τ minus the reference's τ with a 95 % interval, paired by prompt, with rounds counted alike in both. `disagrees` says that the
+    interval excludes 0 at a level corrected for the number of comparisons (Bonferroni): a table of engines that agree contains a
+    false alarm about once in twenty tables. `reason` is empty where there is nothing to explain.
     """
     settings: dict[tuple[Any, ...], dict[str, list[Record]]] = {}
     cells = by_cell(records)
@@ -125,7 +128,7 @@ def _disagreement(records: list[Record], reference: list[Record], is_reference: 
 
 
 def _reason(records: list[Record], reference: list[Record], same: set[str], known: str, cut: bool, level: float) -> str:
-    """Every reason that the records or the engine's description give."""
+    """All reasons for a disagreement that the records or the engine's own description give, joined by semicolons."""
     reasons = []
     ours, theirs = drafted_per_round(records), drafted_per_round(reference)
     if np.isfinite(ours) and np.isfinite(theirs) and abs(ours - theirs) > SAME_K * max(theirs, 1e-9):
@@ -146,7 +149,7 @@ def _only(prompts: set[str], records: list[Record]) -> list[Record]:
 
 
 def _difference(records: list[Record], reference: list[Record], *, cut: bool, level: float = LEVEL) -> tuple[float, Interval]:
-    """τ minus the reference's with its interval; cut: cut rounds count, as they do in an engine's totals."""
+    """(τ minus the reference's τ, its interval). cut: whether cut rounds count, as they do in an engine's totals."""
     ours, theirs = (acceptance.emitted_by_prompt(side, cut=cut) for side in (records, reference))
     prompts = [prompt for prompt in ours if ours[prompt][1] and theirs.get(prompt, (0, 0))[1]]
     if not prompts:
@@ -162,7 +165,7 @@ def _beyond_noise(records: list[Record], reference: list[Record], cut: bool, lev
 
 
 def same_output(records: Iterable[Record], reference: Iterable[Record]) -> set[str]:
-    """Prompts whose every repeat and replicate has the same token ids in both."""
+    """The ids of the prompts whose outputs have the same token ids in both, in every repeat and replicate."""
     theirs = {(record.prompt_id, record.replicate, record.repeat): record.run.tokens for record in reference}
     verdicts: dict[str, bool] = {}
     for record in records:
@@ -172,13 +175,13 @@ def same_output(records: Iterable[Record], reference: Iterable[Record]) -> set[s
 
 
 def other_ids(records: Iterable[Record], reference: Iterable[Record]) -> bool:
-    """Whether some prompt has another length in token ids: then the engines did not read the same text alike."""
+    """Whether any prompt differs in its number of token ids, which means that the engines tokenized its text differently."""
     theirs = {record.prompt_id: record.prompt_tokens for record in reference}
     return any(theirs.get(record.prompt_id) != record.prompt_tokens for record in records)
 
 
 def drafted_per_round(records: Iterable[Record]) -> float:
-    """Mean draft tokens a target pass, rounds without a draft and cut ones included; NaN where the engine does not count."""
+    """Mean number of draft tokens per target pass, including rounds without a draft and cut rounds; NaN where not counted."""
     drafted = passes = 0
     for record in records:
         run = record.run

@@ -1,7 +1,8 @@
-"""How near the baseline comes to what its memory allows: a pass must read the weights and the cache, whatever else it does.
+"""How close the baseline comes to the limit that memory bandwidth sets: a pass must at least read the weights and the cache.
 
-The floor is those bytes over the bandwidth that the same device reached copying (read and written bytes added up), measured by the
-same job. A device reads a little faster than it copies, and a processor holds a small model in its cache, so a share may exceed 1.
+The floor is the time for reading these bytes at the bandwidth that the same job measured by copying on the same device (read and
+written bytes added). A device reads a little faster than it copies, and a processor may hold a small model in its cache. The
+share of the bandwidth that a pass reaches can therefore exceed 1.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from specrig.measurement.records import Record
 from specrig.models import facts
 
 COLUMNS = ["floor_ms", "floor_share"]
-"""Columns of the cells' table where the bandwidth is known."""
+"""The columns that the table of cells gets where the bandwidth is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Of one cell's baseline. weight_bytes: what of a pass is weights. read_bytes: all it must read. floor_s: at the copy's speed.
+    """The floor of one cell's baseline.
 
-    pass_s: its measured bare one-token pass, NaN where the engine times none.
+    weight_bytes: bytes of weights that a pass reads. read_bytes: all bytes that it must read. floor_s: seconds for reading them
+    at the speed of a copy. pass_s: measured seconds of a bare one-token pass, NaN where the engine does not time passes.
     """
 
     weight_bytes: float
@@ -33,14 +35,15 @@ class Floor:
 
     @property
     def share(self) -> float:
-        """Of the bandwidth that the measured pass reached."""
+        """The share of the bandwidth that the measured pass reached; NaN where no pass was timed."""
         return self.floor_s / self.pass_s if self.pass_s > 0 else float("nan")
 
 
 def floor(records: Sequence[Record], environment: Mapping[str, Any]) -> Floor | None:
-    """The floor of a cell's baseline; None where the job's environment does not tell bandwidth, shape or precision.
+    """The floor of a cell's baseline; None where the job's environment lacks bandwidth, shape or precision.
 
-    environment: the job's environment.json (`memory.copy_gb_s`, `models.target.shape` and `.precision`).
+    records: those of the cell. environment: the job's environment.json (`memory.copy_gb_s`, `models.target.shape` and
+    `.precision`).
     """
     bandwidth = (environment.get("memory") or {}).get("copy_gb_s")
     target = (environment.get("models") or {}).get("target") or {}

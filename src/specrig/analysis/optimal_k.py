@@ -1,4 +1,4 @@
-"""Which k is best, measured and predicted, and what the usual default loses against it."""
+"""Find the best k by measurement and by prediction, and compute how much the usual default loses against it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specrig.analysis.statistics import UNKNOWN, interval, mean
 from specrig.measurement.records import Record
 
 DEFAULT_K = 4
-"""What is drafted a round where nobody has measured."""
+"""Tokens drafted per round by those who have not measured which k is best."""
 KEYS = ["engine", "pair", "method", "variant", "task", "temperature", "batch_size"]
 COLUMNS = [
     *KEYS,
@@ -26,13 +26,18 @@ COLUMNS = [
 
 
 def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
-    """One row a setting of `KEYS` that was measured at two or more k's.
+    """A table with one row per setting (`KEYS`) that was measured at two or more k's. Its columns are `COLUMNS`.
 
-    cells: `cells_table`; records: those behind it. best_k: largest measured speedup over all prompts; predicted_k: largest
-    `predicted_speedup` (acceptance length and pass costs of the same cells), the smallest k of equals. speedup: that of choosing k by
-    measuring: each half of the prompts at the k that the other half chose (`crossfit`), `chosen_ks` ("4, 5"), so that luck does not
-    flatter it. loss: 1 - speedup at `DEFAULT_K` / that, paired by prompt; negative where the default did better than the choice.
-    Both with 95 % intervals over prompts and runs; NaN with a single prompt, and the loss where the default was not measured.
+    cells: the result of `cells_table`. records: the records from which `cells` was computed.
+
+    best_k: the k with the largest measured speedup over all prompts. predicted_k: the k with the largest `predicted_speedup`,
+    which follows from acceptance length and pass costs of the same cells. Among equal k's both are the smallest.
+    speedup: what choosing k by measurement gives. Each half of the prompts is judged at the k that the other half chose
+    (`crossfit`), so that luck does not flatter it. chosen_ks: the two choices, e.g. "4, 5".
+    loss: 1 - speedup at `DEFAULT_K` / `speedup`, paired by prompt. It is negative where the default did better than the chosen k.
+
+    speedup and loss have 95 % intervals over prompts and runs. Both are NaN with a single prompt; loss is also NaN where the
+    default k was not measured.
     """
     grouped = by_cell(records)
     ratios = {_identity(members[0]): log_ratios(group_times(members)) for members in grouped.values()}
@@ -78,7 +83,7 @@ def _judged(
     gain_runs: BetweenRuns | None,
     replicates: int,
 ) -> dict[str, Any]:
-    """The columns of a row that the other half of the prompts speaks to; default: log speedups at `DEFAULT_K`."""
+    """The columns of a row that follow from cross-fitting. default: log speedups at `DEFAULT_K`, or None."""
 
     def ends(logs: pd.Series, runs: BetweenRuns | None) -> tuple[float, float, float]:
         found = mean(logs) + runs.of_mean(replicates) if runs else mean(logs)
@@ -95,7 +100,7 @@ def _judged(
 
 
 def _settings(cells: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
-    """(values of `KEYS`, cells by k) of every setting with two k's or more."""
+    """Yield (values of `KEYS`, cells sorted by k) for every setting with two or more k's."""
     frame = cells[cells["k"] > 0].assign(variant=cells["variant"].fillna(""))
     for key, members in frame.dropna(subset=["speedup"]).groupby(KEYS, sort=False):
         if len(members) > 1:
@@ -103,7 +108,7 @@ def _settings(cells: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
 
 
 def _gain_runs(cells: pd.DataFrame, ratios: dict[tuple[Any, ...], pd.Series]) -> dict[tuple[str, str], BetweenRuns]:
-    """(engine, pair) -> what whole runs add to the difference between a k and the default: what moves both alike is not in it."""
+    """(engine, pair) -> what whole runs add to the difference between a k and the default. What moves both alike cancels."""
     found: dict[tuple[str, str], dict[str, list[Layout]]] = {}
     for _, members in _settings(cells):
         logs = {row["k"]: ratios[tuple(row[name] for name in IDENTITY)] for row in row_dicts(members)}

@@ -1,4 +1,4 @@
-"""What the outputs are worth, method against baseline: a lossless method must score as its baseline does."""
+"""Score the outputs of each method and of its baseline. A lossless method must score like its baseline."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COLUMNS = [
 ]
 FLIPS = 1999
 FALSE_ALARM = 1e-3
-"""A method that writes as its baseline does is told apart from it once in so many tables' rows."""
+"""The chance that a method is reported to differ from its baseline, per row of the table, although it does not."""
 
 
 class Score(BaseModel):
-    """What one scorer needs of one record, method's output and baseline's: statistics that add up over prompts, and no text."""
+    """One scorer's statistics of the method's and the baseline's output in one record. They add up over prompts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,29 +43,29 @@ class Score(BaseModel):
     scorer: str
     prompt_id: str
     identical: bool
-    """Whether the two outputs are the same, token by token."""
+    """Whether the two outputs have the same token ids."""
     lossless: bool
     usable: bool
-    """Whether the prompt has what the scorer needs."""
+    """Whether the prompt is known and has the reference that the scorer may need."""
     statistics: tuple[float, ...] = ()
     baseline_statistics: tuple[float, ...] = ()
-    """Of the method's output and of the baseline's; empty where it is not usable or not scored."""
+    """`statistics` are those of the method's output. Both are empty where the record is not usable or was not scored."""
     note: str = ""
-    """Why it is not scored."""
+    """The reason why the record was not scored; empty where it was."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What a row of the table is: `KEYS`, then the scorer."""
+        """What identifies a row of `quality_table`: the values of `KEYS`, then the scorer."""
         return (*(getattr(self, name) for name in KEYS), self.scorer)
 
 
 def scores(
     records: Iterable[Record], prompts: Mapping[str, Mapping[str, Prompt]], scorers: Mapping[str, list[str]], *, run_code: bool
 ) -> list[Score]:
-    """One Score a record and scorer of its task.
+    """One Score for each record and each scorer of the record's task.
 
-    prompts: task -> prompt id -> Prompt, where the references are. scorers: task -> names of its scorers. run_code: whether
-    scorers may execute outputs.
+    prompts: task -> prompt id -> Prompt, which holds the reference. scorers: task -> names of its scorers. run_code: whether
+    scorers may execute generated code.
     """
     known = {name: registry()[name]() for names in scorers.values() for name in names}
     notes = {name: _unscored(scorer, run_code) for name, scorer in known.items()}
@@ -99,11 +99,11 @@ def scores(
 
 
 def quality_table(found: Iterable[Score]) -> pd.DataFrame:
-    """One row a (engine, pair, task, method, variant, temperature, batch size, scorer): `COLUMNS`; the k's are pooled.
+    """A table with one row per setting (`KEYS`) and scorer, and the columns `COLUMNS`. All k's of a setting are pooled.
 
-    `difference` is the method's score less the baseline's on the same prompts, with a 95 % interval over prompts; `p_value`
-    is that of `_randomisation`, `same` whether it is above `FALSE_ALARM`. (An interval misses
-    one honest row in twenty: too often to accuse anyone by.) `note` says why a score is missing.
+    `difference` is the method's score minus the baseline's on the same prompts, with a 95 % interval over prompts. `p_value`
+    comes from a paired randomisation test; `same` says whether it is above `FALSE_ALARM`. The interval does not serve for this
+    decision, because it excludes 0 in one of twenty rows where nothing differs. `note` says why a score is missing.
     """
     groups: dict[tuple[Any, ...], dict[str, list[Score]]] = {}
     for score in found:  # the scorers of a group stay together
@@ -113,7 +113,7 @@ def quality_table(found: Iterable[Score]) -> pd.DataFrame:
 
 
 def _unscored(scorer: Scorer, run_code: bool) -> str:
-    """Why a scorer cannot score anything here; empty if it can."""
+    """The reason why a scorer cannot be used here; empty if it can."""
     missing = scorer.missing()
     if missing is not None:
         return f"not scored: {missing}"
@@ -159,7 +159,10 @@ def _row(members: list[Score], scorer: Scorer) -> dict[str, Any]:
 
 
 def _randomisation(scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
-    """p-value of the paired approximate randomisation test (Riezler and Maxwell 2005): method and baseline swap prompt by prompt."""
+    """p-value of the paired approximate randomisation test (Riezler and Maxwell 2005).
+
+    Each random swap exchanges method and baseline on half of the prompts, on average.
+    """
     if np.array_equal(ours, theirs):
         return 1.0
     count = int(counts.sum())

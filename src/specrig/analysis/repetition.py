@@ -1,15 +1,15 @@
-"""How much an output repeats itself. A model that loops under greedy decoding flatters methods that copy, `ngram` first."""
+"""Measure how much outputs repeat themselves. A model that loops under greedy decoding flatters methods that copy (`ngram`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 LOOPING = 0.3
-"""Share of repeated 4-grams above which a report warns: human prose and code of this length stay well below."""
+"""The report warns above this share of repeated 4-grams. Human prose and code of the same length stay well below it."""
 
 
 def repeated_ngrams(outputs: Iterable[Sequence[int]], n: int = 4) -> float:
-    """Share of n-grams that occurred before in the same output: 1 - Σ distinct / Σ all. NaN if no output has n tokens."""
+    """The share of n-grams that occurred before in the same output: 1 - Σ distinct / Σ all. NaN if no output has n tokens."""
     total = distinct = 0
     for tokens in outputs:
         grams = _ngrams(tokens, n)
@@ -19,7 +19,7 @@ def repeated_ngrams(outputs: Iterable[Sequence[int]], n: int = 4) -> float:
 
 
 def distinct_ngrams(outputs: Iterable[Sequence[int]], n: int = 2) -> float:
-    """distinct-n (Li et al. 1510.03055): different n-grams over all outputs / n-grams. NaN if no output has n tokens."""
+    """distinct-n (Li et al. 1510.03055): different n-grams of all outputs / all n-grams of them. NaN without any n-gram."""
     grams = [gram for tokens in outputs for gram in _ngrams(tokens, n)]
     return len(set(grams)) / len(grams) if grams else float("nan")
 

@@ -1,17 +1,21 @@
-"""Runs of one job repeated in processes of their own: how far whole runs differ, and what that adds to an interval.
+"""How much whole runs of one job differ from each other, and how much wider that makes an interval.
 
-The same prompts run in every replicate, which is a two-way layout without interaction:
-log of a measure = mean + prompt + replicate + rest. The mean over prompts and replicates then has the variance
-σ²_prompt / n_p + σ²_replicate / n_r + σ²_rest / (n_p n_r). The spread of the prompts' means over replicates measures the first and
-the last term together, with n_p - 1 degrees of freedom; the middle one is estimated here and added (Satterthwaite 1946 gives the degrees of
-freedom of the sum). Two replicates of one cell leave it a single degree of freedom, which would make every interval endless, so
-it is pooled over all jobs of a pair in an engine: what disturbs them is the one machine.
+A study may run each job several times, every time in a process of its own. These runs are the job's replicates. All of them use
+the same prompts, which makes a two-way layout without interaction: log of a measure = mean + prompt + replicate + rest. The mean
+over n_p prompts and n_r replicates has the variance σ²_prompt / n_p + σ²_replicate / n_r + σ²_rest / (n_p n_r).
 
-A replicate is taken to move all cells of a job alike, so that a mean over tasks is as uncertain in this respect as one of them, and
-the degrees of freedom are those of jobs, not cells. Jobs that were moved alike by the same replicate (a slow morning) count as
-fewer, by the correlation that they show. What is left of that: coverage is 93 to 96 % where each job has an effect of its own of up to
-10 %, and 90 % of a mean over tasks (93 % of a cell) with two replicates where one effect of 10 % moved all jobs alike, or there is one job.
-With a single replicate nothing can be said of it, and intervals leave it out.
+Each prompt has a mean over its replicates. The spread of these means measures the first and the last term together, with n_p - 1
+degrees of freedom. The middle term is estimated here and added (Satterthwaite 1946 gives the degrees of freedom of the sum). From
+two replicates of a single cell it would have one degree of freedom, and every interval would be endless. It is therefore pooled
+over all jobs of a pair in an engine: they share one machine, and so whatever disturbs it.
+
+The model assumes that a replicate moves all cells of a job alike. A mean over tasks is then no more certain in this respect than
+one task, and the degrees of freedom are those of jobs, not of cells. Jobs that the same replicate moved alike (a slow morning)
+count as fewer jobs, depending on how strongly they correlate.
+
+Coverage of the 95 % intervals, simulated: 93 to 96 % where each job has an effect of its own of up to 10 %. With two replicates
+it is 90 % for a mean over tasks and 93 % for a cell, where one effect of 10 % moved all jobs alike or there is only one job.
+With a single replicate the term cannot be estimated, and intervals leave it out.
 """
 
 from __future__ import annotations
@@ -28,25 +32,28 @@ from specrig.analysis.statistics import UNKNOWN, Estimate, Interval, interval, m
 from specrig.measurement.records import Record
 
 Layout = NDArray[np.float64]
-"""Logarithms [prompts, replicates] of one cell."""
+"""The logarithms of a measure for one cell, an array [prompts, replicates]."""
 
 
 @dataclass(frozen=True, slots=True)
 class BetweenRuns:
-    """Variance of what one whole run adds to a logarithm, beyond what its prompts scatter; how well it is known."""
+    """How much one whole run moves a logarithm, beyond the scatter of its prompts.
+
+    variance: the variance of that effect, in squared units of the logarithm. freedom: the degrees of freedom of this variance.
+    """
 
     variance: float
     freedom: float
 
     def of_mean(self, replicates: int) -> Estimate:
-        """What it adds to a mean over `replicates` runs, over however many prompts and tasks."""
+        """An estimate of value 0 to add to a mean over `replicates` runs. The number of prompts and tasks does not change it."""
         return Estimate(0.0, self.variance / replicates, self.freedom)
 
 
 def between_runs(jobs: Mapping[str, Sequence[Layout]]) -> BetweenRuns | None:
-    """Pooled over `jobs` (name -> layouts of its cells); None where no cell has two prompts and two replicates.
+    """The effect of whole runs, pooled over all jobs; None where no cell has two prompts and two replicates.
 
-    Cells with fewer replicates than the others are passed over.
+    jobs: name of a job -> the layouts of its cells. Cells with fewer replicates than the others are left out.
     """
     usable = {name: [cell for cell in cells if min(cell.shape) > 1] for name, cells in jobs.items()}
     replicates = max((cell.shape[1] for cells in usable.values() for cell in cells), default=0)
@@ -67,10 +74,10 @@ def between_runs(jobs: Mapping[str, Sequence[Layout]]) -> BetweenRuns | None:
 def between(
     cells: Mapping[str, list[Record]], measure: Callable[[pd.DataFrame], pd.Series] = log_ratios
 ) -> dict[tuple[str, str], BetweenRuns]:
-    """(engine, pair) -> `between_runs` of its cells, where there are replicates.
+    """Map each (engine, pair) that has replicates to the `between_runs` of its jobs.
 
-    cells: `cells.by_cell`; measure: logarithms by (group, replicate) of `speedup.group_times`. Cells without drafts
-    are passed over where there are others: a baseline against itself differs less from run to run.
+    cells: the result of `cells.by_cell`. measure: turns `speedup.group_times` into logarithms by (group, replicate).
+    Cells without drafts are left out where other cells exist: a baseline measured against itself differs less from run to run.
     """
     found: dict[tuple[str, str], dict[str, list[Layout]]] = {}
     drafting = any(members[0].cell.k for members in cells.values())
@@ -84,18 +91,18 @@ def between(
 
 
 def layout(logs: pd.Series) -> Layout:
-    """Logarithms by (group, replicate) as [groups, replicates], groups that lack a replicate left out."""
+    """Turn a series indexed by (group, replicate) into an array [groups, replicates], without groups that lack a replicate."""
     runs = {number: logs.xs(number, level="replicate") for number in sorted(logs.index.unique("replicate"))}
     return pd.DataFrame(runs).dropna().to_numpy(dtype=float)
 
 
 def count(records: Sequence[Record]) -> int:
-    """Replicates of a cell."""
+    """The number of different replicates among the records of a cell."""
     return len({record.replicate for record in records})
 
 
 def drift(cell: Layout) -> tuple[float, Interval]:
-    """Geometric mean of the last replicate over that of the first, with its 95 % interval over prompts; NaN for one replicate."""
+    """The last replicate's geometric mean / the first one's, and its 95 % interval over prompts; NaN for a single replicate."""
     if cell.shape[1] < 2 or not len(cell):
         return float("nan"), UNKNOWN
     change = mean(cell[:, -1] - cell[:, 0])
@@ -103,9 +110,9 @@ def drift(cell: Layout) -> tuple[float, Interval]:
 
 
 def _job(cells: Sequence[Layout]) -> tuple[float, float, int, NDArray[np.float64]]:
-    """Of a job: how replicates' means vary, the part of it that their prompts explain, this part's degrees of freedom, and moves.
+    """(variance of the replicates' means, the part that the scatter of prompts explains, this part's degrees of freedom, moves).
 
-    Mean over its cells; the moves are each replicate's mean less their mean [replicates].
+    Both variances are means over the job's cells. moves [replicates]: each replicate's mean less the mean over replicates.
     """
     means = np.array([cell.mean(axis=0) for cell in cells])  # [cells, replicates]
     shares, freedom = [], 0
@@ -119,9 +126,10 @@ def _job(cells: Sequence[Layout]) -> tuple[float, float, int, NDArray[np.float64
 
 
 def _independent(moved: NDArray[np.float64]) -> float:
-    """How many independent jobs as many as these are worth, that replicates moved by `moved` [jobs, replicates] (mean 0 each).
+    """The number of independent jobs that would estimate a variance as well as these jobs do.
 
-    n jobs whose effects correlate by ρ estimate a variance as well as n / (1 + (n - 1) ρ²) independent ones.
+    moved [jobs, replicates]: how far each replicate moved each job; the mean of each row is 0. n jobs whose effects correlate by
+    ρ estimate a variance as well as n / (1 + (n - 1) ρ²) independent ones.
     """
     jobs = len(moved)
     own = float((moved**2).sum(axis=1).mean())

@@ -1,8 +1,8 @@
-"""What a forward pass should cost on a device that is not at hand: the roofline of its weights.
+"""Estimate what a forward pass costs on a device that is not at hand, from the roofline of its weights.
 
-A pass of n tokens reads the weights once and multiplies each with n vectors, so it takes
-max(bytes read / bandwidth, 2 · weights · n / peak FLOP/s) (Williams et al. 2009; for decoding: Leviathan 2211.17192, section 3.3).
-It is a lower bound of the time: launches, attention over a long context and communication between devices come on top.
+A pass of n tokens reads the weights once and multiplies each of them with n vectors. It therefore takes at least
+max(bytes read / bandwidth, 2 · weights · n / peak FLOP/s) seconds (Williams et al. 2009; for decoding: Leviathan 2211.17192,
+section 3.3). Launches, attention over a long context and communication between devices take additional time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ BYTES = {
     "int8": 1.0,
     "awq": 0.52,
 }
-"""Bytes a weight. AWQ: 4 bits, and 2.5 bytes of scale and zero point for a group of 128; its output head stays in 16 bits."""
+"""Bytes per weight. AWQ: 4 bits, plus 2.5 bytes of scale and zero point per group of 128; its output head stays in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What of a model a pass reads, in weights.
+    """The size of a model, as far as it decides what a pass must read. Sizes are numbers of weights.
 
-    parameters: all of them. active: those that one token needs (fewer in a mixture of experts). embedding: vocabulary × width, the
-    table of the output head. untied: whether the input has a table of its own, of which a pass reads a few rows only.
-    routed_share: share of the experts that one token is sent to. cache_bytes: keys and values of one token, 16 bits.
-    layers, width: decoder layers and hidden size, 0 where not known.
+    parameters: all weights. active: the weights that one token needs (fewer in a mixture of experts). embedding: vocabulary ×
+    width, the table of the output head. untied: whether the input has a table of its own, of which a pass reads only a few rows.
+    routed_share: the share of the experts to which one token is sent. cache_bytes: bytes of the keys and values of one token, in
+    16 bits. layers, width: decoder layers and hidden size, 0 where not known.
     """
 
     parameters: float
@@ -47,18 +47,18 @@ class Size:
 
     @property
     def layer(self) -> float:
-        """Weights of one decoder layer; 0 where the shape is not known."""
+        """The number of weights of one decoder layer; 0 where the shape is not known."""
         return (self.parameters - self.embedding * (1 + self.untied)) / self.layers if self.layers else 0.0
 
     def read(self, tokens: int) -> float:
-        """Weights that a pass of so many tokens reads: with experts chosen at random, each token misses (1 - share) of them."""
+        """The number of weights that a pass of `tokens` tokens reads, if each token chooses its experts at random."""
         experts = (self.parameters - self.active) / (1 - self.routed_share) if self.routed_share < 1 else 0.0
         missed = experts * (1 - self.routed_share) ** tokens
         return self.parameters - missed - (self.embedding if self.untied else 0.0)
 
 
 def size_of(model: str) -> Size | None:
-    """Size of a hub id or of a model that a paper names; None for one that is not known."""
+    """The size of a model, given by its hub id or by its name in a paper; None where it is not known or cannot decode."""
     found = model_facts(model)
     if found is None:
         parameters = named_sizes().get(model)
@@ -67,7 +67,7 @@ def size_of(model: str) -> Size | None:
 
 
 def size_of_shape(shape: facts.Shape) -> Size:
-    """Size of a decoder-only architecture."""
+    """The size of a model with this decoder-only architecture."""
     config = shape.config
     return Size(
         parameters=shape.parameters,
@@ -82,15 +82,16 @@ def size_of_shape(shape: facts.Shape) -> Size:
 
 
 def model_facts(model: str) -> facts.ModelFacts | None:
-    """Facts of a hub id, also by the short name that old models had before owners were part of it."""
+    """The known facts of a model by its hub id, or by its name without the owner; None where it is not known."""
     short = (found for name, found in facts.models().items() if name.split("/")[-1] == model)
     return facts.known(model) or next(short, None)
 
 
 def pass_bytes(size: Size, precision: str = "float16", tokens: int = 1, context: float = 0, batch: float = 1) -> float:
-    """Bytes that a forward pass of `tokens` new tokens for each of `batch` sequences of `context` cached ones must read.
+    """Bytes that one forward pass must read: the weights once, and keys and values in the precision of the activations.
 
-    The weights once, and keys and values in the precision of the activations. Raises KeyError for a precision that `BYTES` does not list.
+    tokens: new tokens of each sequence. context: cached tokens of each sequence. batch: number of sequences. Raises KeyError for
+    a precision that `BYTES` does not list.
     """
     width = BYTES[precision.lower()]
     activation = max(width, 2.0)
@@ -102,24 +103,22 @@ def pass_bytes(size: Size, precision: str = "float16", tokens: int = 1, context:
 def pass_seconds(
     size: Size, device: Device, precision: str = "float16", tokens: int = 1, context: int = 0, batch: int = 1
 ) -> float:
-    """Seconds of one forward pass of `tokens` new tokens for each of `batch` sequences of `context` cached ones.
-
-    Raises KeyError for a precision that `BYTES` does not list.
-    """
+    """Seconds that one forward pass takes at least; parameters and errors are those of `pass_bytes`."""
     read = pass_bytes(size, precision, tokens, context, batch)
     computed = 2 * min(size.read(1), size.read(tokens * batch)) * tokens * batch
     return max(read / (device.bandwidth_gb_s * 1e9), computed / (device.half_tflops * 1e12))
 
 
 def draft_cost(target: Size, draft: Size, device: Device, precision: str = "float16", batch: int = 1) -> float:
-    """c: a one-token pass of the draft, in one-token passes of the target."""
+    """c: seconds of a one-token pass of the draft / seconds of a one-token pass of the target."""
     return pass_seconds(draft, device, precision, batch=batch) / pass_seconds(target, device, precision, batch=batch)
 
 
 def verify_cost(target: Size, device: Device | None, precision: str = "float16", tokens: int = 1, batch: int = 1) -> float:
-    """v(n): a pass of n tokens, in one-token passes of the same model: 1 while reading the weights takes longest.
+    """v(n): seconds of a pass of n = `tokens` tokens / seconds of a one-token pass of the same model.
 
-    Without a device only the reading counts, so v is above 1 for a mixture of experts alone.
+    It is 1 as long as reading the weights takes longer than computing. Without a device only reading counts; v is then above 1
+    only for a mixture of experts, because more tokens read more experts.
     """
     if device is None:
         return target.read(tokens * batch) / target.read(batch)
@@ -127,5 +126,5 @@ def verify_cost(target: Size, device: Device | None, precision: str = "float16",
 
 
 def memory_gb(size: Size, precision: str = "float16", context: int = 4096, batch: int = 1) -> float:
-    """GB (10⁹ bytes) of weights and key/value cache; activations and the runtime's own memory come on top."""
+    """Memory in GB (10⁹ bytes) for weights and key/value cache, without activations and the runtime's own memory."""
     return (size.parameters * BYTES[precision.lower()] + batch * context * size.cache_bytes) / 1e9

@@ -1,4 +1,4 @@
-"""What a round of each method costs by the roofline: the draft's passes and the width of the verification, in target passes."""
+"""The cost of one round of each method by the roofline: drafting plus verification, in one-token passes of the target."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How a method without a draft model drafts: `passes` a round of a head that holds so many decoder layers, width × width matrices
-    and output heads of the target; `width` tokens are then verified in one target pass. The papers' defaults.
+    """The size of a method's drafting head and of its verification, as the defaults of the paper have them.
+
+    width: tokens that one target pass verifies. passes: passes of the head per round. layers, squares, outputs: what the head
+    consists of, counted in decoder layers, hidden × hidden matrices and output heads of the target.
     """
 
     width: int
@@ -25,11 +27,11 @@ class Head:
 
     @property
     def depth(self) -> int | None:
-        """Tokens on the longest path that it drafts: one a pass, where it feeds on its own output; None where passes do not say."""
+        """Tokens on the longest drafted path: one per pass if the head reads its own output; None if `passes` does not tell."""
         return self.passes if self.passes > 1 else None
 
     def size(self, target: Size) -> Size:
-        """The head's weights for a target."""
+        """The size of the head for a target of the given size."""
         weights = self.layers * target.layer + self.squares * target.width**2 + self.outputs * target.embedding
         return Size(weights, weights)
 
@@ -46,11 +48,11 @@ HEADS = {
     "rest": Head(width=64),
 }
 TREES = {"lookahead", "medusa", "hydra", "token_recycling", "rest"}
-"""Their width is the tree's, whatever k is; where a source states k of the others, they are taken for chains."""
+"""Methods whose width is that of their tree, whatever k is. The others are taken as chains where a source states k."""
 
 
 def draft_costs(target: Size, draft: Size, device: Device | None, precision: str) -> Range:
-    """Draft cost c from below and above: the ratio of parameters, and the roofline's ratio of times where the device is known."""
+    """(lowest, highest) draft cost c in target passes: by the ratio of parameters, and by the roofline if the device is known."""
     found = [draft.active / target.active]
     if device is not None:
         found.append(roofline.draft_cost(target, draft, device, precision))
@@ -60,9 +62,10 @@ def draft_costs(target: Size, draft: Size, device: Device | None, precision: str
 def round_cost(
     method: str, k: int | None, target: Size, drafts: list[Size], device: Device | None, precision: str, batch: int
 ) -> Range | None:
-    """Cheapest and dearest cost of a round in one-token target passes; None for a method that is not known here.
+    """(lowest, highest) cost of a round in one-token target passes; None for a method that is not known here.
 
-    k: drafted tokens a round, the method's default for None. drafts: the draft models that it may mean. Without a device only reading weights counts.
+    k: drafted tokens per round; None means the method's default. drafts: the draft models that the claim may mean. device: None
+    means that only the reading of weights counts.
     """
     head = HEADS.get(method)
     if head is None and not drafts:

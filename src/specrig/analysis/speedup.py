@@ -1,8 +1,8 @@
-"""How much faster, paired by prompt. All lengths are token ids as emitted, never re-tokenized text.
+"""Compute speedups, paired by prompt. Tokens are counted as the token ids that were emitted, never as re-tokenized text.
 
-The unit is a group: the prompts that ran in one batch, one prompt at batch size 1. A group's times are the whole batch's, so
-its tokens are summed over its prompts before they meet a time. A group is measured again within a run of its job (repeats) and by
-other runs of the job in processes of their own (replicates).
+The unit is a group: the prompts that ran in one batch, which is one prompt at batch size 1. Times belong to the whole batch, so
+the tokens of a group are summed over its prompts before they are divided by a time. A group may be measured several times: in one
+process (repeats), and by other runs of the job in processes of their own (replicates).
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ Scope = Literal["decode", "end_to_end"]
 
 
 def group_times(records: Iterable[Record]) -> pd.DataFrame:
-    """Times and token counts of one cell, one row a (group, replicate, repeat), indexed so.
+    """A table of the times and token counts of one cell, indexed by (group, replicate, repeat).
 
-    Columns: `rows` (prompts in the group), and for the method and, with `baseline_` before them, for the baseline:
-    `tokens` (emitted), `decode_tokens` (emitted but those that were out with prefill: the first), `decode_s`, `ttft_s`,
-    `prefill_s` (ttft and the drafter's own prefill), all seconds of the whole batch; `energy_j` of all of it, NaN where not counted.
+    `rows` is the number of prompts in the group. The other columns exist for the method and, with the prefix `baseline_`, for the
+    baseline: `tokens` (all emitted tokens), `decode_tokens` (without those that prefill emitted, usually the first), `decode_s`,
+    `ttft_s`, `prefill_s` (`ttft_s` and the drafter's own prefill) and `energy_j` (the whole generation, NaN where not counted).
+    Times in seconds and energies in joules are those of the whole batch.
     """
     grouped: dict[tuple[int, int, int], list[Record]] = {}
     for record in records:
@@ -42,10 +43,10 @@ def group_times(records: Iterable[Record]) -> pd.DataFrame:
 
 
 def log_ratios(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
-    """log(baseline seconds per token / method seconds per token) of each (group, replicate), mean over its repeats.
+    """log(baseline seconds per token / method seconds per token), indexed by (group, replicate), as a mean over repeats.
 
-    decode: decode_s / (tokens - 1), the first token being prefill's. end_to_end: (prefill_s + decode_s) / tokens.
-    A group in which either side decoded no token (end of sequence came first) has no ratio and is left out.
+    times: the result of `group_times`. scope "decode": seconds per token are decode_s / decode_tokens. scope "end_to_end": they
+    are (prefill_s + decode_s) / tokens. A group in which either side decoded no token (end of sequence came first) is left out.
     """
     prefill, tokens = (0.0, "decode_tokens") if scope == "decode" else (1.0, "tokens")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -59,52 +60,55 @@ def log_ratios(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
 
 
 def log_rates(times: pd.DataFrame) -> pd.Series:
-    """log(decode tokens / decode second) of the method in each (group, replicate) that decoded a token."""
+    """log(decode tokens / decode seconds) of the method, indexed by (group, replicate), without groups that decoded nothing."""
     sums = times[["decode_tokens", "decode_s"]].groupby(level=["group", "replicate"]).sum()
     sums = sums[(sums["decode_tokens"] > 0) & (sums["decode_s"] > 0)]
     return pd.Series(np.log(sums["decode_tokens"] / sums["decode_s"]), index=sums.index)
 
 
 def log_speedups(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
-    """`log_ratios` of each group, mean over its replicates."""
+    """The mean of `log_ratios` over the replicates of each group, indexed by group."""
     return log_ratios(times, scope).groupby(level="group").mean()
 
 
 def speedup(times: pd.DataFrame, scope: Scope = "decode") -> float:
-    """Geometric mean of the per-group speedups; NaN if no group has one."""
+    """The geometric mean of the speedups of all groups; NaN if no group has one."""
     return geometric_mean(np.exp(log_speedups(times, scope)))
 
 
 def speedup_interval(times: pd.DataFrame, scope: Scope = "decode", runs: Estimate | None = None) -> Interval:
-    """95 % interval of `speedup` over groups; NaN for fewer than two.
+    """95 % interval of `speedup` over groups; NaN for fewer than two groups.
 
-    runs: what whole runs of the job add to the mean of the logarithms (`replicates.BetweenRuns.of_mean`); None: not known, so that
-    the interval is over the groups of the runs at hand.
+    runs: what whole runs of the job add to the mean of the logarithms (`replicates.BetweenRuns.of_mean`). None means not known;
+    the interval then covers only the choice of groups.
     """
     logs = mean(log_speedups(times, scope))
     return interval(logs + runs if runs else logs, scale=np.exp)
 
 
 def tokens_per_s(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
-    """Throughput of decoding: all decode tokens / all decode seconds (groups weigh by their time). NaN without tokens."""
+    """Throughput of decoding: all decode tokens / all decode seconds; NaN without tokens. side: "" for the method."""
     seconds, tokens = times[f"{side}decode_s"].sum(), times[f"{side}decode_tokens"].sum()
     return float(tokens / seconds) if tokens and seconds > 0 else float("nan")
 
 
 def tokens_per_s_interval(times: pd.DataFrame, runs: Estimate | None = None) -> Interval:
-    """95 % interval of the method's `tokens_per_s` over groups (repeats and replicates of a group are one unit); `runs` as above."""
+    """95 % interval of the method's `tokens_per_s` over groups, repeats and replicates pooled. runs: as in `speedup_interval`."""
     units = times[["decode_tokens", "decode_s"]].groupby(level="group").sum()
     return _rate_interval(units["decode_tokens"], units["decode_s"], runs)
 
 
 def ms_per_token(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
-    """Milliseconds between two tokens of one sequence (TPOT): Σ decode_s · rows / Σ decode tokens."""
+    """Milliseconds between two tokens of one sequence (TPOT): 1000 · Σ decode_s · rows / Σ decode tokens; NaN without tokens."""
     tokens = times[f"{side}decode_tokens"].sum()
     return float(1000 * (times[f"{side}decode_s"] * times["rows"]).sum() / tokens) if tokens else float("nan")
 
 
 def baseline_drift(records: Iterable[Record]) -> float:
-    """How much slower per token the baseline's second run was than its first (share, mean over groups); NaN where they alternated."""
+    """How much slower per token the baseline's second run was than its first, as a share and a mean over groups.
+
+    NaN where baseline and method alternated, so that there is no second run.
+    """
     drifts = {
         (record.group, record.replicate, record.repeat): record.baseline_drift
         for record in records
@@ -114,14 +118,14 @@ def baseline_drift(records: Iterable[Record]) -> float:
 
 
 def ms_per_token_interval(times: pd.DataFrame, runs: Estimate | None = None) -> Interval:
-    """95 % interval of the method's `ms_per_token` over groups (repeats and replicates of a group are one unit); `runs` as above."""
+    """95 % interval of the method's `ms_per_token` over groups, repeats and replicates pooled. runs: as in `speedup_interval`."""
     units = times.assign(row_s=times["decode_s"] * times["rows"])[["row_s", "decode_tokens"]].groupby(level="group").sum()
     low, high = _rate_interval(units["row_s"], units["decode_tokens"], runs)
     return 1000 * low, 1000 * high
 
 
 def _rate_interval(above: pd.Series, below: pd.Series, runs: Estimate | None) -> Interval:
-    """Of Σ above / Σ below, both positive, so by its logarithm."""
+    """95 % interval of Σ above / Σ below, both positive, computed for the logarithm."""
     rate = ratio(above, below).log()
     return interval(rate + runs if runs else rate, scale=np.exp)
 

@@ -1,17 +1,19 @@
-"""Estimates and their 95 % intervals in closed form: no random numbers, and the coverage they claim with 4 to 64 units.
+"""Estimates and their 95 % intervals in closed form, without random numbers. They keep their coverage with 4 to 64 units.
 
 One kernel serves every interval. An `Estimate` holds a value, the variance of that value, the degrees of freedom of this variance and
-the value's third cumulant. Its interval reaches on either side as far as the longer of two does: Student's t, and Hall's transformation
-of t (Hall 1992, "On the removal of skewness by transformation"), which takes out the skewness that the units show.
-With few units the skewness is itself uncertain, so it counts n / (n + 6) of what n units show: 6 / n is its variance in
-normal samples, and 1 is what data are thought to have. A mean over strata (tasks) adds variances and has the degrees of freedom of
-Welch and Satterthwaite; a ratio of sums is linearised, with the variance HC2 and the degrees of freedom of Bell and McCaffrey (2002).
+the value's third cumulant. Two intervals are computed: Student's t, and Hall's transformation of t (Hall 1992, "On the removal of
+skewness by transformation"), which removes the skewness that the units show. On each side the longer of the two is used.
+
+With few units the skewness is itself uncertain, so n units count n / (n + 6) of the skewness that they show: 6 / n is the
+variance of the skewness in normal samples, and 1 is the variance that is assumed for data. A mean over strata (tasks) adds
+variances and has the degrees of freedom of Welch and Satterthwaite. A ratio of sums is linearised, with the variance HC2 and the
+degrees of freedom of Bell and McCaffrey (2002).
 
 Coverage, simulated by `python benchmarks/coverage.py` (docs/log.md, "Intervals"): 93 to 97 % with 4 to 64 units, for normal units, for
 units of Student's t with 3 degrees of freedom (97.6 % for a ratio of 4) and for units as skewed as a lognormal of σ = 0.5 (skewness 1.75).
-Limit: units with a skewness of 2.9 (a lognormal of σ = 0.7) are covered 91 % with 4 to 6 of them, 92 % with 8 and 94 % with 16. To
-count the whole of the skewness would make that 93 %, and the interval of 4 normal units 1.7 times as wide as Student's; log speedups of
-prompts are far less skewed.
+Limit: for units with a skewness of 2.9 (a lognormal of σ = 0.7) coverage is 91 % with 4 to 6 units, 92 % with 8 and 94 % with 16.
+Counting the whole skewness would raise this to 93 %, but make the interval of 4 normal units 1.7 times as wide as Student's. Log
+speedups of prompts are far less skewed.
 """
 
 from __future__ import annotations
@@ -25,28 +27,28 @@ from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.95
 DIFFERENCE = 0.05
-"""The relative difference that a study should be able to tell, and with what chance."""
+"""The relative difference that a study should be able to detect; it should do so with the chance `POWER`."""
 POWER = 0.8
 SKEWNESS_UNITS = 6
-"""So many units say as much about skewness as is thought of it beforehand."""
+"""With this many units, half of the skewness that they show counts: it is the 6 in n / (n + 6)."""
 
 Interval = tuple[float, float]
 UNKNOWN: Interval = (float("nan"), float("nan"))
-"""The interval of a single unit: one prompt says nothing about the spread over prompts."""
+"""The interval of a single unit, since one prompt says nothing about the spread over prompts."""
 Numbers = Any
-"""A number or an array of numbers: units lie on the last axis, all axes before it are separate samples."""
+"""A number, or an array whose last axis holds units and whose other axes are separate samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and what is known of its error; arrays hold one estimate a sample. NaN: not known."""
+    """A value and what is known of its error. Arrays hold one estimate per sample. NaN means not known."""
 
     value: Numbers
     variance: Numbers
     freedom: Numbers
     """Degrees of freedom of `variance`."""
     third: Numbers = 0.0
-    """Third cumulant of the value, that is its skewness times `variance` ** 1.5, shrunk as the module says."""
+    """Third cumulant of the value: its skewness times `variance` ** 1.5, shrunk as the module's docstring says."""
 
     def interval(self, level: float = LEVEL) -> tuple[Numbers, Numbers]:
         """(low, high) at `level`; NaN where value, variance or degrees of freedom are not known."""
@@ -57,24 +59,24 @@ class Estimate:
         return self.value - error * below, self.value + error * above
 
     def __add__(self, other: Estimate) -> Estimate:
-        """The sum of two estimates whose errors have nothing to do with each other."""
+        """The sum of two estimates whose errors are independent."""
         return _sum([self, other])
 
     def log(self) -> Estimate:
-        """Of the logarithm of a positive value, linearised."""
+        """The estimate of the logarithm of this value, which must be positive, by linearisation."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return Estimate(np.log(self.value), self.variance / self.value**2, self.freedom, self.third / self.value**3)
 
 
 def mean(values: ArrayLike) -> Estimate:
-    """Mean of `values` [..., units]; unknown variance for fewer than two units."""
+    """The mean of `values` [..., units] over the last axis. Its variance is NaN for fewer than two units."""
     return ratio(values, np.ones(np.shape(values)))
 
 
 def ratio(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
-    """Σ numerators / Σ denominators over units [..., units], that is the mean of their own ratios weighted by denominators.
+    """Σ numerators / Σ denominators, both [..., units]: the mean of the units' ratios, weighted by their denominators.
 
-    Units without a denominator have no ratio and say nothing. The variance is unknown where fewer than two have one.
+    Units with a denominator of 0 do not count. The variance is NaN where fewer than two units count.
     """
     above, below = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -86,9 +88,10 @@ def ratio(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
 
 
 def ratio_difference(first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike, ArrayLike]) -> Estimate:
-    """Σ a / Σ b of `first` minus that of `second`: (numerators, denominators) over the same units, so that what moves both cancels.
+    """Σ numerators / Σ denominators of `first` minus that of `second`, each a pair (numerators, denominators) [..., units].
 
-    No skewness is taken out: where both sides are alike, which is what it is asked for, differences scatter as far up as down.
+    Both are measured on the same units, so whatever moves both alike cancels. The third cumulant is 0: the estimate serves to
+    compare two alike sides, and then differences scatter as far up as down.
     """
     values, influences, weights = [], [], []
     for numerators, denominators in (first, second):
@@ -103,7 +106,7 @@ def ratio_difference(first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike
 
 
 def jackknife(value: float, without: ArrayLike) -> Estimate:
-    """Any statistic of n units, by its values `without` each of them in turn [n]; unknown variance for fewer than two."""
+    """Estimate any statistic of n units from its values `without` [n] each unit in turn; variance NaN for fewer than two."""
     left = np.asarray(without, dtype=float)
     units = left.size
     if units < 2:
@@ -114,7 +117,7 @@ def jackknife(value: float, without: ArrayLike) -> Estimate:
 
 
 def average(strata: Sequence[Estimate]) -> Estimate:
-    """Mean over independent strata, each counting alike; unknown where a stratum is."""
+    """The mean of independent estimates, each with the same weight; not known (NaN) where one of them is not known."""
     if not strata:
         return Estimate(np.nan, np.nan, np.nan)
     found, count = _sum(strata), len(strata)
@@ -122,20 +125,20 @@ def average(strata: Sequence[Estimate]) -> Estimate:
 
 
 def student(freedom: Numbers, level: float = LEVEL) -> Numbers:
-    """How many standard errors an interval of Student's t at `level` reaches to either side."""
+    """The number of standard errors that an interval of Student's t at `level` reaches to either side."""
     from scipy.special import stdtrit
 
     return stdtrit(freedom, (1 + level) / 2)
 
 
 def geometric_mean(ratios: ArrayLike) -> float:
-    """exp(mean(log r)) of positive ratios; NaN of none."""
+    """exp(mean(log r)) of positive ratios r; NaN without any ratio."""
     values = np.asarray(ratios, dtype=float)
     return float(np.exp(np.log(values).mean())) if values.size else float("nan")
 
 
 def interval(estimate: Estimate, level: float = LEVEL, scale: Callable[[Numbers], Numbers] = np.asarray) -> Interval:
-    """`estimate.interval` of one sample as two floats, each end passed through `scale` (np.exp for logarithms)."""
+    """(low, high) of `estimate.interval` for one sample, as two floats. scale: applied to both ends (np.exp for logarithms)."""
     low, high = estimate.interval(level)
     return float(scale(low)), float(scale(high))
 
@@ -154,7 +157,7 @@ def stratified_mean_interval(strata: Sequence[ArrayLike]) -> Interval:
 
 
 def stratified_ratio_interval(strata: Sequence[Sequence[tuple[float, float]]]) -> Interval:
-    """95 % interval of the mean over strata of each one's Σ numerators / Σ denominators: (numerator, denominator) of each unit.
+    """95 % interval of the mean over strata of Σ numerators / Σ denominators. A stratum lists (numerator, denominator) per unit.
 
     NaN where a stratum has fewer than two units.
     """
@@ -164,25 +167,23 @@ def stratified_ratio_interval(strata: Sequence[Sequence[tuple[float, float]]]) -
 
 
 def ratio_interval(numerators: ArrayLike, denominators: ArrayLike) -> Interval:
-    """95 % interval of Σ numerators / Σ denominators of units [n]; NaN where fewer than two have a denominator."""
+    """95 % interval of Σ numerators / Σ denominators, both [units]; NaN where fewer than two units have a denominator."""
     return interval(ratio(numerators, denominators))
 
 
 def ratio_difference_interval(
     first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike, ArrayLike], *, level: float = LEVEL
 ) -> Interval:
-    """Interval of Σ a / Σ b of `first` minus that of `second`: (numerators, denominators) over the same units.
-
-    NaN for fewer than two units. Every unit has positive denominators.
-    """
+    """Interval of `ratio_difference` at `level`; NaN for fewer than two units. Every unit must have positive denominators."""
     return interval(ratio_difference(first, second), level)
 
 
 def prompts_needed(logs: ArrayLike, difference: float = DIFFERENCE, power: float = POWER) -> float:
-    """Prompts that tell a ratio of 1 + `difference` from 1 with chance `power` at 5 % false alarms, given log ratios of some prompts.
+    """The number of prompts needed to tell a ratio of 1 + `difference` from 1, with chance `power` and 5 % false alarms.
 
-    The smallest n of at least 2 with n ≥ ((t(0.975) + t(power)) · s / log(1 + difference))², s the standard deviation of `logs`
-    [units] and t the quantiles of Student's t with n - 1 degrees of freedom, as in the intervals. NaN for fewer than two units.
+    logs [units]: log ratios of prompts that were measured. Returns the smallest n of at least 2 with
+    n ≥ ((t(0.975) + t(power)) · s / log(1 + difference))², where s is the standard deviation of `logs` and t the quantile of
+    Student's t with n - 1 degrees of freedom, as in the intervals. NaN for fewer than two units.
     """
     from scipy.special import stdtrit
 
@@ -204,10 +205,10 @@ def prompts_needed(logs: ArrayLike, difference: float = DIFFERENCE, power: float
 
 
 def _linear(value: Numbers, influence: NDArray[np.float64], weights: NDArray[np.float64]) -> Estimate:
-    """The estimate whose error is a weighted sum over units.
+    """The estimate of a value whose error is a weighted sum over units.
 
-    influence: what each unit moved the value by, over sqrt(1 - its weight), so that squares add up to the variance where units vary
-    alike (HC2); weights: sum to 1.
+    influence [..., units]: how far each unit moved the value / sqrt(1 - its weight), so that the squares add up to the variance
+    where units vary alike (HC2). weights [..., units]: sum to 1.
     """
     units = (weights > 0).sum(-1).astype(float)
     variance = np.where(units > 1, (influence**2).sum(-1), np.nan)
@@ -227,7 +228,7 @@ def _linear(value: Numbers, influence: NDArray[np.float64], weights: NDArray[np.
 
 
 def _sum(parts: Sequence[Estimate]) -> Estimate:
-    """Sum of independent estimates, degrees of freedom after Welch and Satterthwaite."""
+    """The sum of independent estimates, with the degrees of freedom of Welch and Satterthwaite."""
     variance = sum(part.variance for part in parts)
     with np.errstate(divide="ignore", invalid="ignore"):
         freedom = variance**2 / sum(part.variance**2 / part.freedom for part in parts)
@@ -237,6 +238,6 @@ def _sum(parts: Sequence[Estimate]) -> Estimate:
 
 
 def _untransformed(bound: Numbers, skewness: Numbers) -> Numbers:
-    """Where Hall's transform t + γt²/3 + γ²t³/27 + γ/6 of t is `bound`, γ the skewness of the estimate."""
+    """The t whose Hall transform t + γt²/3 + γ²t³/27 + γ/6 equals `bound`, where γ is the skewness of the estimate."""
     gamma = np.where(np.abs(skewness) < 1e-6, 1.0, skewness)
     return np.where(np.abs(skewness) < 1e-6, bound, 3 / gamma * (np.cbrt(1 + gamma * (bound - gamma / 6)) - 1))

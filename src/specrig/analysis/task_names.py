@@ -1,4 +1,4 @@
-"""Which rows of tasks.tsv hold the task that a source names, e.g. `summarization (CNN/DM)`."""
+"""Find the rows of tasks.tsv that hold the task which a source names, e.g. `summarization (CNN/DM)`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ DATA_SETS = {
     "nq": ("naturalquestions", "specbenchqa"),
     "gsm8k": ("gsm8k", "specbenchmath"),
 }
-"""A source's name of a data set -> how the names of rows of tasks.tsv that hold it may end, both as `plain` writes them."""
+"""A source's name of a data set -> how the names of its rows in tasks.tsv may end. Both are in the spelling of `plain`."""
 
 
 def matches_task(claim: Claim, name: str) -> bool:
-    """Whether the row `name` of tasks.tsv is the claim's task.
+    """Whether the row `name` of tasks.tsv holds the claim's task.
 
-    Where the source names a data set, the row's name must end in it; where it names only a kind of task, the row's name must hold that.
+    Where the source names a data set, the row's name must end in it. Where it names only a kind of task, the row's name must
+    contain it.
     """
     data_set, row = plain(claim.data_set), plain(name)
     if data_set:
@@ -29,16 +30,16 @@ def matches_task(claim: Claim, name: str) -> bool:
 
 
 def preferred(claim: Claim, task: str, names: Iterable[str]) -> list[str]:
-    """The rows among `names` that hold `task`, written as the claim's source writes it; rows of the source's own benchmark come first."""
+    """Those of `names` that hold `task`, a task as the claim's source writes it. The source's own benchmark comes first."""
     found = [name for name in names if matches_task(claim.model_copy(update={"task": task}), name)]
     return sorted(found, key=lambda name: not of_benchmark(claim, name))
 
 
 def of_benchmark(claim: Claim, name: str) -> bool:
-    """Whether the row `name` belongs to the benchmark that the claim's source is: its name begins with the source's first word."""
+    """Whether the row `name` is of the claim's source, where this is a benchmark: it begins with the source's first word."""
     return plain(name).startswith(plain(claim.source.split()[0]))
 
 
 def plain(text: str) -> str:
-    """`text` in lower case, letters and digits only: `CNN/DM` and `cnn_dm` are then the same."""
+    """`text` in lower case with letters and digits only. `CNN/DM` and `cnn_dm` both become `cnndm`."""
     return re.sub(r"[^a-z0-9]", "", text.lower())

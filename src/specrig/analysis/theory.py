@@ -1,6 +1,7 @@
-"""Does a reported figure follow from its own conditions? Leviathan 2211.17192 (eq. 1, Theorem 3.8) with costs from the roofline.
+"""Check whether a reported figure follows from its own conditions.
 
-A claim is checked against what the same source reports of the same experiment: its acceptance, its baseline, its other figures.
+The model is Leviathan 2211.17192 (eq. 1, Theorem 3.8) with costs from the roofline. A claim is checked against what the same
+source reports about the same experiment: its acceptance, its baseline, its other figures.
 """
 
 from __future__ import annotations
@@ -17,25 +18,28 @@ from specrig.models.facts.devices import find_device
 from specrig.study.claims import TIMED, Claim
 
 ABOVE = 0.10
-"""How far a figure may stand above the model: rounding, and tokens that are not accepted independently."""
+"""How far a figure may exceed the model: figures are rounded, and tokens are not accepted independently."""
 BELOW = 0.50
-"""How far below: what launches, sampling and the loop of a real program may cost. Calculations get `ABOVE` on both sides.
+"""How far a figure may fall below the model: launches, sampling and the loop of a real program take time. Calculations may
+differ by `ABOVE` in either direction.
 
-Of the 88 speedups in the table whose source also states τ or α the lowest reaches 55 % of the model, the middle one 88 %. By hardware:
+For 88 speedups in the table the source also states τ or α. The lowest of them reaches 55 % of the model, the median 88 %. By
+hardware:
 RTX 3090 55 to 109 %, A100 69 to 95 %, TPU v4 58 to 121 %, the two plain decoders with known hardware 71 and 81 %. Methods on one GPU
-spread as widely as GPUs, so a floor for each would rest on ten figures that differ by more than it would tell; one stands below all that
-was measured. What share a figure reaches is in its reason."""
+differ as much as GPUs do. A limit for each GPU would rest on about ten figures that differ by more than it would tell, so one
+limit
+below all of them serves for all. The reason of each verdict says what share the figure reaches."""
 OWN = 0.05
-"""How far two figures of one source for the same thing may differ."""
+"""The relative difference that two figures of one source for the same thing may have."""
 USUAL_C = (0.05, 0.2)
-"""c of a draft that a statement about "any" draft can mean: 5 to 20 times cheaper than the target."""
+"""The range of c that a statement about "any" draft can mean: drafts that are 5 to 20 times cheaper than the target."""
 USUAL_K = range(2, 9)
 NAN = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """What the model says. consistent: None where it cannot tell. low, high: predicted, in the claim's own unit, no tolerance added."""
+    """What the model says about a claim. consistent: None where it cannot tell. low, high: predicted, in the claim's unit."""
 
     consistent: bool | None
     reason: str
@@ -44,7 +48,7 @@ class Theory:
 
 
 def check(claim: Claim, claims: Sequence[Claim]) -> Theory:
-    """Hold a claim against the model and against what `claims` has from the same source for the same experiment."""
+    """Check a claim against the model and against those of `claims` that the same source makes about the same experiment."""
     if claim.analytic:
         return _calculation(claim)
     if claim.interval is None:
@@ -66,7 +70,7 @@ def check(claim: Claim, claims: Sequence[Claim]) -> Theory:
 
 
 def _calculation(claim: Claim) -> Theory:
-    """`speedup_at_acceptance_…`: Theorem 3.8 at the α and k it names, c from its pair or the usual range."""
+    """Check a calculated speedup by Theorem 3.8 at the α and k that the claim names, with c from its pair or `USUAL_C`."""
     alphas, ks = claim.acceptances or (1.0, 1.0), list(claim.ks or USUAL_K)
     target, drafts = size_of(claim.target), [size for name in claim.drafts if (size := size_of(name))]
     costs = (drafts[0].active / target.active,) * 2 if target and drafts else USUAL_C
@@ -92,7 +96,7 @@ def _calculation(claim: Claim) -> Theory:
 
 
 def _statement(claim: Claim) -> Theory:
-    """A speedup said of any pair: which α it takes at the usual costs."""
+    """Check a speedup that is claimed for any pair: which α it requires at the usual costs."""
     if claim.base_method != "draft_model" or claim.metric != "speedup":
         return Theory(None, "a statement about any pair, without an acceptance")
     low, high = claim.interval or (NAN, NAN)
@@ -111,7 +115,7 @@ def _statement(claim: Claim) -> Theory:
 
 
 def _baseline(claim: Claim) -> Theory:
-    """Tokens a second without speculation: at most bandwidth / bytes of the weights."""
+    """Check tokens/s without speculation, which are at most bandwidth / bytes of the weights."""
     target, device = size_of(claim.target), find_device(claim.hardware) if claim.hardware else None
     if target is None or device is None or claim.metric != "tokens_per_s" or claim.interval is None:
         return Theory(None, "no device or model of known size to hold it against")
@@ -127,7 +131,7 @@ def _baseline(claim: Claim) -> Theory:
 
 
 def _speed(claim: Claim, family: Sequence[Claim]) -> Theory:
-    """A speedup (or the tokens/s or ms/token that imply one) against acceptance and costs."""
+    """Check a speedup (or tokens/s or ms/token that imply one) against acceptance and costs."""
     implied, agrees, text = _implied(claim, family)
     if implied is None:
         return Theory(None, "the source gives no baseline for this speed")
@@ -160,7 +164,7 @@ def _speed(claim: Claim, family: Sequence[Claim]) -> Theory:
 
 
 def _ceiling(claim: Claim, implied: Range, rounds: list[Range], agrees: bool | None, shown: str, text: str) -> Theory:
-    """No acceptance reported: is there one that gives the speed?"""
+    """Check a speed without a reported acceptance: whether any acceptance can give it."""
     head = HEADS.get(_core(claim))
     k = max(claim.ks) if claim.ks else head.depth if head else None
     needed = implied[1] * min(low for low, _ in rounds)
@@ -177,7 +181,7 @@ def _ceiling(claim: Claim, implied: Range, rounds: list[Range], agrees: bool | N
 
 
 def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool | None, str]:
-    """The speedup behind a timed claim; whether the source's own figures agree (None: nothing to compare); in words."""
+    """(the speedup that a timed claim implies, whether the source's other figures agree or None without any, both in words)."""
     assert claim.interval is not None
     same = [other for other in family if _same(claim, other) and other.interval and other.batch == claim.batch]
     ratio, words = claim.interval, ""
@@ -213,7 +217,7 @@ def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool 
 
 
 def _lengths(claim: Claim, family: Iterable[Claim]) -> tuple[Range | None, str]:
-    """Tokens a target pass from what the source reports of the same experiment: τ itself, or α through eq. (1)."""
+    """(tokens per target pass, in words), from the τ that the source reports of the same experiment, or from its α by eq. (1)."""
     same = [other for other in family if other.interval and other.metric not in TIMED and _same(claim, other)]
     for other in same:
         if other.metric == "acceptance_length":
@@ -238,7 +242,7 @@ def _lengths(claim: Claim, family: Iterable[Claim]) -> tuple[Range | None, str]:
 
 
 def _same(one: Claim, other: Claim, *, task: bool = True) -> bool:
-    """Whether two rows of a source and target speak of one experiment; what a row does not say agrees with anything."""
+    """Whether two claims of one source and target describe the same experiment; what a claim omits agrees with anything."""
     timed = one.metric in TIMED and other.metric in TIMED
     drafts = not one.drafts or not other.drafts or bool(set(one.drafts) & set(other.drafts))
     ks = one.ks is None or other.ks is None or bool(set(one.ks) & set(other.ks))
@@ -256,7 +260,7 @@ def _place(one: Claim, other: Claim) -> bool:
 
 
 def _core(claim: Claim) -> str:
-    """The method whose costs it has: `a + b` costs what b, the dearer part, does."""
+    """The method that decides the costs: of `a + b` it is b, the more expensive part."""
     return claim.base_method.split(" + ")[-1]
 
 

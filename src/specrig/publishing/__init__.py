@@ -1,1 +1,1 @@
-"""A finished study as a small folder that anybody can check: compressed records, and all that the present code makes of them."""
+"""Publish a finished study as a small folder that anybody can check: compressed records, and everything computed from them."""

@@ -1,14 +1,16 @@
-"""A study's results as a publication holds them, and back: everything that tables, figures and the report are computed from.
+"""Pack a study's results into a publication, and unpack them again.
+
+A publication holds everything from which tables, figures and the report are computed:
 
     study.json                                   the resolved study, its rows included
-    pairs.tsv tasks.tsv reported.csv             the tables it was read from and is held against
-    records/<engine>/<pair>/<method>/            index.json, environment.json, records[-n].jsonl.gz: one line a prompt and cell;
-                                                 the same of each further replicate in replicate-<number>/
+    pairs.tsv tasks.tsv reported.csv             the tables that it was read from, and the reported figures
+    records/<engine>/<pair>/<method>/            index.json, environment.json, records[-n].jsonl.gz: one line per prompt and
+                                                 cell; the same for each further replicate in replicate-<number>/
     audit/*.csv                                  the verdicts
     models.json models/<pair>/<model>/*.gz       parameters and training curves; never weights
-    scores[-n].jsonl.gz                          what the scorers counted in each output: with the references, not the references
+    scores[-n].jsonl.gz                          what the scorers counted in each output; references are not published
 
-Prompts are not in it: the embedded ones come from other people's packages, the others from data that may not be given away.
+Prompts are not published. The embedded ones come from other people's packages, the others from data that may not be passed on.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ from specrig.reporting.environment import model_rows
 from specrig.reporting.study_data import Job, StudyData
 
 LIMIT = 1 << 20
-"""Bytes a file; larger ones are divided, or compressed."""
+"""The largest size of a published file in bytes. Larger files are divided or compressed."""
 ROWS = ("pairs", "tasks", "reported")
 MODELS = "models.json"
 
 
 def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequence[str]) -> list[str]:
-    """Write the study's results into `folder`, scrubbed of `names` and of this machine's paths; returns what was left out."""
+    """Write the study's results into `folder`, and return descriptions of what was left out.
+
+    names: replaced in all texts; absolute paths are reduced to their last part (see `scrub`).
+    """
     left_out = ["prompts and references of every task"]
     _json(folder / "study.json", {**_public_study(study.config, names), "tables": _pack_rows(study, folder, names)})
     own = _embedded_tasks(study.config)
@@ -54,9 +59,9 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
 
 
 def unpack(folder: Path, out: Path) -> Path:
-    """A publication as the results folder that it was made from, in `out`; returns `out`.
+    """Restore in `out` the results folder from which the publication `folder` was made; returns `out`.
 
-    Raises PublicationError for a file that is not what it should be, with its line.
+    Raises PublicationError for a file that cannot be read; it states file and line.
     """
     config = _read_json(folder / "study.json")
     # Paths in the study are relative to where it ran; the tables lie in the publication.
@@ -74,12 +79,12 @@ def unpack(folder: Path, out: Path) -> Path:
 
 
 def compressed(text: str) -> bytes:
-    """Gzip without a date: the same text gives the same bytes."""
+    """`text` compressed with gzip, without a date, so that the same text gives the same bytes."""
     return gzip.compress(text.encode(), compresslevel=9, mtime=0)
 
 
 def read_scores(folder: Path) -> list[Score]:
-    """What the scorers counted, of a publication. Raises PublicationError for a broken file."""
+    """The scores of a publication. Raises PublicationError for a broken file."""
     found = []
     for place, line in read_lines(folder, "scores"):
         try:
@@ -90,7 +95,7 @@ def read_scores(folder: Path) -> list[Score]:
 
 
 def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
-    """(file and line, text) of every line of `stem`.jsonl.gz or its parts, in order. Raises PublicationError for a broken file."""
+    """(file and line, text) for every line of `stem`.jsonl.gz or of its parts. Raises PublicationError for a broken file."""
     parts = sorted(folder.glob(f"{stem}*.jsonl.gz"), key=lambda path: (len(path.name), path.name))
     return [
         (f"{'/'.join(path.parts[-5:])}:{number}", line)
@@ -100,7 +105,7 @@ def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
 
 
 def _pack_job(job: Job, study: StudyData, folder: Path, names: Sequence[str], own: set[str]) -> None:
-    """One replicate of a job: its records, its index with the digests of what is published, and its environment."""
+    """Write one replicate of a job: its records, its index with digests of the published records, its environment."""
     there = replicate_folder(folder / "records" / Path(*job.key), job.replicate)
     index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names)}
     lines: list[str] = []
@@ -155,7 +160,7 @@ def _write_lines(folder: Path, stem: str, lines: Sequence[str]) -> None:
 
 
 def _parts(lines: Sequence[str]) -> list[bytes]:
-    """The lines compressed, in as many files as stay under `LIMIT` (a single line may exceed it)."""
+    """The lines compressed, divided into parts of at most `LIMIT` bytes (a single line may exceed it)."""
     part = compressed(_joined(lines))
     if len(part) <= LIMIT or len(lines) < 2:
         return [part]
@@ -164,7 +169,7 @@ def _parts(lines: Sequence[str]) -> list[bytes]:
 
 
 def _pack_rows(study: StudyData, folder: Path, names: Sequence[str]) -> dict[str, str | None]:
-    """Copy the tables that a study was read from, but one that names something of this machine; returns their places."""
+    """Copy the tables that a study was read from, except those that reveal this machine; returns table -> new place."""
     found: dict[str, str | None] = {}
     for name in ROWS:
         source = Path((study.config.get("tables") or {}).get(name) or "")
@@ -186,7 +191,7 @@ def _public_study(config: dict[str, Any], names: Sequence[str]) -> dict[str, Any
 
 
 def _embedded_tasks(config: dict[str, Any]) -> set[str]:
-    """Tasks whose prompts come from the embedded corpus."""
+    """The names of the tasks whose prompts come from the embedded corpus."""
     tasks = (config.get("rows") or {}).get("tasks") or {}
     return {name for name, row in tasks.items() if row.get("source") == "corpus"}
 

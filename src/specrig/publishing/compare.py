@@ -1,4 +1,4 @@
-"""Two versions of one table held against each other, cell by cell."""
+"""Compare two versions of a table, cell by cell."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import pandas as pd
 from specrig.analysis.cells import IDENTITY, row_dicts
 
 KEYS = ["id", *IDENTITY, "source", "scorer"]
-"""Columns that name a row, where a table has them."""
+"""The columns that identify a row; those are used that a table has."""
 TOLERANCE = 1e-9
-"""Relative difference of two numbers that counts as none: another processor sums in another order."""
+"""Numbers with a smaller relative difference count as equal, because another processor may sum in another order."""
 Found = tuple[list[str], list[str]]
-"""(differences, remarks): each a line for people."""
+"""(differences, remarks), each a list of lines for readers."""
 
 
 def table_path(folder: Path, name: str) -> Path:
-    """A published table, compressed or not."""
+    """The path of a published table, which is `tables/<name>`, or `tables/<name>.gz` if that is missing."""
     path = folder / "tables" / name
     return path if path.is_file() else path.with_name(f"{name}.gz")
 
 
 def header(folder: Path, stem: str) -> list[str]:
-    """Columns of a published table."""
+    """The names of the columns of the published table `stem`."""
     return list(_read(table_path(folder, f"{stem}.csv")).columns)
 
 
 def compare_csv(recomputed: Path, folder: Path, stem: str) -> Found:
-    """What differs between the published table `stem` of `folder` and a recomputed one.
+    """What differs between the published table `stem` of `folder` and the CSV file `recomputed`.
 
-    A column that only the recomputed table has is a remark: everything that was published is still held against something. One that
-    only the published table has is a difference.
+    A column that only the published table has is a difference. A column that only the recomputed table has is a remark, because
+    everything that was published is still compared.
     """
     published, ours = _read(table_path(folder, f"{stem}.csv")), _read(recomputed)
     differences = [f"column {name}: published, and this code does not compute it" for name in published if name not in ours]
@@ -61,7 +61,7 @@ def compare_csv(recomputed: Path, folder: Path, stem: str) -> Found:
 
 
 def compare_text(recomputed: Path, published: Path) -> list[str]:
-    """What differs between two Markdown tables, line by line and cell by cell."""
+    """One line for each cell in which two Markdown tables differ."""
     pairs = zip_longest(_lines(published), _lines(recomputed), fillvalue="")
     differences = []
     for number, (one, other) in enumerate(pairs, 1):
@@ -75,12 +75,12 @@ def compare_text(recomputed: Path, published: Path) -> list[str]:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    """A table as the text that stands in it."""
+    """A CSV file as a table of text, without any conversion."""
     return pd.read_csv(path, dtype=str, keep_default_na=False)
 
 
 def _by_key(frame: pd.DataFrame, keys: list[str]) -> dict[tuple[str, ...], dict[str, str]] | None:
-    """Rows by the values of `keys`; None where these do not tell them apart."""
+    """Values of `keys` -> row; None where the keys do not identify every row."""
     rows = row_dicts(frame)
     found = {tuple(row[key] for key in keys): row for row in rows}
     return found if keys and len(found) == len(rows) else None

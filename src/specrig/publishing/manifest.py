@@ -1,4 +1,4 @@
-"""`manifest.json`: which code made a publication, from which records, and the digest of every file."""
+"""`manifest.json` of a publication: the code that made it, the code that measured, and the digest of every file."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from specrig.provenance.environment import code_version
 
 FILE = "manifest.json"
 LIBRARIES = ("numpy", "pandas", "scipy")
-"""What besides this package decides the last digits of a table."""
+"""The packages, besides this one, on whose versions the last digits of a table depend."""
 
 
 class PublicationError(ValueError):
-    """A study that cannot be published, or a publication that cannot be read; says which file and what to do."""
+    """Raised for a study that cannot be published or a publication that cannot be read. It says which file and what to do."""
 
 
 class Entry(BaseModel):
-    """One file."""
+    """The digest and size of one file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -32,7 +32,7 @@ class Entry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a publication says of itself."""
+    """The content of `manifest.json`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,29 +40,29 @@ class Manifest(BaseModel):
     study: str
     hardware: str
     measured_with: list[str] = Field(default_factory=list)
-    """Commits of the code that made the records."""
+    """The commits of the code that made the records."""
     specrig: str
-    """Version of the code that made the tables, then its commit (empty: an installed wheel) and whether the tree differed from it."""
+    """Version of the code that made the tables. `commit`: empty for an installed wheel. `dirty`: uncommitted changes."""
     commit: str = ""
     dirty: bool = False
     libraries: dict[str, str] = Field(default_factory=dict)
     record_schema: int = SCHEMA_VERSION
     columns: dict[str, list[str]] = Field(default_factory=dict)
-    """Recomputed table -> its columns, as that code made them."""
+    """Name of a table -> its columns when it was published."""
     left_out: list[str] = Field(default_factory=list)
-    """What the study has and the publication does not."""
+    """Descriptions of what was left out of the publication."""
     files: dict[str, Entry] = Field(default_factory=dict)
-    """Path in the folder -> its digest; all files but this one."""
+    """Path in the folder -> digest and size, for all files except the manifest itself."""
 
     @property
     def code(self) -> str:
-        """The code that made the tables, for people."""
+        """The code that made the tables, as text: version, commit, whether there were uncommitted changes."""
         commit = f", commit {self.commit[:12]}{' with uncommitted changes' if self.dirty else ''}" if self.commit else ""
         return f"SpecRig {self.specrig}{commit}"
 
 
 def present(**fields: Any) -> Manifest:
-    """A manifest of the code that runs now, with these fields."""
+    """A manifest with the given fields, and with version, commit and libraries of the running code."""
     git = code_version()
     return Manifest(
         specrig=__version__,
@@ -74,7 +74,7 @@ def present(**fields: Any) -> Manifest:
 
 
 def entries(folder: Path) -> dict[str, Entry]:
-    """Every file below `folder` but the manifest, by its path there."""
+    """Path below `folder` -> digest and size, for every file except the manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
     return {path.relative_to(folder).as_posix(): _entry(path) for path in paths}
 
@@ -85,7 +85,7 @@ def _entry(path: Path) -> Entry:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a published study. Raises PublicationError where there is none, or one that this code cannot read."""
+    """The manifest of a published study. Raises PublicationError where it is missing or this code cannot read it."""
     path = folder / FILE
     if not path.is_file():
         raise PublicationError(f"{path} does not exist: is {folder} a published study? `specrig publish` makes one")

@@ -1,4 +1,7 @@
-"""`specrig publish`: a finished study into `reports/published/<hardware>-<study>`, rendered from what is published alone."""
+"""`specrig publish`: publish a finished study in `reports/published/<hardware>-<study>`.
+
+Tables, figures and report are rendered from the published files alone.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,16 @@ from specrig.reporting.tables import STEMS, write_tables
 from specrig.study.study import Study
 
 TABLES = (*STEMS, "quality")
-"""Tables of a publication: all are computed from what is in it."""
+"""The tables of a publication. All are computed from its own records and scores."""
 
 
 def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
-    """Publish a finished study below `to`, as `name` or as hardware and study; returns the folder and what is worth knowing.
+    """Publish a finished study in the folder `to`/`name`; returns this folder and notes for the user.
 
-    The folder is written whole or not at all; an older publication of the same study is replaced. Raises PublicationError for a
-    study that is not finished, for one that ran on several machines and has no `name`, and for anything that would tell of this machine.
+    name: None means `<hardware>-<study>`. The folder is written completely or not at all, and replaces an older publication of
+    the same study. The notes say what was left out, and which of the study's own tables differ from the published ones. Raises
+    PublicationError for a study that is not finished, for one that ran on several machines and has no `name`, where another
+    folder is in the way, and for any text that would reveal this machine.
     """
     _check_finished(study)
     data = read_study(study.root)
@@ -54,9 +59,10 @@ def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
 
 
 def render_again(target: Path) -> Path:
-    """Compute a publication's tables, figures and report anew from its own records, for code that has changed since; returns it.
+    """Compute a publication's tables, figures and report again from its own records; returns `target`.
 
-    Raises PublicationError for records that are not those that were published.
+    This brings a publication up to date after the code has changed. Raises PublicationError for records that were changed since
+    they were published.
     """
     manifest = read_manifest(target)
     found = entries(target)
@@ -73,7 +79,7 @@ def render_again(target: Path) -> Path:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `target` once it is whole; whatever goes wrong before leaves the old one."""
+    """Yield a new folder that replaces `target` at the end. If anything fails before, `target` stays as it was."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".publishing-") as scratch:
         folder = Path(scratch) / target.name
@@ -85,7 +91,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str]) -> None:
-    """Render what was packed, look for traces of this machine, and write the manifest."""
+    """Render the packed study, check it for traces of this machine, and write the manifest."""
     render(folder)
     _divide(folder)
     check_no_traces(folder, paths, names)
@@ -103,12 +109,12 @@ def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str
 
 
 def _is_computed(name: str) -> bool:
-    """Whether a published file is made of others of the publication."""
+    """Whether a published file is computed from other files of the publication."""
     return name.startswith(("figures/", "tables/", "report.html"))
 
 
 def render(folder: Path) -> None:
-    """Compute tables, figures and the report of a packed study into its folder, from what is in it."""
+    """Write the tables, figures and report of a packed study into its folder, computed from the files in this folder."""
     with unpacked(folder) as results:
         for path in compute_tables(folder, results):
             if path.suffix != ".tex":
@@ -120,20 +126,26 @@ def render(folder: Path) -> None:
 
 
 def compute_tables(folder: Path, results: Path) -> list[Path]:
-    """Every table of a publication, from its records and scores, into its unpacked `results`; returns their paths."""
+    """Write every table of a publication into `results`/tables and return their paths.
+
+    folder: the publication, which holds the scores. results: the same unpacked, which holds the records.
+    """
     name = read_study(results).name
     return [*write_tables(results, results / "tables"), *write_quality_table(read_scores(folder), name, results / "tables")]
 
 
 @contextmanager
 def unpacked(folder: Path) -> Iterator[Path]:
-    """A publication as a results folder of the study's name, gone afterwards. Raises PublicationError."""
+    """Yield a temporary results folder with the content of a publication.
+
+    Raises PublicationError for a broken publication, see `archive.unpack`.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         yield unpack(folder, Path(scratch))
 
 
 def hardware(study: StudyData) -> list[str]:
-    """What the study's jobs ran on: the GPU, else the processor; each once."""
+    """The names of the hardware that the study's jobs ran on, each once: of the GPU, or of the processor without one."""
     found = []
     for job in study.jobs:
         gpus = job.environment.get("gpus") or []
@@ -142,7 +154,7 @@ def hardware(study: StudyData) -> list[str]:
 
 
 def _check_finished(study: Study) -> None:
-    """Raise PublicationError unless every cell of the study was measured, or has failed with a reason, and all of it was audited."""
+    """Raise PublicationError unless every cell was measured or has failed with a reason, and the study was audited."""
     again = "finish it first: the same `make` or `snakemake` command goes on from where it was"
     if not (study.root / "study.json").is_file():
         raise PublicationError(f"{study.root}: no results there; {again}")
@@ -160,7 +172,7 @@ def _check_finished(study: Study) -> None:
 
 
 def _check_replaceable(target: Path, study: str) -> None:
-    """Raise PublicationError where something else than an older publication of the study is in the way."""
+    """Raise PublicationError where `target` exists and is not an older publication of the same study."""
     if not target.exists():
         return
     other = read_manifest(target).study if (target / FILE).is_file() else None
@@ -170,7 +182,7 @@ def _check_replaceable(target: Path, study: str) -> None:
 
 
 def _divide(folder: Path) -> None:
-    """Compress the tables and figures above `LIMIT`. Raises PublicationError for what is too large even so."""
+    """Compress the files that are larger than `LIMIT`. Raises PublicationError for a file that remains larger."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > LIMIT):
         packed = path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
         if packed != path:

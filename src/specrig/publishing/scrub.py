@@ -1,4 +1,4 @@
-"""What must not leave the machine: paths of its file system, its name, its user's name, addresses of its servers."""
+"""Remove from published files what reveals the machine: its paths, its name, its user's name, addresses of its servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GENERIC = {
     "specrig",
     "snakemake",
 }
-"""Names of users and machines that tell nothing of anybody."""
+"""Common names of users and machines, which identify nobody."""
 HIDDEN = "hidden"
 SERVER = "http://not-published"
 _POSIX = re.compile(r"(?<![\w:/.~>-])(?:~|file://)?(?:/[^\s/\"'<>|:,;()\[\]{}]+){2,}/?")
@@ -36,7 +36,7 @@ _ADDRESS = re.compile(r"https?://[^\s\"'<>]+")
 
 
 def machine_names() -> list[str]:
-    """Names of this machine and of its user that would tell one from another."""
+    """The names of this machine and of its user, without short names and those in `GENERIC`."""
     found = {socket.gethostname(), socket.gethostname().split(".")[0]}
     with suppress(KeyError, OSError):  # a container whose user has no entry
         found.add(getpass.getuser())
@@ -44,13 +44,13 @@ def machine_names() -> list[str]:
 
 
 def machine_paths(*more: Path) -> list[str]:
-    """Folders of this machine that no published file may name: home, the working directory and `more`."""
+    """The folders of this machine that no published file may name: the home folder, the working directory and `more`."""
     found = {str(path.expanduser().resolve()) for path in (Path.home(), Path.cwd(), *more)}
     return sorted(path for path in found if path.count("/") + path.count("\\") > 1 or path == str(Path.home()))
 
 
 def scrubbed(value: Any, names: Iterable[str]) -> Any:
-    """A JSON value with every absolute path cut down to its last part and each of `names` replaced, keys included."""
+    """A copy of a JSON value with all its texts, keys included, treated by `scrub_text`."""
     if isinstance(value, dict):
         return {scrub_text(str(key), names): scrubbed(inner, names) for key, inner in value.items()}
     if isinstance(value, list):
@@ -59,7 +59,7 @@ def scrubbed(value: Any, names: Iterable[str]) -> Any:
 
 
 def scrub_text(text: str, names: Iterable[str]) -> str:
-    """`text` without absolute paths (their last part stays) and without `names`."""
+    """`text` with every absolute path reduced to its last part, and each of `names` replaced by `HIDDEN`."""
     text = _POSIX.sub(lambda found: PurePosixPath(found.group().removeprefix("file://")).name, text)
     text = _WINDOWS.sub(lambda found: PureWindowsPath(found.group()).name, text)
     for name in names:
@@ -68,7 +68,7 @@ def scrub_text(text: str, names: Iterable[str]) -> str:
 
 
 def without_addresses(value: Any) -> Any:
-    """A JSON value whose http addresses are all `SERVER`: for what names servers that a study was measured on."""
+    """A copy of a JSON value with every http address replaced by `SERVER`, to hide the servers that a study was measured on."""
     if isinstance(value, dict):
         return {key: without_addresses(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -77,9 +77,9 @@ def without_addresses(value: Any) -> Any:
 
 
 def check_no_traces(folder: Path, paths: Iterable[str], names: Iterable[str]) -> None:
-    """Raise PublicationError if a file below `folder` (compressed ones are opened) names one of `paths` or of `names`.
+    """Raise PublicationError if a file below `folder` contains one of `paths` or `names`, also if it is compressed.
 
-    Names are not looked for in records: what a model wrote may hold any word, and everything else in them is numbers.
+    Records are not searched for names, because the text of a model may contain any word. Everything else in them is numbers.
     """
     for path in sorted(folder.rglob("*")):
         if not path.is_file():

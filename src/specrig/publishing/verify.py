@@ -1,4 +1,4 @@
-"""`specrig verify`: do a publication's tables follow from its records? Recomputed with the present code, no model, no GPU."""
+"""`specrig verify`: recompute a publication's tables from its records with the present code, without a model or a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specrig.publishing.publish import TABLES, compute_tables, unpacked
 
 @dataclass(slots=True)
 class Finding:
-    """What became of one file: `differences` condemn it, `remarks` do not."""
+    """The result for one file. checked: what was checked. A file with `differences` fails; `remarks` are for information."""
 
     file: str
     checked: str
@@ -26,9 +26,10 @@ class Finding:
 
 
 def verify(folder: Path, show: Callable[[str], None]) -> bool:
-    """Check a publication and say file by file what was found; returns whether everything holds.
+    """Check a publication and report on each of its files; returns whether no difference was found.
 
-    Raises PublicationError for a folder that is no publication, or one whose records this code does not read.
+    show: takes each line of the report. Raises PublicationError for a folder that is no publication, or whose records have a
+    schema that this code does not read.
     """
     manifest, now = read_manifest(folder), present(study="", hardware="")
     if manifest.record_schema not in SCHEMA_VERSIONS:
@@ -61,7 +62,7 @@ def verify(folder: Path, show: Callable[[str], None]) -> bool:
 
 
 def _files(folder: Path, manifest: Manifest) -> list[Finding]:
-    """Every file against its digest; the good ones counted, the others named."""
+    """Check every file against its digest; the findings count the files that agree and name the others."""
     found = entries(folder)
     bad = {
         name: "not the bytes that were published"
@@ -76,7 +77,7 @@ def _files(folder: Path, manifest: Manifest) -> list[Finding]:
 
 
 def _records(folder: Path) -> list[Finding]:
-    """Every job's records against the digests in its index, and each record's tokens against its rounds."""
+    """Check each job's records against the digests in its index, and each record's tokens against its rounds."""
     findings = []
     for index_path in sorted((folder / "records").rglob("index.json")):
         job = index_path.parent
@@ -106,7 +107,7 @@ def _records(folder: Path) -> list[Finding]:
 
 
 def _miscounted(record: Record) -> list[str]:
-    """Where the rounds of a record do not add up to its tokens; engines that report no rounds have none to add."""
+    """The places where the rounds of a record do not account for its tokens. Engines that report no rounds are not checked."""
     found = []
     for side, run in (("run", record.run), ("baseline", record.baseline)):
         emitted = run.prefill_tokens + sum(run.rounds.emitted)
@@ -118,7 +119,7 @@ def _miscounted(record: Record) -> list[str]:
 
 
 def _tables(folder: Path) -> list[Finding]:
-    """Every table that the records give, recomputed from them."""
+    """Recompute every table from the records and compare it with the published one."""
     findings = []
     with unpacked(folder) as results:
         compute_tables(folder, results)

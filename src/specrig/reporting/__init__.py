@@ -1,1 +1,1 @@
-"""Tables, figures and the report, drawn from records and the files around them. No torch."""
+"""Make tables, figures and the report from a study's records and the files beside them. Nothing here needs torch."""

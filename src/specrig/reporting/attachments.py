@@ -1,4 +1,4 @@
-"""How a report carries its pictures and tables: inside the page, so that it is one file, or as files beside it."""
+"""Two ways in which a report carries pictures and tables: inside the page, so that it is one file, or as files beside it."""
 
 from __future__ import annotations
 
@@ -19,38 +19,44 @@ from specrig.reporting.style import GRID, INK, PAPER
 
 
 class Attachments(ABC):
-    """What goes with the page. `picture_sources`: where the page may take pictures from, as its content security policy says it."""
+    """The pictures, tables and links of a report.
+
+    picture_sources: the img-src value of the page's content security policy.
+    """
 
     picture_sources: str
 
     @abstractmethod
     def picture(self, path: Path) -> Markup:
-        """A figure's SVG file as an element of the page."""
+        """Return the HTML element that shows a figure's SVG file."""
 
     @abstractmethod
     def table(self, name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
-        """(file name, link) of a table in each of its forms."""
+        """Return (file name, link) for each file format of a table.
+
+        name: the file name without ending. frame: the data. shown: the same for readers.
+        """
 
     @abstractmethod
     def config(self, config: dict[str, Any]) -> str:
-        """Link to the resolved study."""
+        """Return the link to the resolved study."""
 
     @abstractmethod
     def records(self, study: str) -> str:
-        """Folder of the records, for the reader."""
+        """Return the folder of the records as the reader should see it."""
 
 
 class Embedded(Attachments):
-    """All inside: the page needs no network and no neighbour."""
+    """Everything is inside the page, which needs neither a network nor other files."""
 
     picture_sources = "data:"
 
     def picture(self, path: Path) -> Markup:
-        """See `inline_svg`."""
+        """The SVG itself, see `inline_svg`."""
         return inline_svg(path)
 
     def table(self, name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
-        """CSV, LaTeX and Markdown as data links."""
+        """Links that hold the table as CSV, LaTeX and Markdown."""
         return [
             (f"{name}.csv", _data_link("text/csv", frame.to_csv(index=False))),
             (f"{name}.tex", _data_link("application/x-tex", latex(shown))),
@@ -58,38 +64,38 @@ class Embedded(Attachments):
         ]
 
     def config(self, config: dict[str, Any]) -> str:
-        """A data link."""
+        """A link that holds the study as JSON."""
         return _data_link("application/json", json.dumps(config, indent=1))
 
     def records(self, study: str) -> str:
-        """In the study's results."""
+        """The folder in the study's results."""
         return f"results/{study}/records"
 
 
 class Beside(Attachments):
-    """`figures/`, `tables/`, `records/` and `study.json` in the page's own folder, as a published study has them."""
+    """The page links to `figures/`, `tables/`, `records/` and `study.json` in its own folder, as in a published study."""
 
     picture_sources = "'self' file: data:"
 
     def picture(self, path: Path) -> Markup:
-        """Drawn in ink, so it lies on paper whatever the page's colours are."""
+        """An image on a white background, because figures are drawn in dark ink whatever the page's colours are."""
         return Markup('<img src="figures/{}" alt="{}" style="max-width: 100%; background: #fff">').format(path.name, path.stem)
 
     def table(self, name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
-        """The files in `tables/`."""
+        """Links to the CSV and Markdown files in `tables/`."""
         return [(f"{name}.{ending}", f"tables/{name}.{ending}") for ending in ("csv", "md")]
 
     def config(self, config: dict[str, Any]) -> str:
-        """The file beside the page."""
+        """A link to the file beside the page."""
         return "study.json"
 
     def records(self, study: str) -> str:
-        """Beside the page, compressed."""
+        """The folder beside the page, whose files are compressed."""
         return "records"
 
 
 def inline_svg(path: Path) -> Markup:
-    """An SVG file as an element of the page: ids made unique by its name, ink and paper taken from the page's own colours."""
+    """An SVG file as an HTML element. Its ids get the file's name as a prefix, its ink and paper become the page's colours."""
     text = path.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

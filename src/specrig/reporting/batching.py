@@ -1,4 +1,4 @@
-"""Where speculation stops paying: throughput against batch size."""
+"""The figure of throughput against batch size, which shows from which size on speculation does not pay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specrig.reporting.style import INK, task_name
 
 
 def swept(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of methods that ran at several batch sizes, at the study's lowest temperature and each method's k with the most."""
+    """The cells of methods that ran at several batch sizes: at the lowest temperature and the k that ran at most sizes."""
     if cells.empty:
         return cells
     cells = cells[cells["temperature"] == cells["temperature"].min()]
@@ -34,7 +34,7 @@ def swept(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def batching(cells: pd.DataFrame, tasks: list[str]) -> Figure:
-    """Tokens/s of the whole batch against its size: a column a task, a line a method, the same batch without drafts dashed."""
+    """Tokens/s of the whole batch against its size: one column per task, one line per method. Dashed: without drafts."""
     cells = swept(cells)
     if cells.empty:
         return empty("no method of this study ran at several batch sizes")

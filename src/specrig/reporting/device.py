@@ -1,4 +1,4 @@
-"""What was read of the device, in tables and report: energy, and the floor that its memory sets."""
+"""Show in tables and report what was measured on the device: energy, and the floor that memory bandwidth sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specrig.measurement.records import Record
 from specrig.reporting.grid import Entry, number, percent
 
 Environments = Mapping[tuple[str, str, str], Mapping[str, Any]]
-"""(engine, pair, method) -> the job's environment."""
+"""(engine, pair, method) -> the content of the job's environment.json."""
 
 
 DEVICE = {
@@ -21,21 +21,21 @@ DEVICE = {
     "floor_ms": "floor of the baseline's pass, ms",
     "floor_share": "of it reached",
 }
-"""Columns that people see where a device's counters were read or its bandwidth measured, with their titles."""
+"""Column -> its title, for the columns that readers see where the device's counters or its bandwidth were measured."""
 
 
 def device_titles(table: pd.DataFrame) -> list[str]:
-    """Titles of those of `DEVICE` that a table has."""
+    """The titles of the columns of `DEVICE` that a table has."""
     return [title for name, title in DEVICE.items() if name in table]
 
 
 def device_entries(row: Mapping[str, Any]) -> list[Entry]:
-    """A row's entries of the same columns."""
+    """The entries of a row for the columns of `DEVICE` that it has, in the order of `device_titles`."""
     return [Entry(percent(row[name]) if name == "floor_share" else number(row[name], 3)) for name in DEVICE if name in row]
 
 
 def with_floor(table: pd.DataFrame, cells: Iterable[list[Record]], environments: Environments) -> pd.DataFrame:
-    """`cells_table` of `cells` with `floor.COLUMNS`, where any cell knows them."""
+    """`table` with `floor.COLUMNS` added, or unchanged where no cell's floor is known. table: the `cells_table` of `cells`."""
     floors = [floor(records, environments.get(records[0].cell.job, {})) for records in cells]
     if not any(floors):
         return table
@@ -45,7 +45,7 @@ def with_floor(table: pd.DataFrame, cells: Iterable[list[Record]], environments:
 
 
 def floor_notes(cells: Iterable[list[Record]], environments: Environments) -> list[str]:
-    """One sentence an engine, pair and batch size: the baseline's bare pass against its floor; and what a processor's cache does to it."""
+    """For each engine, pair and batch size, sentences that compare the baseline's bare pass with its floor."""
     found: dict[tuple[str, str, int], list[tuple[Floor, Mapping[str, Any]]]] = {}
     for records in cells:
         cell, environment = records[0].cell, environments.get(records[0].cell.job, {})

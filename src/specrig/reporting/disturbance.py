@@ -1,4 +1,4 @@
-"""Disturbed cells as people see them: a warning, a sign, a table of reasons, and the command that measures them again."""
+"""Show readers which cells are disturbed: a warning with the command that measures them again, notes, a table of reasons."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LOST = {
     "WAITED": "their threads waited for a processor for {} of their time",
     "HELD": "their measuring thread neither ran nor was ready to for {} of the time",
 }
-"""Names of `analysis.disturbance.shares`, in words."""
+"""Name of a share from `analysis.disturbance.shares` -> words for it; {} takes the share."""
 
 
 def disturbed_cells(study: StudyData) -> list[str]:
-    """Names of the disturbed cells, simulated ones included."""
+    """The names of the disturbed cells, simulated cells included."""
     return [name for name, reasons in study.disturbances.items() if reasons]
 
 
 def warning(cells: pd.DataFrame, folder: Path) -> str:
-    """A sentence or two for whoever reads the results of the study in `folder`; empty where no cell is disturbed."""
+    """The warning for readers of a study's results; empty where no cell is disturbed. folder: the study's results folder."""
     count = int(disturbed(cells).sum())
     what, it, marked = ("cells were", "they were", "They are") if count > 1 else ("cells was", "it was", "It is")
     return (
@@ -43,7 +43,7 @@ def warning(cells: pd.DataFrame, folder: Path) -> str:
 
 
 def notes(study: StudyData, cells: pd.DataFrame) -> list[str]:
-    """What the machine was seen to do beside the cells, and what efficiencies far from 1 are made of."""
+    """Sentences on what else the machine did while cells were measured, and on what explains efficiencies above 1."""
     found = [shares(own, study.environments.get(own[0].cell.job, {})) for own in study.every.values()]
     said = []
     for name, text in LOST.items():
@@ -61,7 +61,7 @@ def notes(study: StudyData, cells: pd.DataFrame) -> list[str]:
 
 
 def efficiency_note(study: StudyData, cells: pd.DataFrame) -> str:
-    """What explains the efficiencies above 1, of which there should be none if loops cost nothing."""
+    """A sentence that explains efficiencies above 1, which could not occur if loops cost nothing; empty where there are none."""
     above = cells[(cells["efficiency"] > 1) & ~disturbed(cells)]
     if above.empty:
         return ""
@@ -85,7 +85,7 @@ def efficiency_note(study: StudyData, cells: pd.DataFrame) -> str:
 
 
 def disturbed_grid(study: StudyData) -> Grid | None:
-    """The disturbed cells by replicate, with the time of measuring and the reasons; None where there are none."""
+    """The table of disturbed cells: one row per cell and replicate, with time and reasons. None where no cell is disturbed."""
     rows = []
     for name in disturbed_cells(study):
         for replicate in dict.fromkeys(reason.replicate for reason in study.disturbances[name]):
@@ -104,7 +104,7 @@ def disturbed_grid(study: StudyData) -> Grid | None:
 
 
 def caption_note(cells: pd.DataFrame) -> str:
-    """What the caption of a figure of these cells adds."""
+    """The sentence on disturbed cells to append to a figure's caption; empty where no cell is disturbed."""
     count = int(disturbed(cells).sum())
     return (
         f" {count} of the study's {len(cells)} cells are disturbed ({DISTURBED_SIGN} in figures and tables) and should not be read."

@@ -1,4 +1,4 @@
-"""`reports/<study>/report.html`: one file that needs no network and no neighbour. Every number in it comes from the study's records."""
+"""Write `reports/<study>/report.html`, by default a single file. All its numbers come from the study's records."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from specrig.reporting.summary import MEAN, acceptance_summary, audit_failures, 
 from specrig.reporting.tables import acceptance_grid, cells_grid, speedup_grid
 
 SMALL_MODEL = 100_000_000
-"""Parameters below which the report says what a target this small cannot show."""
+"""For targets with fewer parameters the report says what a target this small cannot show."""
 
 
 TIMED = ("k_sweep", "heatmap", "speedup_bars", "predicted", "engines", "batching", "reported")
-"""Figures of speeds, whose captions tell of disturbed cells."""
+"""The figures of speeds. Their captions mention disturbed cells."""
 
 
 def write_report(study_dir: Path, out: Path, attachments: Attachments | None = None) -> Path:
-    """Write the report of `results/<study>` to the file `out`, whole or not at all; returns `out`.
+    """Write the report of `results/<study>` to the file `out`, completely or not at all, and return `out`.
 
-    attachments: how pictures and tables go with it; None: inside the page.
+    attachments: how the page carries pictures and tables; None puts them inside the page.
 
-    Takes figures from `figures/` (drawn anew where missing); tables are computed from the records, so the report agrees with
-    them even if `tables/` is older. Raises RecordError for an unreadable record.
+    Figures are taken from `figures/` and drawn anew where one is missing. Tables are computed from the records, so the report
+    agrees with the records even if `tables/` is older. Raises RecordError for an unreadable record.
     """
     study = read_study(study_dir)
     template = Environment(
@@ -133,7 +133,7 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
 
 
 def _figures(study: StudyData, attachments: Attachments) -> dict[str, list[tuple[str, Markup]]]:
-    """Name -> (setting, drawing) ready to inline, first setting first; the setting is named where there are several."""
+    """Name of a figure -> its (setting, drawing) pairs, first setting first; the setting is empty where there is only one."""
     folder = study.folder / "figures"
     with tempfile.TemporaryDirectory() as scratch:
         if not all((folder / f"{name}.svg").is_file() for name in FIGURES):
@@ -149,7 +149,7 @@ def _figures(study: StudyData, attachments: Attachments) -> dict[str, list[tuple
 
 
 def _positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
-    """Per-position acceptance at each method's best k, tasks pooled, one row a method of the base setting."""
+    """Acceptance by draft position at each method's best k, over all tasks, with one row per method of the base setting."""
     best = base_setting(best) if not best.empty else best
     wanted = set(best[IDENTITY].itertuples(index=False, name=None))
     pooled: dict[tuple[str, ...], list[Any]] = {}
@@ -181,7 +181,7 @@ def _positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
 
 
 def _efficiency_grid(cells: pd.DataFrame) -> Grid:
-    """Per engine, pair and method: efficiency over its cells, and where its decode time went."""
+    """One row per engine, pair and method: the efficiency over its cells, and where its decode time went."""
     frame = cells.dropna(subset=["efficiency"])
     keys = [key for key in ("engine", "pair") if len(frame[key].unique()) > 1] + ["method"]
     order = method_order(frame["method"])
@@ -211,7 +211,7 @@ def _efficiency_grid(cells: pd.DataFrame) -> Grid:
 
 
 def _repetition_grid(cells: pd.DataFrame, tasks: list[str]) -> Grid:
-    """Share of repeated 4-grams by pair and task of the plain outputs; at temperature 0 a lossless method's are the same."""
+    """The share of repeated 4-grams in plain outputs by pair and task. A lossless method at temperature 0 has the same."""
     rows = []
     for (pair, temperature), members in cells.groupby(["pair", "temperature"], sort=False):
         shares = members.groupby("task")["baseline_repeated_4grams"].mean()
@@ -227,7 +227,7 @@ def _repetition_grid(cells: pd.DataFrame, tasks: list[str]) -> Grid:
 
 
 def _samples(study: StudyData, summary: pd.DataFrame) -> list[tuple[str, str, Sample]]:
-    """(task, method and k, sample): per task the first prompt of the fastest fair method that uses a draft."""
+    """(task, method and k, sample) for each task: the first prompt of the fastest lossless method that uses a draft."""
     fair = summary[summary["lossless"].astype(bool) & (summary["k"] > 0)].dropna(subset=[MEAN])
     fair = base_setting(fair) if not fair.empty else fair
     if fair.empty:
@@ -244,7 +244,7 @@ def _samples(study: StudyData, summary: pd.DataFrame) -> list[tuple[str, str, Sa
 
 
 def _skipped(study: StudyData) -> list[tuple[str, str, str]]:
-    """Cells that no engine can run, and why."""
+    """(job, cell, reason) for each cell that its engine cannot run."""
     from specrig.study.load import load_study
     from specrig.study.problems import StudyError
 

@@ -1,4 +1,4 @@
-"""Engines side by side: a table, a figure and the report's section, for studies with more than one."""
+"""Compare engines in a table, a figure and a section of the report, for studies with more than one engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALONE = "No cell of this study ran in more than one engine."
 
 
 def comparison(study: StudyData) -> pd.DataFrame:
-    """`analysis.engines.compare` of a study, with what its engines said of themselves; empty for a study of one engine."""
+    """`analysis.engines.compare` of a study, given what its engines report to do differently; empty for a study of one engine."""
     differences = {
         (job.engine, method): str(text)
         for job in study.jobs
@@ -33,7 +33,7 @@ def comparison(study: StudyData) -> pd.DataFrame:
 
 
 def untested(study: StudyData) -> dict[str, str]:
-    """Engine -> what of it was never tried on real hardware, for the engines of the study that say so."""
+    """Engine -> the part of it that was never tried on real hardware, for the engines of the study that report such a part."""
     found = {job.engine: _said(job.environment).get("untested") for job in study.jobs}
     return {engine: str(reason) for engine, reason in found.items() if reason}
 
@@ -44,14 +44,14 @@ def _said(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def section(study: StudyData, compared: pd.DataFrame) -> dict[str, Any] | None:
-    """What the report's section shows: a sentence and the table; None for a study of one engine."""
+    """The `sentence` and the table (`grid`) of the report's section; None for a study of one engine. compared: `comparison`."""
     if compared.empty:
         return None
     return {"sentence": sentence(compared), "grid": engines_grid(compared, study)}
 
 
 def sentence(compared: pd.DataFrame) -> str:
-    """How often acceptance agrees."""
+    """A sentence on how many comparisons of acceptance agree, and how many disagree without a known reason."""
     against = compared[compared["engine"] != compared["reference"]]
     judged = int(np.isfinite(against["difference_low"].astype(float)).sum())
     odd = against[against["disagrees"].astype(bool)]
@@ -63,7 +63,7 @@ def sentence(compared: pd.DataFrame) -> str:
 
 
 def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
-    """`comparison` for people: a row an engine, the reasons of disagreements and gaps as lettered notes."""
+    """`comparison` as a table for readers. Reasons of disagreements and gaps become notes, marked by letters."""
     varying = [name for name in SETTING if name == "task" or (name not in ("method", "k", "variant") and _varies(compared, name))]
     order = {method: number for number, method in enumerate(method_order(compared["method"]))}
     found = sorted(row_dicts(compared), key=lambda row: order[row["method"]])  # stable: engines stay together
@@ -114,7 +114,7 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
 
 
 def engines_figure(compared: pd.DataFrame, tasks: list[str]) -> Figure:
-    """Tokens/s, speedup and τ (rows) by task (columns), method and engine: each method at the k that suits the first engine best."""
+    """Tokens/s, speedup and τ (rows) by task (columns), method and engine. k is the best one in the first engine."""
     if compared.empty:
         return empty(ALONE)
     shown = _best_k(compared[compared["pair"] == compared["pair"].iloc[0]])
@@ -151,7 +151,7 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str]) -> Figure:
 
 
 def _best_k(compared: pd.DataFrame) -> pd.DataFrame:
-    """Each method and variant at the k with the largest geometric mean speedup over tasks in the reference engine."""
+    """The rows at each method's best k: the one with the largest geometric mean speedup over tasks in the reference engine."""
     first = compared[compared["engine"] == compared["reference"]]
     logs = first.assign(log=np.log(first["speedup"].astype(float))).groupby(["method", "variant", "k"])["log"].mean()
     best = {(method, variant): k for (method, variant, k), _ in cast("Any", logs.sort_values(na_position="first").items())}
@@ -168,5 +168,5 @@ def _shown(value: Any) -> str:
 
 
 def _letter(number: int) -> str:
-    """a, b, …, z, aa, ab, …"""
+    """The letters for a number from 0: a, b, …, z, aa, ab, …"""
     return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)

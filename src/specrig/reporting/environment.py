@@ -1,4 +1,4 @@
-"""What a study ran on, told from its jobs' environment.json and its models' files."""
+"""Describe what a study ran on, from the environment.json files of its jobs and the files of its models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pandas as pd
 from specrig.reporting.study_data import Job
 
 MOVING = ("captured", "load_1min", "mhz", "sm_mhz", "memory_mhz", "copy_gb_s")
-"""Keys that differ between any two jobs and say so only in the full list."""
+"""The last parts of keys that differ between any two jobs. Only the full list shows them; no warning is given."""
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A nested mapping as (dotted key, text): whatever keys it has."""
+    """Yield (dotted key, text) for each value of a nested mapping or list; None is left out."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))
@@ -29,7 +29,7 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def environment_rows(jobs: list[Job]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Key -> its different values with the jobs that had each (no jobs where all agree); keys in order of appearance."""
+    """(key, [(value, names of the jobs with this value)]) for each key; the names are left out where all jobs agree."""
     found: dict[str, dict[str, list[str]]] = {}
     measured = [job for job in jobs if job.environment]
     for job in measured:
@@ -42,7 +42,7 @@ def environment_rows(jobs: list[Job]) -> list[tuple[str, list[tuple[str, list[st
 
 
 def differing(jobs: list[Job]) -> list[str]:
-    """Keys whose value is not the same in all jobs: their cells did not run under one roof."""
+    """The keys whose value is not the same in all jobs, so that their cells should be compared with care."""
     rows = environment_rows(jobs)
     return [
         key
@@ -52,7 +52,7 @@ def differing(jobs: list[Job]) -> list[str]:
 
 
 def machine(environment: dict[str, Any]) -> str:
-    """One line: processor or GPU, cores, threads, torch. Empty parts are left out."""
+    """One line of text: GPU or processor, cores, threads, torch's version. Parts that are not known are left out."""
     cpu, torch = environment.get("cpu") or {}, environment.get("torch") or {}
     gpus = [str(gpu.get("name", gpu)) if isinstance(gpu, dict) else str(gpu) for gpu in environment.get("gpus") or []]
     model = cpu.get("model") if isinstance(cpu, dict) else cpu
@@ -69,7 +69,7 @@ def machine(environment: dict[str, Any]) -> str:
 
 
 def engine_notes(jobs: list[Job], cells: pd.DataFrame) -> list[str]:
-    """One sentence an engine that has more to say than its name: its build, its options, how its baseline drifted."""
+    """One sentence for each engine that recorded its build, its options or the drift of its baseline."""
     notes = []
     for name in dict.fromkeys(job.engine for job in jobs):
         engine: dict[str, Any] = next(
@@ -91,7 +91,7 @@ def engine_notes(jobs: list[Job], cells: pd.DataFrame) -> list[str]:
 
 
 def energy_note(jobs: list[Job]) -> str | None:
-    """Where the joules in the tables come from; None where nobody counted any."""
+    """Sentences on how the energy in the tables was measured; None where it was not."""
     sources = dict.fromkeys(str(job.environment["energy"]) for job in jobs if job.environment.get("energy"))
     if not sources:
         return None
@@ -102,7 +102,7 @@ def energy_note(jobs: list[Job]) -> str | None:
 
 
 def commit(environment: dict[str, Any]) -> str:
-    """The code's git commit, marked where the tree differed from it; empty when unknown."""
+    """The first 12 digits of the code's git commit, with a remark where there were uncommitted changes; empty when unknown."""
     git = environment.get("git") or {}
     if not isinstance(git, dict) or not git.get("commit"):
         return ""
@@ -110,7 +110,10 @@ def commit(environment: dict[str, Any]) -> str:
 
 
 def model_rows(study: Path) -> list[dict[str, Any]]:
-    """Models made or stored by a study: pair, name, parameters where they can be read. A published study lists them in `models.json`."""
+    """The models that a study made or stored, as rows with pair, name and parameters (None where they cannot be read).
+
+    A published study lists them in `models.json`.
+    """
     listed = study / "models.json"
     if listed.is_file():
         rows: list[dict[str, Any]] = json.loads(listed.read_text(encoding="utf-8"))
@@ -121,7 +124,7 @@ def model_rows(study: Path) -> list[dict[str, Any]]:
 
 
 def parameters(model: Path) -> int | None:
-    """Parameters of a model folder, from the headers of its safetensors files; None if it has none that can be read."""
+    """The number of parameters of the model in a folder, from the headers of its safetensors files; None if none is readable."""
     total = 0
     for path in sorted(model.glob("*.safetensors")):
         try:

@@ -1,4 +1,4 @@
-"""`results/<study>/figures`: SVG for paper and report, PNG for slides. Each figure is a function of frames, drawn by `plots`."""
+"""Write the figures in `results/<study>/figures`: SVG for paper and report, PNG for slides. `plots` and others draw them."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ FIGURES = {
     "reported": "Reported speedups against measured ones, or those that acceptance and a roofline predict; shaded: consistent with theory.",
     "training": "Training and held-out loss against wall time, of every model the study trained; a head's is the loss of its own method, so panels do not compare.",
 }
-"""Name -> caption. `write_figures` leaves `<name>.svg` and `<name>.png` of each, whatever the study holds."""
+"""Name of a figure -> its caption. `write_figures` writes `<name>.svg` and `<name>.png` of each figure for every study."""
 
 FILES = [f"{name}.{ending}" for name in FIGURES for ending in ("svg", "png")]
 
 
 def write_figures(study_dir: Path, out: Path) -> list[Path]:
-    """Draw the figures of `results/<study>` into `out`; returns the paths of `FILES` and of what more there is.
+    """Draw the figures of `results/<study>` into `out`; returns the paths of all files written.
 
-    Reads `tables/cells.csv` (computed anew where it is missing), the records and the training curves. A figure shows one
-    engine and one pair, lowest temperature and smallest batch; `<name>.svg` shows the first setting of the study, the
-    others are drawn beside it as `<name>-<engine>-<pair>.svg`. A figure without data says so instead of being absent.
+    Reads `tables/cells.csv` (computed anew where it is missing), the records and the training curves. A figure shows one engine
+    and one pair, at the lowest temperature and the smallest batch. `<name>.svg` shows the first engine and pair of the study;
+    those of the others are called `<name>-<engine>-<pair>.svg`. A figure without data is written too and says that it has none.
     """
     study = read_study(study_dir)
     cells = _cells(study)
@@ -76,15 +76,16 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
 
 
 def base_setting(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells at their lowest temperature and smallest batch: what a figure of one setting shows."""
+    """The cells that a figure of one setting shows: those at the lowest temperature and, of these, the smallest batch."""
     coldest = cells[cells["temperature"] == cells["temperature"].min()]
     return coldest[coldest["batch_size"] == coldest["batch_size"].min()]
 
 
 def training_curves(models: Path) -> pd.DataFrame:
-    """`models/<pair>/<model>/training.jsonl`, long: pair, model, seconds, kind ("training" or a held-out task's name), loss.
+    """All training curves below `models` (`<pair>/<model>/training.jsonl`) as one table with one row per loss.
 
-    A line that does not parse is passed over: a curve with a hole is better than no report.
+    Columns: pair, model, seconds since training began, kind ("training" or the name of a held-out task), loss. Lines that are not
+    JSON are left out, because a curve with a gap is better than no report.
     """
     rows: list[dict[str, Any]] = []
     for path in sorted(models.glob("*/*/training.jsonl")):
@@ -123,7 +124,7 @@ def _drawings(study: StudyData, cells: pd.DataFrame) -> dict[str, Callable[[], F
 
 
 def _lengths(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
-    """Long: method, variant, k, lossless, task, emitted, share of the rounds that were not cut."""
+    """One row per cell and emitted length: method, variant, k, lossless, task, emitted, share of the rounds that were not cut."""
     wanted = set(cells[IDENTITY].itertuples(index=False, name=None))
     rows: list[dict[str, Any]] = []
     columns = ["method", "variant", "k", "lossless", "task", "emitted", "share"]

@@ -1,4 +1,4 @@
-"""A table as people read it, and its rendering as Markdown. `latex` renders it for papers, the report's template as HTML."""
+"""A table for readers, and its rendering as Markdown. `latex` renders it for papers, the report's template as HTML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One value: `text`, a smaller `note` behind it (its interval), best of its column (`bold`), condemned (`struck`)."""
+    """One value of a table. note: small print behind the text, e.g. an interval. bold, struck: how the text is set."""
 
     text: str
     note: str = ""
@@ -19,9 +19,10 @@ class Entry:
 
 @dataclass(slots=True)
 class Grid:
-    """Header, rows of entries, and what a paper needs around them. The first `labels` columns are text, the rest numbers.
+    """A table: header, rows of entries, and what a paper needs around them.
 
-    The first `groups` columns of these say what many rows share (pair, temperature): on a page a line over those rows says it once.
+    labels: the number of leading columns that hold text; the others hold numbers. groups: the number of leading columns that many
+    rows share (pair, temperature); HTML and LaTeX show these once, in a line above the rows that share them. label: for LaTeX.
     """
 
     header: list[str]
@@ -34,11 +35,11 @@ class Grid:
 
     @property
     def columns(self) -> list[tuple[str, bool]]:
-        """(name, whether it holds numbers) of the columns that are not in the lines over the rows."""
+        """(name, whether it holds numbers) of each column that does not belong to `groups`."""
         return [(name, number >= self.labels) for number, name in enumerate(self.header)][self.groups :]
 
     def grouped(self) -> list[tuple[str, list[list[Entry]]]]:
-        """(line over them, rows without their first `groups` entries), in the order in which the groups first appear."""
+        """(the line above a group, the group's rows without the shared entries), in order of first appearance."""
         found: dict[str, list[list[Entry]]] = {}
         for row in self.rows:
             shared = (f"{name} {entry.text}" for name, entry in zip(self.header, row[: self.groups], strict=False))
@@ -47,24 +48,24 @@ class Grid:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number for people: fixed digits, thousands apart, an en dash where it is undefined."""
+    """A number as text, with `digits` decimals and commas between thousands; an en dash where it is undefined."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.{digits}f}"
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """A share as per cent, an en dash where it is undefined."""
+    """A share as text in per cent, with `digits` decimals; an en dash where it is undefined."""
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
 
 
 def interval(low: float, high: float, digits: int = 2) -> str:
-    """`[1.53, 1.71]`, empty where it is not known."""
+    """An interval as text, e.g. `[1.53, 1.71]`; empty where it is not known."""
     return f"[{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) and math.isfinite(high) else ""
 
 
 def markdown(grid: Grid) -> str:
-    """GitHub's table syntax: bold as `**`, struck through as `~~`, the caption above and the notes below."""
+    """The grid in GitHub's table syntax, with the caption above and the notes below. Bold is `**`, struck through is `~~`."""
 
     def show(entry: Entry) -> str:
         text = _escape_markdown(entry.text)

@@ -1,7 +1,7 @@
-"""A `Grid` in LaTeX (booktabs), ready to paste.
+"""Render a `Grid` as LaTeX (booktabs), ready to paste.
 
-pandas' `Styler.to_latex` does not serve: it has no line over a group of rows, no column of its own for what stands behind a number, and
-nothing around the tabular (a comment on top, fitting to the line, landscape); what it would save is joining cells by `&`.
+pandas' `Styler.to_latex` is not used. It cannot set a line above a group of rows, a column of its own for the note behind a
+number, or anything around the tabular (a comment on top, fitting to the line, landscape). It would only join cells by `&`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.style import DAGGER, DISTURBED_SIGN
 
 PAGE = 45
-"""Rows that fit on one page; a longer table is set as a longtable, which goes on over several."""
+"""The number of rows that fit on one page. A longer table becomes a longtable, which continues over several pages."""
 
 
 def latex(grid: Grid) -> str:
-    """A table at most as wide as the line, or a longtable where it does not fit a page; its first line names the packages it needs."""
+    """The grid as a LaTeX table, or as a longtable if it exceeds a page. A comment in the first line names the packages."""
     groups = grid.grouped()
     rows = [row for _, members in groups for row in members]
     columns = [_Column(name, number, [row[place] for row in rows]) for place, (name, number) in enumerate(grid.columns)]
@@ -44,7 +44,7 @@ def latex(grid: Grid) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of text or of numbers. Where numbers have notes behind them it takes two, so that all its numbers line up."""
+    """A column of text or of numbers. Numbers with notes take two LaTeX columns, so that the numbers are aligned."""
 
     name: str
     number: bool
@@ -52,18 +52,18 @@ class _Column:
 
     @property
     def span(self) -> int:
-        """Columns of LaTeX that it takes."""
+        """The number of LaTeX columns that it takes."""
         return 2 if self.number and any(entry.note for entry in self.entries) else 1
 
     @property
     def spec(self) -> str:
-        """Its part of the tabular's columns."""
+        """Its part of the tabular's column specification."""
         if self.span == 2:
             return r"r@{\;}l"
         return "r" if self.number else "l"
 
     def heading(self) -> str:
-        """Its name, broken so that it is not much wider than what stands below it."""
+        """Its name, broken into lines that are not much wider than its entries."""
         width = max((len(entry.text) + len(entry.note) for entry in self.entries), default=len(self.name))
         lines = [escape(line) for line in textwrap.wrap(self.name, max(width, 8), break_long_words=False)]
         side = "c" if self.span == 2 else self.spec
@@ -72,7 +72,7 @@ class _Column:
         return f"\\multicolumn{{2}}{{c}}{{{text}}}" if self.span == 2 else text
 
     def cell(self, entry: Entry) -> str:
-        """One of its entries."""
+        """The LaTeX of one of its entries."""
         text = escape(entry.text)
         text = f"\\textbf{{{text}}}" if entry.bold else text
         text = f"\\sout{{{text}}}" if entry.struck else text
@@ -82,7 +82,7 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The parts of a table: its caption with label, the tabular's columns, the line of names, and the lines below."""
+    """The parts of a table in LaTeX: caption with label, column specification, line of names, lines below, further packages."""
 
     caption: str
     spec: str
@@ -91,7 +91,7 @@ class _Table:
     packages: str
 
     def on_a_page(self) -> list[str]:
-        """Lines of a table that floats, scaled down where it is wider than the line."""
+        """The lines of a floating table, scaled down where it would be wider than the line."""
         return [
             f"% needs: booktabs, graphicx{self.packages}; over both columns of a page: table* instead of table",
             r"\begin{table}[t]",
@@ -105,7 +105,7 @@ class _Table:
         ]
 
     def over_pages(self) -> list[str]:
-        """Lines of a table that goes on over pages of its own, on their side; the names stand on top of each."""
+        """The lines of a table on landscape pages of its own, with the column names on top of each page."""
         return [
             f"% needs: booktabs, longtable, pdflscape{self.packages}; pages of their own, on their side: for an appendix",
             r"\begin{landscape}\scriptsize\setlength{\tabcolsep}{4pt}\setlength{\LTcapwidth}{\linewidth}",
@@ -144,7 +144,7 @@ _SIGNS = {
 
 
 def escape(text: str) -> str:
-    """`text` with every sign that LaTeX reads as its own, or lacks, written out; minus signs and the gap before % as typeset."""
+    """`text` for LaTeX: special and missing characters become commands; minus signs and the space before % are typeset."""
     escaped = "".join(_SIGNS.get(sign, sign) for sign in text)
     escaped = re.sub(r"(?<=\d) \\%", r"\\,\\%", escaped)
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)

@@ -1,4 +1,4 @@
-"""Sentences computed from the tables. No number is written here: change the data and the words follow."""
+"""Compute the report's sentences from the tables. No number is written in this file: all follow from the data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from specrig.reporting.summary import CROSSFIT, MEAN, spoilt
 
 
 def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
-    """One paragraph a setting (engine, pair) at its lowest temperature and smallest batch: the fastest method that may claim it.
+    """One paragraph on the fastest method per engine and pair, at the lowest temperature and the smallest batch.
 
-    summary: `summary.speedup_summary`; best: the cells behind it. Lossy methods, those that failed the audit and those with a
-    disturbed cell are never named the fastest. Speedups are those of k's chosen on other prompts.
+    summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods, methods that
+    failed the audit and methods with a disturbed cell are never named as the fastest. Speedups are those with k chosen on other
+    prompts.
     """
     paragraphs = []
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
@@ -81,7 +82,7 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
 
 
 def drift_sentence(cells: pd.DataFrame) -> str:
-    """How far the last run of the jobs was from the first; empty where each ran once."""
+    """A sentence on how much speedups changed between the first and the last run of the jobs; empty where each job ran once."""
     known = cells.dropna(subset=["drift"])
     if known.empty:
         return ""
@@ -95,7 +96,7 @@ def drift_sentence(cells: pd.DataFrame) -> str:
 
 
 def repetition_warnings(cells: pd.DataFrame) -> list[str]:
-    """A line for every pair whose plain outputs repeat themselves more than `LOOPING` in some tasks: they flatter methods that copy."""
+    """A warning for each pair whose plain outputs repeat more than `LOOPING` of their 4-grams in some task."""
     if cells.empty:
         return []
     shares = cells.groupby(["pair", "task"], sort=False)["baseline_repeated_4grams"].mean().reset_index()

@@ -1,4 +1,4 @@
-"""The best k for people, and how many prompts it takes to tell 5 % apart."""
+"""The best k as a table and a sentence, and a sentence on how many prompts are needed to detect a difference of 5 %."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specrig.reporting.style import method_name, task_name
 
 
 def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
-    """`optimal_k.optimal_k` for people."""
+    """The result of `optimal_k.optimal_k` as a table for readers."""
     levels = [name for name in ("engine", "pair", "temperature", "batch_size") if len(optimal[name].unique()) > 1]
     rows = []
     for row in row_dicts(optimal):
@@ -58,7 +58,7 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
 
 
 def optimal_k_sentence(optimal: pd.DataFrame) -> str:
-    """What choosing k gains over the default, and whether the model would have chosen as well."""
+    """Sentences on what choosing k gains over the default, and on whether the predicted best k is close to the measured one."""
     if optimal.empty:
         return "No method was measured at more than one k."
     known = optimal.dropna(subset=["predicted_k"])
@@ -82,7 +82,7 @@ def optimal_k_sentence(optimal: pd.DataFrame) -> str:
 
 
 def power_sentence(cells: pd.DataFrame) -> str:
-    """How many prompts this study's own spread asks for, against how many it has."""
+    """A sentence that compares the number of prompts that the measured spread requires with the number that the study has."""
     speculative = cells[cells["method"] != "autoregressive"].dropna(subset=["prompts_needed"])
     if speculative.empty:
         return "Too few prompts to estimate how many it takes to tell a difference."

@@ -28,7 +28,7 @@ from specrig.reporting.summary import MEAN, spoilt
 
 
 def empty(reason: str) -> Figure:
-    """A figure that says why there is nothing to see."""
+    """A figure that shows only the reason why there is nothing to see."""
     figure, ax = plt.subplots(figsize=(6, 1.6))
     ax.axis("off")
     ax.text(0.5, 0.5, reason, ha="center", va="center", style="italic")
@@ -36,7 +36,7 @@ def empty(reason: str) -> Figure:
 
 
 def make_panels(rows: int, columns: int, *, width: float, height: float, **share: Any) -> tuple[Figure, list[list[Axes]]]:
-    """A grid of axes with shared scales, rows × columns, each `width` × `height` inches."""
+    """(figure, axes[row][column]): a grid of panels of `width` × `height` inches each. share: passed on to `plt.subplots`."""
     size = (max(width * columns, 4.2), height * rows)
     layout = ConstrainedLayoutEngine(h_pad=0.1)  # inches: a row's titles keep off the labels of the row above
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout=layout, **share)
@@ -44,7 +44,7 @@ def make_panels(rows: int, columns: int, *, width: float, height: float, **share
 
 
 def method_lines(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
-    """(label, line style, its cells) of each method and variant, in the fixed order of methods."""
+    """(label, line style, cells) for each method and variant, in the fixed order of methods."""
     found = []
     for method in method_order(cells["method"]):
         frames = cells[cells["method"] == method].groupby("variant", sort=True)
@@ -61,7 +61,7 @@ def method_lines(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any], pd.Data
 
 
 def method_handles(cells: pd.DataFrame, *, lines: bool = True) -> list[Line2D]:
-    """Legend entries of the methods in `cells`; without `lines` plain squares of their colour."""
+    """The legend entries of the methods in `cells`. lines: False gives plain squares in the method's colour."""
     handles = [Line2D([], [], label=label, linewidth=1.8, markersize=7, **style) for label, style, _ in method_lines(cells)]
     if not lines:
         for handle in handles:
@@ -70,9 +70,9 @@ def method_handles(cells: pd.DataFrame, *, lines: bool = True) -> list[Line2D]:
 
 
 def draw_band(ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], label: str, *, timed: bool = False) -> None:
-    """A measure against k with its `_low` to `_high` band; a single k gets a bar, since its band would have no width.
+    """Draw a measure against k with its band from `_low` to `_high`; a single k gets a bar, since its band would have no width.
 
-    timed: it is a speed, so disturbed cells are marked.
+    timed: the measure is a speed, so disturbed cells are marked.
     """
     line = line.dropna(subset=[column])
     ax.plot(line["k"], line[column], linewidth=1.8, markersize=6, label=label, **style)
@@ -86,13 +86,16 @@ def draw_band(ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], 
 
 
 def mark_disturbed(ax: Axes, points: Iterable[tuple[float, float]]) -> None:
-    """The sign of disturbed cells beside their points."""
+    """Draw the sign of disturbed cells beside the given points."""
     for x, y in points:
         ax.annotate(DISTURBED_SIGN, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=10, color=INK)
 
 
 def top_of(frame: pd.DataFrame, *columns: str) -> float | None:
-    """Where an axis ends that must show `columns` and their intervals, though not the whole of one that a few prompts leave open."""
+    """The upper end of an axis that shows `columns` and their intervals, with 5 % to spare; None without values.
+
+    Intervals are cut at 1.5 times the largest value, because with few prompts they may be very long.
+    """
     values = frame[list(columns)].to_numpy(dtype=float)
     ends = frame[[f"{column}_high" for column in columns]].to_numpy(dtype=float)
     if np.isnan(values).all():
@@ -102,7 +105,7 @@ def top_of(frame: pd.DataFrame, *columns: str) -> float | None:
 
 
 def legend_below(figure: Figure, handles: list[Any], labels: list[str] | None = None, *, note: str = "") -> None:
-    """One legend under the whole figure, `note` above it."""
+    """Draw one legend under the whole figure, with `note` above it."""
     named = {"handles": handles} if labels is None else {"handles": handles, "labels": labels}
     columns = max(2, min(len(handles), int(figure.get_figwidth() / 1.75)))
     legend = figure.legend(**named, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, title=note or None)
@@ -110,19 +113,19 @@ def legend_below(figure: Figure, handles: list[Any], labels: list[str] | None = 
 
 
 def note_below(figure: Figure, note: str) -> None:
-    """A line of small print under the figure."""
+    """Draw a line of small print under the figure."""
     if note:
         figure.text(0.5, -0.02, note, ha="center", va="top", fontsize=9)
 
 
 def signs_note(frame: pd.DataFrame) -> str:
-    """What the daggers mean, if any row of `frame` (cells, or their summary) wears one."""
+    """The explanation of the dagger signs that rows of `frame` (cells, or their summary) have; empty if none has any."""
     marked = spoilt(frame, MEAN) if MEAN in frame else disturbed(frame)
     notes = ["" if frame["lossless"].astype(bool).all() else LOSSY_NOTE, DISTURBED_NOTE if marked.any() else ""]
     return "\n".join(filter(None, notes))
 
 
 def row_label(row: dict[str, Any]) -> str:
-    """A summary row's method with its k."""
+    """The label of a summary row: its method and k."""
     name = method_name(row["method"], variant=row["variant"], lossless=row["lossless"])
     return f"{name}, k={row['k']}" if row["k"] else name

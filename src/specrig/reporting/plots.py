@@ -1,4 +1,4 @@
-"""The drawings. Each takes a frame and returns a matplotlib Figure; no files, no study. Colours and markers: `style`."""
+"""Draw the figures. Each function takes a frame and returns a matplotlib Figure. Colours and markers come from `style`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
 
 
 def k_sweep(cells: pd.DataFrame, tasks: list[str]) -> Figure:
-    """Acceptance rate (above) and tokens/s (below) against k: a column a task, a line a method, 95 % bands."""
+    """Acceptance rate (top) and tokens/s (bottom) against k, with 95 % bands: one column per task, one line per method."""
     cells = cells[~cells["method"].isin(list(BASELINES))]
     if cells.empty:
         return empty("no speculative cells in this study")
@@ -74,7 +74,7 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str]) -> Figure:
 
 
 def heat_map(summary: pd.DataFrame, tasks: list[str]) -> Figure:
-    """Speedup by method (rows, with its k) and task (columns), the geometric mean last; blue is faster, orange slower."""
+    """Speedup by method and k (rows) and task (columns), with the geometric mean last. Blue is faster than 1, orange slower."""
     if summary.empty:
         return empty("no speedups in this study")
     columns = [*tasks, MEAN]
@@ -116,7 +116,7 @@ def heat_map(summary: pd.DataFrame, tasks: list[str]) -> Figure:
 
 
 def _legible(ax: Axes) -> None:
-    """Black or white text, whichever has more contrast with its cell (WCAG relative luminance; equal at 0.179)."""
+    """Make each text black or white, whichever contrasts more with its cell (WCAG relative luminance; equal at 0.179)."""
     mesh = ax.collections[0]
     mesh.update_scalarmappable()
     colours = cast("np.ndarray", mesh.get_facecolor())[~np.ma.getmaskarray(np.ma.asarray(mesh.get_array())).ravel()]
@@ -126,7 +126,7 @@ def _legible(ax: Axes) -> None:
 
 
 def speedup_bars(summary: pd.DataFrame, tasks: list[str]) -> Figure:
-    """Speedup with its 95 % interval: a group of bars a task and one for the geometric mean, a bar a method."""
+    """Speedup with its 95 % interval: one group of bars per task and one for the geometric mean, one bar per method."""
     if summary.empty:
         return empty("no speedups in this study")
     columns = [*tasks, MEAN]
@@ -167,7 +167,7 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str]) -> Figure:
 
 
 def predicted(cells: pd.DataFrame, tasks: list[str]) -> Figure:
-    """Measured against predicted speedup: colour a method, marker a task; the diagonal is efficiency 1."""
+    """Measured against predicted speedup. Colours are methods, markers are tasks, the diagonal is efficiency 1."""
     cells = cells.dropna(subset=["predicted_speedup", "speedup"])
     cells = cells[~cells["method"].isin(list(BASELINES))]
     if cells.empty:
@@ -217,7 +217,7 @@ def predicted(cells: pd.DataFrame, tasks: list[str]) -> Figure:
 
 
 def emitted_lengths(lengths: pd.DataFrame, tasks: list[str]) -> Figure:
-    """Share of target passes that emitted 1, 2, … tokens: a panel a method, a line a task."""
+    """The share of target passes that emitted 1, 2, … tokens: one panel per method, one line per task."""
     lengths = lengths[~lengths["method"].isin(list(BASELINES))]
     if lengths.empty:
         return empty("no rounds were recorded in this study")
@@ -248,7 +248,7 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str]) -> Figure:
 
 
 def training_loss(curves: pd.DataFrame) -> Figure:
-    """Loss against wall time, a panel a model, four in a row: training loss (smoothed over its raw trace) and held-out loss a task."""
+    """Training loss (raw and smoothed) and held-out loss of each task against wall time: one panel per model, four in a row."""
     if curves.empty:
         return empty("no model was trained in this study")
     found = dict.fromkeys(curves[["pair", "model"]].itertuples(index=False, name=None))

@@ -1,4 +1,4 @@
-"""`results/<study>/tables/quality`: what the outputs are worth, method against baseline, from the records and the prompts."""
+"""Write `results/<study>/tables/quality`: the scores of each method's outputs and of its baseline's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CAPTION = (
 
 
 def write_quality(study: Study, out: Path) -> list[Path]:
-    """Score the study's outputs and write quality.csv, .md and .tex into `out`; returns their paths.
+    """Score the study's outputs, write quality.csv, .md and .tex into `out`, and return their paths.
 
     Raises RecordError or PromptError for files that cannot be read.
     """
@@ -33,7 +33,10 @@ def write_quality(study: Study, out: Path) -> list[Path]:
 
 
 def study_scores(study: Study) -> list[Score]:
-    """`analysis.quality.scores` of all records whose task has scorers. Raises RecordError or PromptError."""
+    """`analysis.quality.scores` of all records whose task has scorers.
+
+    Raises RecordError or PromptError for files that cannot be read.
+    """
     scorers = {task: study.rows.tasks[task].scorer.split() for task in study.tasks if study.rows.tasks[task].scorer}
     prompts = {task: {prompt.id: prompt for prompt in study.prompts_of(task, study.root)} for task in scorers}
     records = [record for record in read_study(study.root).records if record.cell.task in scorers]
@@ -41,7 +44,7 @@ def study_scores(study: Study) -> list[Score]:
 
 
 def write_quality_table(found: Iterable[Score], study: str, out: Path) -> list[Path]:
-    """Write quality.csv, .md and .tex of these scores into `out`; returns their paths."""
+    """Write quality.csv, .md and .tex of these scores into `out`, and return their paths. study: the study's name."""
     table = quality_table(found)
     shown = quality_grid(table, study)
     texts = {"csv": table.to_csv(index=False), "md": grid.markdown(shown), "tex": latex(shown)}
@@ -51,7 +54,7 @@ def write_quality_table(found: Iterable[Score], study: str, out: Path) -> list[P
 
 
 def read_quality(folder: Path, study: str) -> Grid | None:
-    """The table that `write_quality` left in a study's folder, for people; None where there is none, or nothing in it."""
+    """The table that `write_quality` wrote in a study's folder, for readers; None where it is missing or has no rows."""
     path = folder / "tables" / "quality.csv"
     table = (
         pd.read_csv(path, dtype={"variant": str, "note": str}).fillna({"variant": "", "note": ""})
@@ -62,7 +65,7 @@ def read_quality(folder: Path, study: str) -> Grid | None:
 
 
 def quality_grid(table: pd.DataFrame, study: str) -> Grid:
-    """`analysis.quality.quality_table` for people; a lossless method that scores otherwise is struck through."""
+    """`analysis.quality.quality_table` as a table for readers. Scores of lossless methods that differ are struck through."""
     several = [name for name in ("engine", "pair", "batch_size") if len(table[name].unique()) > 1]
     rows = []
     for row in row_dicts(table):

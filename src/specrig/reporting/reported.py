@@ -1,4 +1,4 @@
-"""The figure of reported speedups against what was measured, or what the theory predicts."""
+"""The figure that compares reported speedups with measured ones, or with those that the theory predicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specrig.reporting.style import GRID, INK, method_colour, method_marker, met
 
 
 def reported_against(judged: pd.DataFrame) -> Figure:
-    """Measured or predicted speedup (vertical) against the reported one, one point a claim; shaded: consistent with theory."""
+    """Measured or predicted speedup (vertical) against the reported one: one point per claim. Shaded: agrees with theory."""
     points = reported_points(judged)
     if points.empty:
         return empty("no reported speedup was measured, and none can be predicted")
@@ -47,7 +47,10 @@ def reported_against(judged: pd.DataFrame) -> Figure:
 
 
 def reported_points(judged: pd.DataFrame) -> pd.DataFrame:
-    """Columns reported, value, kind, method: claims of a speedup that have something to be held against."""
+    """The claims of a speedup that have a measured or predicted value, as a table with the columns reported, value, kind, method.
+
+    kind: "measured" or "predicted". Ranges are given by their middle.
+    """
     frame = judged[(judged["metric"] == "speedup") & judged["reported_low"].notna()].copy()
     frame["kind"] = frame["measured"].notna().map({True: "measured", False: "predicted"})
     frame["value"] = frame["measured"].fillna((frame["predicted_low"] + frame["predicted_high"]) / 2)

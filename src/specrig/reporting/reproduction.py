@@ -1,4 +1,4 @@
-"""Reported against measured: the table of verdicts, its sentence, and what the report shows of it."""
+"""Compare reported with measured figures: the table of verdicts, a sentence on it, and the report's section."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ CAPTION = (
 
 
 def reproduction(study: StudyData) -> pd.DataFrame:
-    """`claims.judgements_table` of the study's file of reported figures; empty where it names none.
+    """`claims.judgements_table` for the study's file of reported figures; empty where the study names no such file.
 
-    Raises StudyError for rows that cannot be read, each with its place.
+    Raises StudyError for rows that cannot be read; it states the place of each.
     """
     return judgements_table(judge(reported_claims(study), with_conditions(study, study.table), _catalogue(study)))
 
 
 def reported_claims(study: StudyData) -> list[Claim]:
-    """The study's reported figures; none where it names no file. Raises StudyError like `reproduction`."""
+    """The claims in the study's file of reported figures; empty where it names none. Raises StudyError like `reproduction`."""
     problems = Problems(Positions([]))
     tables = study.config.get("tables") or {}
     claims = read_claims(Path(tables["reported"]), problems) if tables.get("reported") else []
@@ -44,19 +44,19 @@ def reported_claims(study: StudyData) -> list[Claim]:
 
 
 def counts(judged: pd.DataFrame) -> dict[str, int]:
-    """Verdict -> how many claims got it, in the verdicts' order, without those that nobody got."""
+    """Verdict -> the number of claims with it, in the order of `VERDICTS`, without verdicts that no claim has."""
     found = judged["verdict"].value_counts()
     return {verdict: int(found[verdict]) for verdict in VERDICTS if verdict in found}
 
 
 def sentence(judged: pd.DataFrame) -> str:
-    """How many claims came out how."""
+    """A sentence that states the number of claims with each verdict."""
     shown = ", ".join(f"{count} {verdict}" for verdict, count in counts(judged).items())
     return f"Of {len(judged)} reported figures: {shown}."
 
 
 def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
-    """The claims for people, those that were measured or contradicted first."""
+    """The verdicts as a table for readers; claims that were measured, are impossible or contradict the theory come first."""
     order = {
         verdict: number
         for number, verdict in enumerate(("reproduced", "higher", "lower", "impossible", "inconsistent with theory"))
@@ -92,7 +92,7 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
 
 
 def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
-    """Verdicts counted by source: what fits on a page of a paper."""
+    """The number of claims by source and verdict, a table that fits on a page of a paper."""
     verdicts = list(counts(judged))
     crossed = pd.crosstab(judged["source"], judged["verdict"]).reindex(judged["source"].unique())
     rows = [[Entry(str(source)), *(Entry(str(row[verdict] or "")) for verdict in verdicts)] for source, row in crossed.iterrows()]
@@ -105,7 +105,10 @@ def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
 
 
 def context(study: StudyData, downloads: Callable[[str, pd.DataFrame, Grid], list[tuple[str, str]]]) -> dict[str, Any] | None:
-    """What the report's section needs; None for a study that is held against nothing."""
+    """The variables of the report's section; None for a study without reported figures.
+
+    downloads: makes the links to a table's files, from the table's name, its data and its grid.
+    """
     judged = reproduction(study)
     if judged.empty:
         return None
@@ -121,7 +124,7 @@ def context(study: StudyData, downloads: Callable[[str, pd.DataFrame, Grid], lis
 
 
 def with_conditions(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells of a study with what claims are joined on: hub ids, hardware, precision."""
+    """`cells` with the columns on which claims are matched: `target` and `draft` (hub ids), `dtype`, `hardware`."""
     rows = study.config.get("rows") or {}
     pairs = rows.get("pairs") or {}
     hardware = {(job.engine, job.pair, job.method): _machine(job) for job in study.jobs}
@@ -135,7 +138,7 @@ def with_conditions(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _catalogue(study: StudyData) -> Catalogue:
-    """All pairs and tasks of the study's tables (of the study itself where a table is gone), and the methods there are."""
+    """All pairs and tasks of the study's tables (of the study itself where a table is missing), and all registered methods."""
     rows = study.config.get("rows") or {}
     tables = study.config.get("tables") or {}
     problems = Problems(Positions([]))  # rows that the study does not use may be wrong: planning says so

@@ -1,4 +1,4 @@
-"""Outputs for people: which tokens the draft gave and the target took, and which are the target's own."""
+"""Show outputs to readers, with the tokens that the draft proposed and the target accepted told apart from the target's own."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Source = Literal["draft", "target"]
 
 
 class Decoder(Protocol):
-    """What `spans` needs of a tokenizer."""
+    """The part of a tokenizer that `spans` uses."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
+        """Return the text of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of text that one token completed, and who gave that token; `round` counts from 1, 0 is prefill's token."""
+    """A piece of an output, the model that its tokens came from, and their round (from 1; 0 is the token from prefill)."""
 
     text: str
     source: Source
@@ -32,7 +32,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One record to be shown. `spans` is None without a tokenizer or without rounds: then only `text` is known."""
+    """One record to show. `spans` is None where the tokenizer or the rounds are not known; then only `text` can be shown."""
 
     record: Record
     prompt: str | None
@@ -41,10 +41,12 @@ class Sample:
 
 
 def sources(run: Run) -> list[tuple[Source, int]]:
-    """Who gave each token of `run.tokens`, and in which round: prefill's token, then per round accepted drafts, then the target's.
+    """For each token of `run.tokens`: (the model it came from, its round).
 
+    The first token is prefill's, from the target. Each round then has its accepted draft tokens, followed by the target's own
+    token.
     Example: accepted [2, 0], emitted [3, 1] gives target | draft draft target | target. Raises ValueError if the rounds do not
-    add up to the tokens.
+    account for all tokens.
     """
     result: list[tuple[Source, int]] = [("target", 0)]
     for number, (accepted, emitted) in enumerate(zip(run.rounds.accepted, run.rounds.emitted, strict=True), 1):
@@ -57,11 +59,11 @@ def sources(run: Run) -> list[tuple[Source, int]]:
 
 
 def spans(run: Run, tokenizer: Decoder) -> list[Span]:
-    """The output cut at token boundaries, joined neighbours of one round and source.
+    """The output cut into spans; neighbouring tokens of the same round and source form one span.
 
-    A character whose bytes are spread over tokens (byte-level BPE) goes to the token that completes it: text is decoded
-    from growing prefixes, and a prefix that ends in U+FFFD waits for its next token. Nothing is lost or doubled: the spans'
-    texts join to the decoded whole.
+    A character whose bytes are spread over several tokens (byte-level BPE) belongs to the token that completes it. Text is
+    decoded from growing prefixes, and a prefix that ends in U+FFFD waits for its next token. The texts of the spans join to the
+    decoded output, without loss or repetition.
     """
     found: list[Span] = []
     shown = ""
@@ -79,7 +81,7 @@ def spans(run: Run, tokenizer: Decoder) -> list[Span]:
 
 
 def sample(record: Record, study_dir: Path, config: dict[str, Any]) -> Sample:
-    """A record with its prompt and, where the target's tokenizer is on disk, its spans."""
+    """The sample of a record, with its prompt where it is on disk, and spans where the target's tokenizer is on disk."""
     prompt = _prompts(study_dir / "prompts" / f"{record.cell.task}.jsonl").get(record.prompt_id)
     tokenizer = _tokenizer(record.cell.pair, study_dir, config)
     found = None

@@ -1,4 +1,4 @@
-"""Pairs of random weights: a table of their own, for their acceptance was declared, not measured."""
+"""The table of pairs with random weights. It is separate because their acceptance was declared, not measured."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ CAPTION = (
 
 
 def simulated_table(study: StudyData) -> pd.DataFrame:
-    """`cells_table` of the simulated cells, led by `acceptance` (always "simulated acceptance"), the declared `declared_alpha` and
-    `expected_length`, the tokens a pass that it implies for the depths that were drafted (Leviathan eq. 1); in the end
-    `reported_speedup`, what sources state of the same pair, method, k and batch, and `reported_conditions`, in what theirs differ.
+    """`cells_table` of the simulated cells, with additional columns.
+
+    In front: `acceptance` (always "simulated acceptance"), `declared_alpha`, and `expected_length`, the tokens per pass that this
+    α implies for the depths that were drafted (Leviathan eq. 1). At the end: `reported_speedup`, what sources state for the same
+    pair, method, k and batch, and `reported_conditions`, in which conditions the sources differ from the cell.
     """
     members = list(study.simulated.values())
     table = study.with_surroundings(cells_table(record for records in members for record in records), study.simulated)
@@ -50,7 +52,7 @@ def simulated_table(study: StudyData) -> pd.DataFrame:
 
 
 def _beside(claim: Claim, row: dict[str, Any]) -> bool:
-    """Whether a reported speedup is of the cell's pair and method, at its k and batch."""
+    """Whether the claim is about the cell's pair and method, at the cell's k and batch size."""
     same_pair = not claim.general and related(claim, row)
     return same_pair and row["k"] in (claim.ks or ()) and int(claim.batch or 1) == row["batch_size"]
 
@@ -70,7 +72,7 @@ def _expected(records: list[Record]) -> float:
 
 
 def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
-    """The table for people."""
+    """`simulated_table` as a table for readers."""
     rows = [
         [
             Entry(str(row["pair"])),

@@ -1,4 +1,4 @@
-"""Everything a study left on disk, read once: configuration, records, environments, what failed."""
+"""Read once what a study left on disk: its configuration, records, environments and failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from specrig.reporting.device import with_floor
 
 @dataclass(slots=True)
 class Job:
-    """One replicate of a job, a folder of `records/`: its record files by cell slug, and what came of the other cells."""
+    """One replicate of a job, which is one folder below `records/`.
+
+    files: cell slug -> record file. failed: cell slug -> the reason why the cell failed. environment: the content of
+    environment.json.
+    """
 
     engine: str
     pair: str
@@ -33,18 +37,18 @@ class Job:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """As `Cell.job` has it: the same for all replicates."""
+        """(engine, pair, method), like `Cell.job`. It is the same for all replicates."""
         return self.engine, self.pair, self.method
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The job's name for readers, e.g. `native/small/ngram, replicate 1`."""
         return "/".join(self.key) + (f", replicate {self.replicate}" if self.replicate else "")
 
 
 @dataclass
 class StudyData:
-    """A study's folder and what is in it."""
+    """The results folder of a study and its content. Most properties are computed on first use."""
 
     folder: Path
     config: dict[str, Any]
@@ -52,17 +56,17 @@ class StudyData:
 
     @cached_property
     def cells(self) -> dict[str, list[Record]]:
-        """`Cell.name` -> its records of all replicates; jobs in path order, cells as their index names them; measured ones alone."""
+        """`Cell.name` -> its records of all replicates, without simulated cells. Jobs are in path order, cells in index order."""
         return {name: records for name, records in self.every.items() if records[0].simulated_acceptance is None}
 
     @cached_property
     def simulated(self) -> dict[str, list[Record]]:
-        """The same of pairs whose acceptance was declared: never mixed with the measured."""
+        """`Cell.name` -> records of the cells whose acceptance was declared. They are never mixed with measured cells."""
         return {name: records for name, records in self.every.items() if records[0].simulated_acceptance is not None}
 
     @cached_property
     def every(self) -> dict[str, list[Record]]:
-        """Both of them."""
+        """`Cell.name` -> records of all cells, measured and simulated."""
         found: dict[str, list[Record]] = {}
         for _, _, records in self.files():
             for record in records:
@@ -71,44 +75,44 @@ class StudyData:
 
     @cached_property
     def records(self) -> list[Record]:
-        """All records of the study."""
+        """All records of the study's measured cells."""
         return [record for members in self.cells.values() for record in members]
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """`analysis.cells.cells_table` of all records, with what disturbed each cell, and the floor of its baseline where it is known."""
+        """`analysis.cells.cells_table` of `records`, with the column `disturbed` and, where known, the floors."""
         return self.with_surroundings(cells_table(self.records), self.cells)
 
     @cached_property
     def disturbances(self) -> dict[str, list[Reason]]:
-        """`Cell.name` -> what disturbed its replicates, of all cells."""
+        """`Cell.name` -> the reasons why its replicates count as disturbed, for all cells, simulated ones included."""
         return disturbances(self.every, self.environments)
 
     def with_surroundings(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
-        """A `cells_table` of `cells` with the column `disturbed` and the floors."""
+        """`table` with the column `disturbed` and the floors added. table: the `cells_table` of `cells`, in the same order."""
         return with_floor(table.assign(disturbed=column(cells, self.disturbances)), cells.values(), self.environments)
 
     @cached_property
     def environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
-        """(engine, pair, method) -> what its job ran on, the first time."""
+        """(engine, pair, method) -> environment.json of the job's first replicate."""
         return {job.key: job.environment for job in reversed(self.jobs)}
 
     @cached_property
     def tasks(self) -> list[str]:
-        """Tasks that were measured, in the configuration's order, then the others by first appearance."""
+        """The measured tasks: those of the configuration in its order, then others in order of first appearance."""
         measured = list(dict.fromkeys(record.cell.task for record in self.records))
         wanted = [name for name in names(self.config.get("tasks")) or [] if name in measured]
         return wanted + [task for task in measured if task not in wanted]
 
     def files(self) -> Iterator[tuple[Job, Path, list[Record]]]:
-        """Each record file with its job and its records."""
+        """Yield (job, path, records) for each record file."""
         for job in self.jobs:
             for path in job.files.values():
                 yield job, path, list(read_records(path))
 
     @cached_property
     def replicates(self) -> int:
-        """How often jobs were run, in processes of their own; the most that any cell has."""
+        """How many times jobs were run, each in a process of its own: the largest number that any cell has."""
         return max((record.replicate for record in self.records), default=0) + 1
 
     @property
@@ -117,16 +121,17 @@ class StudyData:
         return str(self.config.get("study", self.folder.name))
 
     def audit(self) -> pd.DataFrame | None:
-        """The audit's verdicts (`audit/*.csv`, stacked and judged as one family), or None while there is no audit."""
+        """The rows of all `audit/*.csv` in one table, judged as one family (`audit.family`); None where the audit has not run."""
         frames = [pd.read_csv(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
         frames = [frame for frame in frames if not frame.empty]
         return judged(pd.concat(frames, ignore_index=True)) if frames else None
 
 
 def read_study(folder: Path) -> StudyData:
-    """Read `results/<study>`. Raises RecordError with the cause when there is no study, or a record file is gone or cut.
+    """Read `results/<study>`. Raises RecordError with the cause where there is no study, or a record file is missing.
 
-    Jobs that left the configuration are passed over: their folders may still lie there.
+    Folders of jobs that are no longer in the configuration are ignored. Records are read on first use; an
+    unreadable one raises RecordError then.
     """
     config_path = folder / "study.json"
     if not config_path.is_file():
@@ -146,7 +151,7 @@ def read_study(folder: Path) -> StudyData:
 
 
 def names(value: Any) -> list[str] | None:
-    """The names in a configuration's list (plain strings, or mappings with a `name`) or mapping; None if it holds none."""
+    """The names in a configuration value: a mapping's keys, or a list's strings and `name` or `method` entries; None if none."""
     if isinstance(value, dict):
         return [str(key) for key in value]
     if not isinstance(value, list):
@@ -157,7 +162,7 @@ def names(value: Any) -> list[str] | None:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, hex."""
+    """The SHA-256 of a file in hexadecimal."""
     return sha256(path.read_bytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""How things look, in one place: a method keeps its colour and marker in every figure, and its name in every table."""
+"""All colours, markers and names: a method has the same colour and marker in every figure, and the same name in every table."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from specrig.decoding.drafters import registry as methods
 
 INK = "#22303c"
-"""Text and axes of figures; the report swaps it for the page's own colour, so figures follow light and dark."""
+"""The colour of text and axes in figures. The report replaces it with the page's own colour, light or dark."""
 PAPER = "#fefefe"
-"""Gaps between coloured areas; swapped likewise."""
+"""The colour of gaps between coloured areas. The report replaces it with the page's background."""
 GRID = "#b8c2cc"
 
 FIRST = [
     *["autoregressive", "naive_batching", "draft_model", "adaptive_k", "ngram", "lookahead", "medusa"],
     *["eagle", "eagle2", "tree", "medusa_draft", "eagle3", "suffix", "token_recycling"],
 ]
-"""Order of methods in tables and legends; a method not named here comes after them, by name (see `listed`)."""
+"""The order of methods in tables and legends. Methods that are not in this list come after it (see `listed`)."""
 
 # Wong, Nature Methods 8, 441 (2011), and seven more: told apart by all common kinds of colour blindness, mid-toned enough for light and dark pages.
 PALETTE = [
@@ -59,35 +59,35 @@ FAILED_NOTE = "Struck through: the audit found output that differs from the targ
 
 
 def listed() -> list[str]:
-    """Every registered method, in the order of tables and legends; what it looks like follows from its place here."""
+    """All methods in the order of tables and legends. A method's place in this list decides its colour and marker."""
     return [*FIRST, *(name for name in methods() if name not in FIRST)]
 
 
 def method_order(named: Iterable[str]) -> list[str]:
-    """The different methods among these, in the order of `listed`; those that are not registered come last, by name."""
+    """The different methods among `named`, in the order of `listed`; methods that are not registered come last, by name."""
     known = {name: number for number, name in enumerate(listed())}
     return sorted(set(named), key=lambda name: (known.get(name, len(known)), name))
 
 
 def method_colour(method: str) -> str:
-    """A method's colour in every figure of every study."""
+    """The colour of a method, the same in every figure of every study."""
     return BASELINES.get(method) or PALETTE[_number(method) % len(PALETTE)]
 
 
 def method_marker(method: str) -> str:
-    """A method's marker: with more methods than colours, colour and marker together tell them apart."""
+    """The marker of a method. Methods that share a colour have different markers."""
     number = _number(method)
     return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]
 
 
 def method_name(method: str, *, variant: str = "", lossless: bool = True, disturbed: bool = False) -> str:
-    """As it stands in tables: the configuration's own name, its variant, a dagger if it is lossy, a double one if its cell is disturbed."""
+    """A method as tables show it: name and variant, with a dagger if it is lossy, a double dagger if its cell is disturbed."""
     signs = f"{'' if lossless else ' ' + DAGGER}{' ' + DISTURBED_SIGN if disturbed else ''}"
     return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{signs}"
 
 
 def variant_name(method: str, variant: str) -> str:
-    """A variant's label, which is part of file names, for people: `nodes12-top_k4` reads `nodes=12, top_k=4`."""
+    """The label of a variant for readers: `nodes12-top_k4`, as it stands in file names, becomes `nodes=12, top_k=4`."""
     options = methods()[method].Options.model_fields if method in methods() else {}
     parts = []
     for part in variant.split("-"):
@@ -100,24 +100,24 @@ def variant_name(method: str, variant: str) -> str:
 
 
 def task_name(task: str) -> str:
-    """As it stands in figures and tables."""
+    """A task's name as figures and tables show it, with spaces for underscores."""
     return task.replace("_", " ")
 
 
 def task_style(task: str, tasks: list[str]) -> dict[str, Any]:
-    """Colour and marker of a task among a study's tasks."""
+    """The colour and marker of a task. tasks: all tasks of the study; raises ValueError if `task` is not one of them."""
     number = tasks.index(task)
     return {"color": TASK_PALETTE[number % len(TASK_PALETTE)], "marker": MARKERS[number % len(MARKERS)]}
 
 
 def engine_style(engine: str, engines: list[str]) -> dict[str, Any]:
-    """Colour and marker of an engine among those compared; points, no lines."""
+    """The colour and marker of an engine, without a line. engines: all engines that are compared."""
     number = engines.index(engine)
     return {"color": ENGINE_PALETTE[number % len(ENGINE_PALETTE)], "marker": MARKERS[number % len(MARKERS)], "linestyle": "none"}
 
 
 def rc() -> Any:
-    """Matplotlib settings: legible at column width, deterministic SVG, text as outlines (needs no font on the reader's side)."""
+    """The matplotlib settings: text legible at column width, reproducible SVG, text as outlines (readers need no font)."""
     return {
         "svg.hashsalt": "specrig",
         "svg.fonttype": "path",

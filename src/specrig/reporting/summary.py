@@ -1,4 +1,4 @@
-"""Cells brought down to method × task: the best k of each method, speedups with intervals, the audit's verdict."""
+"""Summarise cells by method × task: the best k of each method, speedups with intervals, acceptance, the audit's verdict."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from specrig.analysis.statistics import Estimate, average, interval, mean, strat
 from specrig.measurement.records import Record
 
 LEVELS = ["engine", "pair", "temperature", "batch_size", "method", "variant"]
-"""What a row of the method × task tables is, besides its k."""
+"""The columns that, together with k, identify a row of the method × task tables."""
 
 MEASURES = ["acceptance_length", "acceptance_length_low", "acceptance_length_high", "acceptance_rate", "alpha"]
 MEAN = "geometric_mean"
 CROSSFIT = "crossfit"
-"""Column of the geometric mean over tasks that choosing k by measuring gets, judged on prompts that had no part in the choice."""
+"""The column of the geometric mean over tasks with k chosen on other prompts than those it is judged on."""
 BASELINE_TEST = "baseline against transformers' generate"
-"""The audit's test of plain decoding itself."""
+"""The name of the audit's test of plain decoding itself."""
 
 Key = tuple[Hashable, ...]
 Sweep = dict[int, dict[str, pd.Series]]
-"""k -> task -> log speedups by group."""
+"""k -> task -> log speedups, indexed by group."""
 
 
 def cell_logs(records: list[Record]) -> dict[Key, pd.Series]:
-    """Cell identity (values of `IDENTITY`) -> log speedups by group."""
+    """Values of `IDENTITY` -> log speedups of this cell, indexed by group."""
     result = {}
     for members in by_cell(records).values():
         cell = members[0].cell
@@ -42,12 +42,14 @@ def cell_logs(records: list[Record]) -> dict[Key, pd.Series]:
 
 
 def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of each method's best k, all columns kept.
+    """The cells at each method's best k, with all columns of `cells`.
 
-    Best: of the ks that ran the most tasks, and of those with the fewest disturbed ones, the one with the largest geometric mean speedup
-    over tasks at the lowest temperature (0 where it ran), per engine, pair, batch size, method and variant. Other temperatures show that same k; where it did
-    not run there, their own best. The choice and its speedup come from the same prompts, so the best of many ks is a little
-    flattered: the tables' captions say so, and `speedup_summary` has what it gets on other prompts.
+    The best k is chosen per engine, pair, batch size, method and variant, at the lowest temperature. Candidates are the k's that
+    ran the most tasks and, of these, the k's with the fewest disturbed cells. The candidate with the largest geometric mean
+    speedup over tasks is the best. Other temperatures show the same k, or their own best where it did not run.
+
+    The choice and its speedup come from the same prompts, which flatters the best of many k's a little. The captions of the
+    tables say so; `speedup_summary` also has the speedup on prompts that had no part in the choice.
     """
     frame = cells.dropna(subset=["speedup"])
     if frame.empty:
@@ -74,13 +76,15 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
 def speedup_summary(
     cells: pd.DataFrame, records: list[Record], tasks: list[str], audit: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Speedup by method × task at each method's best k.
+    """The speedup by method × task at each method's best k (`best_rows`).
 
-    Columns: `LEVELS`, k, lossless, failed (see `audit_failures`), `disturbed` (the disturbed tasks' names); for each task `<task>`,
-    `<task>_low`, `<task>_high`; geometric_mean over the tasks with its 95 % interval over prompts (and runs, where there are
-    replicates), and `tasks`, how many entered it; `crossfit` with its interval: the same where each half of the prompts is judged at
-    the k that the other half chose (`crossfit_ks`, "4, 5"), and plainly the geometric mean where there was no k to choose
-    (`crossfit_ks` empty).
+    tasks: the tasks in the order of the columns. audit: see `audit_failures`.
+
+    Columns: `LEVELS`, `k`, `lossless`, `failed` (see `audit_failures`), `disturbed` (names of the disturbed tasks); for each task
+    `<task>`, `<task>_low`, `<task>_high`; `geometric_mean` over the tasks with its 95 % interval over prompts (and runs, where
+    there are replicates); `tasks`, the number of tasks in this mean; `crossfit` with its interval. For `crossfit`, the geometric
+    mean is computed with each half of the prompts at the k that the other half chose (`crossfit_ks`, e.g. "4, 5"). Where there
+    was no k to choose, `crossfit` is the geometric mean and `crossfit_ks` is empty.
     """
     logs, grouped = cell_logs(records), by_cell(records)
     pools, replicates = between(grouped), {key: count(members) for key, members in _by_identity(grouped).items()}
@@ -113,10 +117,10 @@ def speedup_summary(
 def acceptance_summary(
     cells: pd.DataFrame, records: list[Record], tasks: list[str], audit: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Acceptance by method × task, the rows of `speedup_summary`.
+    """Acceptance by method × task, with the same rows as `speedup_summary`.
 
-    Columns: `LEVELS`, k, lossless, failed; for each task `<task>_<measure>` of `MEASURES`; `mean_<measure>`: mean over tasks, each
-    task counting alike; that of the acceptance length with its 95 % interval over prompts.
+    Columns: `LEVELS`, `k`, `lossless`, `failed`; for each task and each of `MEASURES` `<task>_<measure>`; `mean_<measure>`, the
+    mean over tasks, in which each task has the same weight. The mean acceptance length has a 95 % interval over prompts.
     """
     parts = {
         tuple(getattr(members[0].cell, name) for name in IDENTITY): [
@@ -144,7 +148,7 @@ def acceptance_summary(
 
 
 def spoilt(summary: pd.DataFrame, column: str) -> pd.Series:
-    """Which rows of `speedup_summary` are disturbed in a column: in that task, or for the mean in any."""
+    """A boolean for each row of `speedup_summary`: whether `column` is disturbed. The mean is if any of its tasks is."""
     names = (
         summary["disturbed"].fillna("").str.split() if "disturbed" in summary else pd.Series([[]] * len(summary), summary.index)
     )
@@ -152,11 +156,12 @@ def spoilt(summary: pd.DataFrame, column: str) -> pd.Series:
 
 
 def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series:
-    """Which rows of `cells` the audit failed: the one place where its verdict enters the tables.
+    """A boolean for each row of `cells`: whether the audit failed it. Only here the audit's verdict enters the tables.
 
-    audit: a boolean column `passed` and any of `IDENTITY`; a failed row condemns every cell that agrees on the columns
-    it has (an empty entry, but for `variant`, agrees with all), one of the baseline all that was measured against it. An empty
-    `passed` (not judged) condemns nothing, as does None, the default everywhere.
+    audit: a table with the column `passed` and any columns of `IDENTITY`; None fails no cell. A row that did not pass fails every
+    cell that agrees with it on these columns. An empty entry agrees with all cells, except in `variant`, where it names the
+    method with its default options. A failed test of the baseline fails everything that was measured against this baseline. An
+    empty `passed` means not judged, and fails nothing.
     """
     failed = pd.Series(False, index=cells.index)
     if audit is None or "passed" not in audit:
@@ -175,7 +180,7 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
 
 
 def _mean_over_tasks(name: str, strata: list[pd.Series], runs: Estimate | None) -> dict[str, float]:
-    """`name`, `<name>_low` and `<name>_high` of the geometric mean over tasks (log speedups of each), with what whole runs add."""
+    """The geometric mean over tasks as `name`, `<name>_low`, `<name>_high`. strata: log speedups of each task."""
     found = average([mean(stratum) for stratum in strata])
     low, high = interval(found + runs if runs else found, scale=np.exp)
     return {name: float(np.exp(found.value)), f"{name}_low": low, f"{name}_high": high}
@@ -186,7 +191,7 @@ def _by_identity(grouped: dict[str, list[Record]]) -> dict[Key, list[Record]]:
 
 
 def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, Sweep]:
-    """Values of `LEVELS` -> k -> task -> log speedups, of cells that have a speedup."""
+    """Values of `LEVELS` -> k -> task -> log speedups, for the cells that have a speedup."""
     found: dict[Key, Sweep] = {}
     for row in row_dicts(cells.dropna(subset=["speedup"])):
         row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""
@@ -196,7 +201,7 @@ def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, Sweep]
 
 
 def _choice(row: dict[str, Any], sweeps: dict[Key, Sweep]) -> tuple[Sweep, Sweep]:
-    """(the sweep that chooses a row's k, the sweep that judges it), as `best_rows` has it: the coldest chooses for all where it can."""
+    """(the sweep that chooses a row's k, the sweep that judges it). The lowest temperature chooses where it can."""
     own = {
         key: sweep
         for key, sweep in sweeps.items()

@@ -1,4 +1,4 @@
-"""`results/<study>/tables`: cells.csv, speedup and acceptance as method × task, engines side by side, in CSV, Markdown and LaTeX."""
+"""Write the tables in `results/<study>/tables` as CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specrig.reporting.summary import CROSSFIT, LEVELS, MEAN, acceptance_summary
 
 STEMS = ("cells", "speedup", "acceptance", "engines", "reproduction", "optimal_k", "simulated")
 FILES = [f"{stem}.{ending}" for stem in STEMS for ending in ("csv", "md", "tex")]
-"""What `write_tables` leaves, whatever the study holds."""
+"""The files that `write_tables` writes for every study."""
 
 BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts, which flatters a method with several."
 CROSSFITTED = "Last column: each half of the prompts at the k that the other half chose, which flatters none."
@@ -35,10 +35,10 @@ RUNS = "Intervals are over prompts and over {} runs of each job."
 
 
 def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) -> list[Path]:
-    """Compute the tables of `results/<study>` from its records and write `FILES` into `out`; returns their paths.
+    """Compute the tables of `results/<study>` from its records, write `FILES` into `out`, and return their paths.
 
-    CSV files hold full precision, Markdown and LaTeX what people read. audit: see `summary.audit_failures`; None takes the
-    study's own `audit/*.csv` where there is one. Raises RecordError for an unreadable record.
+    CSV files have full precision; Markdown and LaTeX files have what readers need. audit: see `summary.audit_failures`; None
+    means the study's own `audit/*.csv`, if it has any. Raises RecordError for an unreadable record.
     """
     study = read_study(study_dir)
     audit = study.audit() if audit is None else audit
@@ -66,14 +66,14 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
 
 
 def runs_note(replicates: int) -> str:
-    """What intervals of times are over."""
+    """The sentence that says what the intervals of speeds cover, given the number of replicates."""
     return ONE_RUN if replicates < 2 else RUNS.format(replicates)
 
 
 def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates: int = 1) -> Grid:
-    """`summary.speedup_summary` for people; the best lossless and undisturbed value of a column, per setting, is bold.
+    """`summary.speedup_summary` as a table for readers. The best lossless, undisturbed value of each column and setting is bold.
 
-    replicates: how often the study's jobs were run.
+    study: the study's name. replicates: how many times the study's jobs were run.
     """
     levels = varying_levels(summary)
     settings = [level for level in levels if level not in ("method", "variant")]
@@ -107,7 +107,7 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
 
 
 def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
-    """`summary.acceptance_summary` for people: acceptance length, with the acceptance rate behind it."""
+    """`summary.acceptance_summary` as a table for readers: acceptance lengths, each with the acceptance rate in brackets."""
     levels = varying_levels(summary)
     rows = []
     for row in row_dicts(summary):
@@ -133,7 +133,7 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
 
 
 def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
-    """The cells with the columns that people look for first."""
+    """The table of all cells for readers, with the most important columns."""
     levels = [*varying_levels(cells), "task"]
     replicated = study.replicates > 1
     header = [
@@ -186,7 +186,10 @@ def _drift(row: dict[str, Any]) -> list[Entry]:
 
 
 def varying_levels(frame: pd.DataFrame) -> list[str]:
-    """The levels that a reader must see: method always, the others where they take more than one value."""
+    """The columns of `LEVELS` that a table must show: method always, the others where they have more than one value.
+
+    The variant is never among them: it stands behind the method's name.
+    """
     shown = [level for level in LEVELS if level == "method" or len(frame[level].unique()) > 1]
     return [level for level in shown if level != "variant"]  # the variant stands behind the method's name
 
@@ -214,7 +217,7 @@ def _best(summary: pd.DataFrame, column: str, settings: list[str]) -> pd.Series:
 
 
 def _setting(frame: pd.DataFrame) -> str:
-    """What all rows share, for the caption."""
+    """The part of a caption that states what all rows share."""
     fixed = []
     for level in ("engine", "pair", "temperature", "batch_size"):
         if len(frame[level].unique()) == 1:

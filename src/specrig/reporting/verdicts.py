@@ -1,4 +1,4 @@
-"""The audit as the report shows it: one table of verdicts, failures first, and one sentence over it."""
+"""The audit as the report shows it: a sentence, and a table of verdicts with failures first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specrig.reporting.style import method_name, task_name
 from specrig.reporting.summary import BASELINE_TEST
 
 SMALLEST = 1e-12
-"""p-values below are all the same to a reader, and to double precision."""
+"""Smaller p-values are shown as "< 1e-12": neither readers nor double precision can tell them apart."""
 TESTS = {"exact distribution": 0, BASELINE_TEST: 1, "token identity": 2, "per-position uniformity": 3}
 
 RULE = (
@@ -25,7 +25,7 @@ CAPTION = (
 
 
 def sentence(audit: pd.DataFrame) -> str:
-    """What the audit found, in one sentence."""
+    """Sentences that say what the audit found. audit: see `verdict_grid`."""
     lossy = audit["finding"].astype(str).str.startswith("lossy by design")
     baseline = audit["test"] == BASELINE_TEST
     claimed = audit[~lossy & ~baseline]
@@ -41,7 +41,7 @@ def sentence(audit: pd.DataFrame) -> str:
 
 
 def _baselines(audit: pd.DataFrame) -> str:
-    """What became of plain decoding itself, after a space."""
+    """Sentences about the audit of plain decoding itself, with a space before them; empty without such tests."""
     made = audit[audit["passed"].notna()]
     wrong = made[~made["passed"].astype(bool)]
     text = ""
@@ -56,7 +56,7 @@ def _baselines(audit: pd.DataFrame) -> str:
 
 
 def verdict_grid(audit: pd.DataFrame) -> Grid:
-    """One row a test. `audit`: the stacked `audit/*.csv` (see `specrig.audit.run.COLUMNS`)."""
+    """The table of verdicts, one row per test. audit: the stacked `audit/*.csv` (see `specrig.audit.run.COLUMNS`)."""
     texts = ["pair", "variant", "task"]  # a column without a single entry is read as numbers
     frame = audit.astype(dict.fromkeys(texts, object)).fillna(dict.fromkeys(texts, ""))
     frame = frame.assign(order=frame["test"].map(TESTS).fillna(9))

@@ -1,7 +1,8 @@
-"""MLflow: one writer, after measuring. An experiment a study, a parent run an engine × pair, a child run a cell.
+"""Enter a study into MLflow, in one process and after measuring.
 
-Runs cannot choose their id and names are not unique, so a run is known by its tags `cell` and `record_sha`: a finished run with
-the same ones is left alone, any other run of that cell is replaced. Tracking may fail; measurements do not depend on it.
+Each study is an experiment, each engine × pair a parent run, each cell a child run. MLflow chooses the ids of runs, and names are
+not unique. A run is therefore identified by its tags `cell` and `record_sha`: a finished run with the same two tags is kept, any
+other run of the same cell is replaced. Tracking may fail; measurements do not depend on it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 MARKER = "tracking-failed.txt"
-"""Left in the study's folder when tracking failed: why, and how to do it again."""
+"""The name of the file that a failure leaves in the study's folder. It says why tracking failed and how to repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """What a call did: runs entered new, runs replaced because their record changed, runs left as they were."""
+    """What a call of `track` did.
+
+    added: number of new runs. replaced: number of runs replaced because their records changed. kept: number of unchanged runs.
+    error: why tracking failed, empty if it did not.
+    """
 
     added: int = 0
     replaced: int = 0
@@ -41,10 +46,10 @@ class Tracked:
 
 
 def track(study_dir: Path, report: Path | None = None) -> Tracked:
-    """Bring MLflow up to date with `results/<study>` and its report. Never raises for MLflow's sake: a measurement is worth more.
+    """Bring MLflow up to date with `results/<study>` and its report. Never raises: no measurement may be lost because of MLflow.
 
-    Writes to `MLFLOW_TRACKING_URI` if set, else to `mlflow.db` and `mlartifacts/` in the study's folder. On failure prints
-    a warning, leaves `MARKER` and returns with `error` set; the next call that succeeds takes the marker away.
+    Writes to `MLFLOW_TRACKING_URI` if it is set, else to `mlflow.db` and `mlartifacts/` in the study's folder. A failure prints a
+    warning, writes the file `MARKER` and returns with `error` set. The next successful call deletes that file.
     """
     study_dir = study_dir.resolve()
     marker = study_dir / MARKER
@@ -66,7 +71,7 @@ def track(study_dir: Path, report: Path | None = None) -> Tracked:
 
 
 def tracking_uri(study_dir: Path) -> str:
-    """`MLFLOW_TRACKING_URI`, or the study's own SQLite store."""
+    """The address that `track` writes to: `MLFLOW_TRACKING_URI`, or the SQLite store in the study's folder."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{study_dir.resolve() / 'mlflow.db'}"
 
 
@@ -101,7 +106,7 @@ def _client(study_dir: Path) -> MlflowClient:
 
 
 def _try_store(path: Path) -> None:
-    """Raises OSError where an SQLite store cannot be written: MLflow itself would try again for a hundred seconds."""
+    """Raise OSError where an SQLite store cannot be written, because MLflow itself would retry for a hundred seconds."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(path)) as store:
@@ -124,7 +129,7 @@ def _experiment(client: MlflowClient, study: StudyData) -> str:
 
 
 def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
-    """Runs by their `cell` tag, in one search instead of one a cell."""
+    """Map each value of the tag `cell` to its runs, with one search instead of one per cell."""
     found: dict[str, list[Run]] = {}
     token = None
     while True:
@@ -137,7 +142,7 @@ def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
 
 
 def _ensure_parent(client: MlflowClient, experiment: str, found: list[Run], entry: Entry) -> tuple[str, bool]:
-    """A parent is kept and brought up to date, since its children point at it. Returns (run id, whether it needs filling)."""
+    """Return (run id, whether its content is out of date). A parent is never replaced, because its children point at it."""
     if found:
         run = found[0]
         return run.info.run_id, not _is_current(run, entry)
@@ -146,7 +151,7 @@ def _ensure_parent(client: MlflowClient, experiment: str, found: list[Run], entr
 
 
 def _ensure_child(client: MlflowClient, experiment: str, found: list[Run], entry: Entry, parent: str) -> str:
-    """Enter a cell's run unless it is there; returns what was done: added, replaced or kept."""
+    """Enter a cell's run unless it is there; returns "added", "replaced" or "kept"."""
     current = [run for run in found if _is_current(run, entry) and run.data.tags.get("mlflow.parentRunId") == parent]
     for run in found:
         if run not in current[:1]:
@@ -166,7 +171,7 @@ def _is_current(run: Run, entry: Entry) -> bool:
 
 
 def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
-    """Log everything of an entry in batches, artifacts next, the sha and FINISHED last: a cut run never looks whole."""
+    """Log an entry: values in batches, then artifacts, then sha and FINISHED, so that an interrupted run never looks complete."""
     from mlflow.entities import Metric, Param, RunTag
 
     now = int(time.time() * 1000)

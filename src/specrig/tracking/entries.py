@@ -1,4 +1,4 @@
-"""What stands in MLflow: an `Entry` a run, made from a study's records, curves, tables, figures and report."""
+"""Make the content of MLflow, one `Entry` per run, from a study's records, curves, tables, figures and report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specrig.reporting.study_data import Job, StudyData, file_sha256
 from specrig.reporting.summary import MEAN, audit_failures, speedup_summary
 
 NOTE = "mlflow.note.content"
-"""The tag that MLflow shows as a description, in Markdown."""
+"""The name of the tag that MLflow shows as a run's description; its value is Markdown."""
 EXPERIMENT = """\
 A run an engine and pair, with tables, figures and report among its artifacts; below it a run a cell (method, task, k, temperature, batch \
 size) and a run a training. To see cells side by side: search `tags.kind = 'cell' and params.task = 'code'`, expand the parent, select, Compare.
@@ -32,7 +32,11 @@ size) and a run a training. To see cells side by side: search `tags.kind = 'cell
 
 @dataclass(slots=True)
 class Entry:
-    """One run as it should stand in MLflow. `series`: metric -> its values, one a step (prompt, or second of training)."""
+    """The content of one run in MLflow.
+
+    key: the run's tag `cell`. name: shown in the list of runs. sha: the run's tag `record_sha`, which changes with the content.
+    series: metric -> its (step, value) pairs, where a step is a prompt or a second of training.
+    """
 
     key: str
     name: str
@@ -45,7 +49,7 @@ class Entry:
 
 
 def families(study: StudyData, report: Path | None) -> Iterator[tuple[Entry, list[Entry]]]:
-    """(parent, its children) for each engine × pair. Raises RecordError for an unreadable record."""
+    """Yield (parent run, its child runs) for each engine × pair. Raises RecordError for an unreadable record."""
     condemned = _condemned(study)
     for (engine, pair), jobs in _by_pair(study.jobs).items():
         children = [entry for job in jobs for entry in _cell_entries(study, job, condemned)]
@@ -55,7 +59,7 @@ def families(study: StudyData, report: Path | None) -> Iterator[tuple[Entry, lis
 
 
 def _condemned(study: StudyData) -> set[tuple[Any, ...]]:
-    """Identities of the cells that the audit failed."""
+    """The identities (values of `IDENTITY`) of the cells that the audit failed."""
     failed = study.table[audit_failures(study.table, study.audit())] if len(study.table) else study.table
     return set(failed[IDENTITY].fillna("").itertuples(index=False, name=None)) if len(failed) else set()
 
@@ -91,7 +95,7 @@ def _cell_entries(study: StudyData, job: Job, condemned: set[tuple[Any, ...]]) -
 def _cell_entry(
     study: StudyData, job: Job, paths: list[Path], records: list[Record], row: dict[str, Any], *, failed: bool
 ) -> Entry:
-    """row: the cell's own of the study's table, whose intervals know of all jobs what whole runs differ by."""
+    """The run of a cell. row: the cell's row in the study's table, whose intervals include how much whole runs differ."""
     cell = records[0].cell
     settings: dict[str, Any] = {key: study.config[key] for key in ("seed", "max_new_tokens") if key in study.config}
     logs = log_speedups(group_times(records))
@@ -183,7 +187,7 @@ def _parent_entry(study: StudyData, engine: str, pair: str, jobs: list[Job], chi
 
 
 def _mean_speedups(study: StudyData, engine: str, pair: str) -> dict[str, float]:
-    """Metric of a parent -> geometric mean speedup of a method that the audit has not failed, so that pairs and engines compare."""
+    """Name of a parent's metric -> geometric mean speedup over tasks, for each method that the audit has not failed."""
     if study.table.empty:
         return {}
     summary = speedup_summary(study.table, study.records, study.tasks, study.audit())
