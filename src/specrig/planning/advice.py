@@ -72,8 +72,8 @@ class Prediction:
     """What the cost model predicts for one method at batch size 1.
 
     tokens: tokens kept in a round; cost: cost of a round, where 1 is a pass of the target alone; speedup: tokens / cost, an upper
-    bound. Only draft_model has alpha, k and at_default_k (its speedup at k = 4). reports: how many reported figures `tokens` is the
-    median of; 0 if it was computed from alpha.
+    bound. Only draft_model has alpha, k and at_default_k (its speedup at k = 4). reports: number of reported figures whose median
+    `tokens` is; 0 if it was computed from alpha.
     """
 
     method: str
@@ -95,8 +95,8 @@ class Prediction:
 class Advice:
     """All that is known about a pair.
 
-    measured: the fastest cells of a study, empty without a study; predictions: what the cost model says if nothing was measured, None
-    with measurements or if the target's size is not known.
+    measured: the fastest cells of a study, empty without a study; predictions: what the cost model says if nothing was measured,
+    None with measurements or if the target's size is not known.
     """
 
     name: str
@@ -179,7 +179,7 @@ def _memory(needed: float, dtype: str, device: Device) -> Finding:
 
 
 def _gate(pair: Pair) -> str | None:
-    """Why target and draft can never speculate together, by the shipped facts and by folders that are here; nothing is downloaded."""
+    """Why target and draft can never speculate together, by shipped facts and local folders; None if nothing is against it."""
     local = [model for model in (pair.target, pair.draft) if model and (Path(model).expanduser() / "config.json").is_file()]
     try:
         for folder in local:
@@ -220,8 +220,8 @@ def predicted(
 ) -> list[Prediction]:
     """Predict the methods' speedups at batch size 1.
 
-    draft_model is predicted for each of `ALPHAS` by Theorem 3.8 of Leviathan et al., other methods from the median of their `lengths`.
-    Costs come from the device's roofline, or without a device from the ratio of parameters.
+    draft_model is predicted for each of `ALPHAS` by Theorem 3.8 of Leviathan et al., other methods from the median of their
+    `lengths`. Costs come from the device's roofline, or without a device from the ratio of parameters.
     """
 
     def verify(tokens: int) -> float:

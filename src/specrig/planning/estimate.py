@@ -32,7 +32,7 @@ REACHED = 0.6
 LAYER_S = {"cuda": 50e-6, "cpu": 100e-6}
 """Least seconds that a layer takes however small it is, because its kernels must be launched."""
 TRAINING = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
-"""Operations/s that training reaches, and on what: a quarter of a GPU's bfloat16 peak; on a CPU, what `configs/quick.yaml` reached."""
+"""(operations/s of training, machine): a quarter of a GPU's bfloat16 peak; on a CPU, what `configs/quick.yaml` reached."""
 LOADING = 1e9
 """Assumed bytes/s at which weights are loaded from disk."""
 ASSUMPTION = (

@@ -1,4 +1,4 @@
-"""Finds hub models and data sets without a revision in a study's tables, and writes their current commits there. No torch here."""
+"""Finds hub models and data sets without a revision in a study's tables, and writes their current commits. No torch here."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Plan:
 
     untested: engine -> what was never tried on hardware. prompts_needed: prompts needed to resolve a difference of 5 %, in the
     median and in the worst cell; None before anything is measured. trains, needs, hours_assume: sentences from `estimate`.
-    simulated: pair -> declared acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the models it guards.
+    simulated: pair -> declared acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the gated models.
     """
 
     study: Study
