@@ -16,7 +16,7 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and its completion. `source` is what it was made from (a file, or entities): it is held out whole or not at all."""
+    """A prompt and its completion. `source` is what it was made from (a file, or entities), which is held out whole or not."""
 
     task: str
     prompt: str
@@ -25,7 +25,7 @@ class Example:
     heldout: bool
 
     def row(self) -> dict[str, str]:
-        """The example as a row of `train.jsonl` or `heldout.jsonl`: its fields except `heldout`, and `text` = prompt + completion."""
+        """The example as a row of `train.jsonl` or `heldout.jsonl`: its fields except `heldout`, and `text`, both joined."""
         fields = asdict(self)
         del fields["heldout"]
         return {"task": self.task, "text": self.prompt + self.completion, **fields}

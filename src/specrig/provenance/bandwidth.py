@@ -24,8 +24,9 @@ def memory(device: str) -> dict[str, Any]:
 
 
 def copy_gb_s(device: str) -> float | None:
-    """Copy bandwidth of `device` in GB/s (10⁹ bytes read plus written), from the fastest of `REPEATS` bursts; None if memory is short.
+    """Copy bandwidth of `device` in GB/s (10⁹ bytes, read plus written), or None if memory is short.
 
+    The fastest of `REPEATS` bursts of large copies counts.
     On a CPU, torch uses as many threads as are set. Untested on hardware: the copy on a GPU.
     """
     import torch

@@ -180,7 +180,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def code_version() -> dict[str, Any]:
-    """Return `commit` of the checkout that this package runs from, and `dirty` if tracked files differ; empty without a checkout."""
+    """Return `commit` of the checkout that this package runs from, and whether it is `dirty`; empty without a checkout."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(

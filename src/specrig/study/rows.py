@@ -132,7 +132,7 @@ class Task(Settings):
     where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$")] = ""
     """`field=value` or `field=one|another`: use only rows whose field has this value, or one of these; empty: use all rows."""
     prompt_template: Template = ""
-    """Replaces prompt_field: text with `{field}` for a value, `{field:.900}` for its first 900 characters, `\\n` for new lines."""
+    """Replaces prompt_field: text with `{field}` for a value, `{field:.9}` for its first 9 characters, `\\n` for a new line."""
     reference_template: Template = ""
     """Replaces reference_field: a text with fields, written as in prompt_template."""
     chat: Literal["", "yes"] = ""
