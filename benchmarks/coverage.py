@@ -2,9 +2,9 @@
 
     python benchmarks/coverage.py            # about a minute; --samples 4000 for a quick look
 
-The first table draws prompts of one task or of four, whose mean is taken. "log ratio" is the mean of log speedups; "ratio" is tokens
-per target pass, Σ tokens / Σ passes, where passes differ by prompt. The second table draws replicates: the same prompts in several
-runs of each job, where a run changes all log speedups of its job, or of all jobs, by a random amount.
+The first table draws prompts of one task or of four, whose mean is taken. "log ratio" is the mean of log speedups; "ratio" is
+tokens per target pass, Σ tokens / Σ passes, where passes differ by prompt. The second table draws replicates: the same prompts in
+several runs of each job, where a run changes all log speedups of its job, or of all jobs, by a random amount.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def coverage(method: str, estimator: str, shape: str, units: int, tasks: int = 1
 def replicated(
     replicates: int, effect: float, *, common: bool = False, jobs: int = 6, prompts: int = 8, samples: int = 1000, seed: int = 0
 ) -> tuple[float, float, float, float]:
-    """Return four shares of intervals that contain the true value: for a cell and for a mean over four tasks, each job running four.
+    """Return four shares of intervals that contain the true value: two with the variation between runs, then two without it.
 
-    The first two intervals include the variation between runs, the last two leave it out. effect: standard deviation of what a run
-    adds to all log speedups of its job, or of all jobs if `common`.
+    Of each two, the first is for a cell and the second for the mean over a job's four tasks. effect: standard deviation of what a
+    run adds to all log speedups of its job, or of all jobs if `common`.
     """
     random = np.random.default_rng([seed, replicates, round(1000 * effect), common, jobs])
     held = np.zeros(4)

@@ -1,4 +1,4 @@
-"""The command line `specrig`, with one verb for each stage. A verb imports its stage when it is called, so planning loads no torch.
+"""The command line `specrig`: one verb a stage. A verb imports its stage when it is called, so that planning loads no torch.
 
 Errors that the user can mend are printed in a few lines with the fix. The exit code is then 2; after Ctrl-C it is 130.
 SPECRIG_DEBUG=1 shows the traceback instead.

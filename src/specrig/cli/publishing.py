@@ -17,7 +17,7 @@ def publish(
     name: Annotated[str | None, typer.Option("--as", help="Name of the publication; else <hardware>-<study>")] = None,
     to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
 ) -> None:
-    """Publish a finished study so that others can check it: compressed records, tables, figures, report; no weights or prompts."""
+    """Publish a finished study for others to check: compressed records, tables, figures, report; no weights or prompts."""
     from specrig.publishing.publish import publish, render_again
 
     if config.is_dir():

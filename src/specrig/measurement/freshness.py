@@ -24,8 +24,8 @@ def cell_digests(
 ) -> dict[Cell, str]:
     """Return cell -> digest of the cell, the study's settings, the prompts, the models and the code that runs it.
 
-    pair: where the models lie; prompts: task -> its prompts; replicate: the number of the replicate, from 0. How many replicates the
-    study has does not count.
+    pair: where the models lie; prompts: task -> its prompts; replicate: the number of the replicate, from 0. How many replicates
+    the study has does not count.
     """
     models: dict[str, Any] = {
         name: model_digest(source) or "@".join(filter(None, (source, pair.revisions.get(name))))
