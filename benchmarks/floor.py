@@ -64,7 +64,7 @@ def seconds_a_token(found: list[Generation]) -> float:
 
 
 def transformers_seconds(given: argparse.Namespace) -> float:
-    """Seconds per token of transformers' `generate` on random weights of the target's shape; median of repeats after a warm-up."""
+    """Seconds per token of transformers' `generate` on random weights of the target's shape; median of warmed-up repeats."""
     config = AutoConfig.for_model(**facts.models()[given.target].config)
     with torch.device(given.device):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, given.dtype)).eval()

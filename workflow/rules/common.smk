@@ -277,8 +277,8 @@ def replicate(wildcards):
 def measuring_order(wildcards):
     """The priority of a measuring job, by which all jobs are measured once before any is measured again.
 
-    Replicates are ordered by priority and not by inputs, so that a failed job does not keep the others from their second time, and a
-    job that is measured again makes no other stale. Since a measuring job takes all cores, it never starts while a job of higher
+    Replicates are ordered by priority and not by inputs, so that a failed job does not keep the others from their second time, and
+    a job that is measured again makes no other stale. Since a measuring job takes all cores, it never starts while a job of higher
     priority runs or could run.
     """
     return FIRST - replicate(wildcards)
