@@ -30,7 +30,7 @@ INTERRUPTED = 130
 
 @app.command()
 def plan(config: ConfigFile = Path("configs/quick.yaml")) -> None:
-    """Check a study; list the cells it will measure, and the cells that no engine can run with the reasons."""
+    """Check a study; list the cells it will measure and, with the reasons, the cells that no engine can run."""
     from specrig.planning.plan import plan_of
     from specrig.planning.plan_view import show_plan
 

@@ -112,7 +112,7 @@ def _blocks(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 
 
 def _units(study: Study, engine: Engine, block: list[Cell], prompts: int) -> int:
-    """Units of progress in a block: its groups of prompts; if cells cannot alternate, for each cell and twice the baseline."""
+    """Units of progress of a block: its groups of prompts, times (cells + two baseline runs) if cells cannot alternate."""
     groups = -(-prompts // block[0].batch_size) * study.repeats
     return groups if engine.paired else groups * (len(block) + 2)
 
@@ -162,7 +162,7 @@ class _Block:
         return found if len(found) == len(self.rounds) else None
 
     def attempt(self, cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run] | None:
-        """Run one group of prompts; returns a run for each prompt, or None if the cell is or was in `failed`."""
+        """Run one group of prompts; returns a run for each, or None if the cell fails or failed before (see `failed`)."""
         if cell.slug in self.failed:
             return None
         try:

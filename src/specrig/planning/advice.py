@@ -30,7 +30,7 @@ ALPHAS = (0.6, USUAL_ALPHA, 0.8)
 KS = range(1, 9)
 DEFAULT_K = 4
 RATIO = (5, 10)
-"""How many times fewer parameters a draft should have than its target, (least, usual)."""
+"""(from, to): how many times fewer active parameters than its target a draft should have."""
 CONTEXT = 4096
 USABLE = 0.9
 """Share of a device's memory that weights and cache may take; the rest is for activations and the runtime."""
