@@ -54,7 +54,7 @@ class Meter:
         return None
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading and release what the meter holds."""
 
 
 class SampledEnergy:

@@ -160,7 +160,7 @@ def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: 
 
 
 def _ratio(ratio: float) -> Finding:
-    """Whether a draft that is `ratio` times smaller than its target is small enough."""
+    """Judge whether a draft is small enough that has `ratio` times fewer parameters than its target."""
     text = f"the draft is {ratio:.1f} times smaller; {RATIO[0]} to {RATIO[1]} times is the rule"
     if ratio < RATIO[0]:
         return Finding(False, f"{text}: too dear, take a smaller one, or Medusa or EAGLE heads")
@@ -170,7 +170,7 @@ def _ratio(ratio: float) -> Finding:
 
 
 def _memory(needed: float, dtype: str, device: Device) -> Finding:
-    """Whether `needed` GB of weights and cache fit the device, and what to do where they do not."""
+    """Judge whether `needed` GB of weights and cache fit the device, and say what to do if they do not."""
     usable = USABLE * device.memory_gb
     text = f"weights and {CONTEXT} tokens of cache take {needed:.1f} of {device.memory_gb:g} GB in {dtype}"
     if needed <= usable:

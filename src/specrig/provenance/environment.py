@@ -49,7 +49,7 @@ SHAPE = (
     ),
     *("vocab_size", "max_position_embeddings", "tie_word_embeddings", "num_local_experts", "num_experts_per_tok"),
 )
-"""Keys of a config.json that say how many bytes a pass reads."""
+"""Keys of a config.json that decide how many bytes a pass reads."""
 
 
 def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, Any]:

@@ -124,12 +124,12 @@ class Claim(Settings):
 
     @property
     def task_name(self) -> str:
-        """The kind of task, e.g. `code`."""
+        """The kind of task without its data set, e.g. `code`."""
         return re.sub(r" *\(.*\)", "", self.task)
 
     @property
     def data_set(self) -> str:
-        """The data set, where the source names one."""
+        """The data set that the source names; empty if it names none."""
         found = re.search(r"\((.*)\)", self.task)
         return found.group(1) if found else ""
 

@@ -66,7 +66,7 @@ class Positions:
 
 
 def _descend(node: yaml.Node, path: Sequence[str | int]) -> tuple[int, yaml.Node | None]:
-    """How many steps of `path` exist below `node`, and the key (or item) node of the last one."""
+    """Return how many steps of `path` exist below `node`, and the key or item node of the last existing step."""
     found: yaml.Node | None = None
     for depth, step in enumerate(path):
         below: yaml.Node | None = None

@@ -1,4 +1,4 @@
-"""`pairs.tsv` and `tasks.tsv`: one row a pair of models, one row a task. No torch here."""
+"""The rows of `pairs.tsv` (one for each pair of models) and of `tasks.tsv` (one for each task). No torch here."""
 
 from __future__ import annotations
 
