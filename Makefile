@@ -27,7 +27,7 @@ LOCKED := -r $(LOCK) $(if $(IS_VLLM),--no-deps)
 CONFIG_LOCK := $(wildcard requirements-$(basename $(notdir $(CONFIG))).lock)
 READY_CONFIG := $(if $(CONFIG_LOCK),$(VENV)/ready-$(basename $(notdir $(CONFIG))))
 
-study: $(READY) $(READY_CONFIG)  ## set up, run the study, say where the report is
+study: $(READY) $(READY_CONFIG)  ## set up .venv, run the study, say where the report is
 	@$(SNAKEMAKE) $(ARGS)
 	$(if $(ARGS),,$(BIN)/specrig where $(CONFIG))
 
@@ -37,7 +37,7 @@ WORKERS ?= $(if $(IS_VLLM),0,auto)
 test: $(READY_DEV)  ## run the tests
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: $(READY_DEV)  ## formatting, lint, types and the directions of imports
+lint: $(READY_DEV)  ## check formatting, lint, types and the directions of imports
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
@@ -45,12 +45,12 @@ lint: $(READY_DEV)  ## formatting, lint, types and the directions of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 
-ui: $(READY)  ## MLflow's pages of the study, on this machine only
+ui: $(READY)  ## show the study's runs in MLflow's pages, on this machine only
 	@root=$$($(BIN)/specrig where $(CONFIG) | sed -n 's/^Results: //p')
 	uri=$${MLFLOW_TRACKING_URI:-sqlite:///$$root/mlflow.db}
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $${PORT:-5000} --backend-store-uri "$$uri"
 
-vllm:  ## set up vLLM's CPU build in .venv-vllm, beside everything else (README, "Engines")
+vllm:  ## set up .venv-vllm with vLLM's CPU build and everything else (README, "Engines")
 	@$(MAKE) --no-print-directory VENV=$(VLLM_VENV) arctic
 
 # vLLM's suffix decoding comes from a library of which there is only source. Its build asks for an older torch of its own: no isolation.
@@ -64,7 +64,7 @@ arctic: $(READY)
 	install -c $(LOCK) $(ARCTIC_BUILD) && install --no-build-isolation --no-deps $(ARCTIC) \
 		|| echo "$(ARCTIC) could not be built (is there a C++ compiler?): vLLM works, but for its suffix decoding" >&2
 
-help:  ## this list
+help:  ## list the targets
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 $(READY): $(LOCK) pyproject.toml
@@ -86,7 +86,7 @@ $(VENV)/ready-%: requirements-%.lock $(READY)
 
 # CUDA libraries are left out: torch's own metadata names the ones its build needs.
 NOT_LOCKED := ^(nvidia-[^m]|triton|cuda-|specrig|-e|\#|pip=|setuptools=)
-lock:  ## write requirements*.lock anew, from the ranges in pyproject.toml
+lock:  ## write requirements.lock and requirements-dev.lock again, from the ranges in pyproject.toml
 	@fresh=$$(mktemp -d)
 	trap 'rm -rf "$$fresh"' EXIT
 	$(PYTHON) -m venv $$fresh

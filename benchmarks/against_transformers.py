@@ -1,9 +1,9 @@
-"""Native decoding against transformers' own, side by side: same pair, prompts, k and process; prompts alternate.
+"""Compares native decoding with transformers' own on the same pair, prompts and k, in one process that alternates by prompt.
 
     python benchmarks/against_transformers.py results/quick --pair embedded --k 4
 
-Prints tokens/s of both and their ratio (geometric mean over prompts, 95 % interval) for plain greedy decoding,
-draft-model and n-gram speculation. Transformers' schedule is pinned to a constant k without confidence stop, else its k is not k.
+Prints tokens/s of both and their ratio (geometric mean over prompts, 95 % interval) for plain greedy decoding, draft-model and
+n-gram speculation. Transformers would change k from round to round; here its k is held constant and its confidence stop is off.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from specrig.models.pair import PairFiles
 
 
 def prompts_of(study: Path, per_task: int, engine: Native) -> list[list[int]]:
-    """The first prompts of every task of a study."""
+    """Token ids of the first `per_task` prompts of every task of the study in folder `study`."""
     lines = [line for file in sorted((study / "prompts").glob("*.jsonl")) for line in file.read_text().splitlines()[:per_task]]
     return [engine.encode(json.loads(line)["prompt"]) for line in lines]
 
 
 def native(engine: Native, method: str, k: int, tokens: int) -> Callable[[list[int]], tuple[list[int], float]]:
-    """A timed greedy run of one of SpecRig's methods."""
+    """Return a function from a prompt to (new tokens, seconds) that decodes greedily with one of SpecRig's methods."""
     options = registry()[method].Options().model_dump()
     cell = Cell(engine="native", pair="-", method=method, k=k, task="-", temperature=0, options=options)
 
@@ -48,7 +48,7 @@ def native(engine: Native, method: str, k: int, tokens: int) -> Callable[[list[i
 def transformers(
     target: Any, eos: frozenset[int], tokens: int, **speculation: Any
 ) -> Callable[[list[int]], tuple[list[int], float]]:
-    """A timed greedy `generate`."""
+    """Return a function from a prompt to (new tokens, seconds) that decodes greedily with transformers' `generate`."""
 
     def run(prompt: list[int]) -> tuple[list[int], float]:
         ids = torch.tensor([prompt])
@@ -67,7 +67,7 @@ def transformers(
 
 
 def main() -> None:
-    """Run the comparison and print one line a method."""
+    """Run the comparison and print one line for each method."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("study", type=Path, help="a study's results folder, with models/ and prompts/")
     arguments.add_argument("--pair", default="embedded")

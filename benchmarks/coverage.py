@@ -1,10 +1,10 @@
-"""How often the intervals of `specrig.analysis` hold the truth, by simulation; beside them the percentile bootstrap that they replaced.
+"""Simulates how often the intervals of `specrig.analysis` contain the true value, compared with the percentile bootstrap.
 
     python benchmarks/coverage.py            # about a minute; --samples 4000 for a quick look
 
-Units are prompts. "log ratio": the mean of log speedups; "ratio": tokens a target pass as Σ tokens / Σ passes, passes differing
-by prompt. Tasks: one, or the mean over four. Then replicates: the same prompts in several runs of each job, where a run moves its
-job, or all jobs, by so much.
+The first table draws prompts of one task or of four, whose mean is taken. "log ratio" is the mean of log speedups; "ratio" is
+tokens per target pass, Σ tokens / Σ passes, where passes differ by prompt. The second table draws replicates: the same prompts in
+several runs of each job, where a run changes all log speedups of its job, or of all jobs, by a random amount.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ UNITS = (4, 6, 8, 16, 64)
 SAMPLES = 20_000
 RESAMPLES = 400
 LENGTH = 3.0
-"""Tokens a pass in expectation."""
+"""Expected tokens per target pass."""
 
 
 def lognormal(sigma: float) -> Callable[[np.random.Generator, tuple[int, ...]], Array]:
-    """Skewed units of mean 0 and standard deviation 1."""
+    """Return a function (random, shape) that draws skewed values of mean 0 and standard deviation 1 from a lognormal."""
     middle, spread = np.exp(sigma**2 / 2), np.sqrt(np.expm1(sigma**2) * np.exp(sigma**2))
     return lambda random, shape: (np.exp(sigma * random.standard_normal(shape)) - middle) / spread
 
@@ -38,13 +38,13 @@ SHAPES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Array]] = {
     "heavy": lambda random, shape: random.standard_t(3, shape) / np.sqrt(3),
     "very skewed": lognormal(0.7),
 }
-"""Units of mean 0; skewness 0, 1.75, 0 (tails of Student's t with 3 degrees of freedom), 2.9."""
+"""Name -> function that draws values of mean 0. Their skewness is 0, 1.75, 0 (Student's t with 3 degrees of freedom) and 2.9."""
 Sample = tuple[Array, Array]
-"""(numerators, denominators), each [samples, units]; denominators 1 for means."""
+"""(numerators, denominators), each of shape [samples, units]; all denominators of a mean are 1."""
 
 
 def draw(estimator: str, shape: str, units: int, samples: int, random: np.random.Generator) -> tuple[Sample, float]:
-    """One task's units, and the truth that their interval should hold."""
+    """Draw the units of one task; returns them and the true value that their interval should contain."""
     scatter = SHAPES[shape](random, (samples, units))
     if estimator == "log ratio":
         return (0.3 + 0.13 * scatter, np.ones((samples, units))), 0.3
@@ -53,20 +53,23 @@ def draw(estimator: str, shape: str, units: int, samples: int, random: np.random
 
 
 def now(tasks: list[Sample]) -> tuple[Array, Array]:
-    """The intervals of `specrig.analysis.statistics`."""
+    """Lower and upper ends, each [samples], of the intervals of `specrig.analysis.statistics`."""
     low, high = average([ratio(*task) for task in tasks]).interval()
     return low, high
 
 
 def students(tasks: list[Sample]) -> tuple[Array, Array]:
-    """Student's t, Welch's for several tasks: `now` without the skewness."""
+    """Ends of intervals by Student's t, after Welch for several tasks: those of `now` without the widening for skewness."""
     found = average([ratio(*task) for task in tasks])
     reach = student(found.freedom) * np.sqrt(found.variance)
     return found.value - reach, found.value + reach
 
 
 def percentile_bootstrap(tasks: list[Sample], resamples: int = RESAMPLES) -> tuple[Array, Array]:
-    """What stood here before: percentiles of means of units redrawn within their task (one set of draws for all samples)."""
+    """Ends of the intervals that were used before: percentiles of means over units redrawn within each task.
+
+    All samples share one set of draws.
+    """
     random = np.random.default_rng(0)
     found = []
     for above, below in tasks:
@@ -81,7 +84,7 @@ METHODS = {"percentile bootstrap": percentile_bootstrap, "Student's t": students
 
 
 def coverage(method: str, estimator: str, shape: str, units: int, tasks: int = 1, samples: int = SAMPLES, seed: int = 0) -> float:
-    """Share of samples whose interval holds the truth."""
+    """Share of samples whose interval contains the true value."""
     random = np.random.default_rng([seed, units, tasks, sorted(SHAPES).index(shape)])
     drawn = [draw(estimator, shape, units, samples, random) for _ in range(tasks)]
     low, high = METHODS[method]([task for task, _ in drawn])
@@ -91,9 +94,10 @@ def coverage(method: str, estimator: str, shape: str, units: int, tasks: int = 1
 def replicated(
     replicates: int, effect: float, *, common: bool = False, jobs: int = 6, prompts: int = 8, samples: int = 1000, seed: int = 0
 ) -> tuple[float, float, float, float]:
-    """Coverage of (a cell, a mean over four tasks) with what runs add, then of the same without it.
+    """Return four shares of intervals that contain the true value: two with the variation between runs, then two without it.
 
-    Each job runs four tasks; effect: sd of what one run adds to all log speedups of its job, or of all jobs where it is `common`.
+    Of each two, the first is for a cell and the second for the mean over a job's four tasks. effect: standard deviation of what a
+    run adds to all log speedups of its job, or of all jobs if `common`.
     """
     random = np.random.default_rng([seed, replicates, round(1000 * effect), common, jobs])
     held = np.zeros(4)

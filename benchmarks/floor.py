@@ -1,12 +1,12 @@
-"""How near decoding comes to what the device's memory allows, and where the rest goes.
+"""Measures how near decoding comes to the speed that the device's memory allows, and what takes the rest of the time.
 
     python benchmarks/floor.py --target meta-llama/Llama-3.1-8B-Instruct --draft meta-llama/Llama-3.2-1B-Instruct --alpha 0.72 --k 5
 
-Random weights of the given shapes (real cost, declared acceptance). In one process, alternating: plain decoding and draft-model
-speculation, with recorded passes and without (`--replay` off is what launching kernel by kernel costs), and transformers' own
-`generate` on a model of the same shape. Prints tokens/s, the bare pass against the floor (bytes that it must read over measured copy
-bandwidth), the measured speedup against the cost model's, and on a GPU what a profiler counts: waits and launches a round, and the share
-of the time in which the device had work.
+The models have the given shapes and random weights: the cost of passes is real, acceptance is declared. One process alternates
+between plain decoding and draft-model speculation, on a GPU each with recorded passes and with kernels launched one by one. At
+the end it runs transformers' own `generate` on a model of the same shape. It prints tokens/s; the bare pass beside the floor (the
+bytes that a pass must read / the measured copy bandwidth); the measured speedup beside the cost model's; and on a GPU the waits
+and launches per round and the share of time in which the device had work, from a profiler.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch")
 
 
 def decode(engine: Native, method: str, k: int, given: argparse.Namespace, tokens: int | None = None) -> list[Generation]:
-    """One batch of prompts of random bytes."""
+    """Decode one batch of made-up prompts with a method; `tokens` new ones each, by default as many as `given` says."""
     options = registry()[method].Options().model_dump()
     cell = Cell(engine="native", pair="shape", method=method, k=k, task="-", temperature=given.temperature, options=options)
     prompts = [[1 + (7 * place + row) % 200 for place in range(given.prompt)] for row in range(given.batch)]
@@ -46,7 +46,7 @@ def decode(engine: Native, method: str, k: int, given: argparse.Namespace, token
 
 @contextmanager
 def replay(engine: Native, on: bool) -> Iterator[None]:
-    """Passes of target and draft recorded or launched kernel by kernel."""
+    """In this context, replay recorded passes of target and draft (`on`) or launch their kernels one by one."""
     models = [engine.target, engine.model("draft")]
     kept = [model.replay for model in models]
     for model in models:
@@ -59,12 +59,12 @@ def replay(engine: Native, on: bool) -> Iterator[None]:
 
 
 def seconds_a_token(found: list[Generation]) -> float:
-    """Of one row."""
+    """Seconds of decoding per token of one row of the batch, without the first token."""
     return found[0].decode_s / (len(found[0].tokens) - 1)
 
 
 def transformers_seconds(given: argparse.Namespace) -> float:
-    """Seconds a token of `generate` on random weights of the target's shape, the median of the repeats after a warm-up."""
+    """Seconds per token of transformers' `generate` on random weights of the target's shape; median of warmed-up repeats."""
     config = AutoConfig.for_model(**facts.models()[given.target].config)
     with torch.device(given.device):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, given.dtype)).eval()
@@ -90,7 +90,7 @@ def transformers_seconds(given: argparse.Namespace) -> float:
 
 
 def profile(engine: Native, method: str, k: int, given: argparse.Namespace) -> dict[str, float]:
-    """Waits and launches a round and the share of the time that kernels ran, of a short generation."""
+    """Profile a short generation; returns waits and launches per round, and the share of time in which kernels ran."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     ) as profiler:
@@ -113,7 +113,7 @@ def profile(engine: Native, method: str, k: int, given: argparse.Namespace) -> d
 
 
 def main() -> None:
-    """Run and print one JSON line a variant."""
+    """Run the benchmark and print one JSON line for each variant."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--target", default="meta-llama/Llama-3.1-8B-Instruct", help="a model that facts/models.json knows")
     arguments.add_argument("--draft", default="meta-llama/Llama-3.2-1B-Instruct")

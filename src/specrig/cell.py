@@ -10,11 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Cell(BaseModel):
-    """What is measured together and becomes one row of `cells.csv`.
+    """One point of the grid; its measurements become one row of `cells.csv`.
 
-    `options` holds the method's own parameters (all of them, defaults included), so a record says by itself
-    how it was made. `variant` is the label that tells two rows of one method apart when a study sweeps options
-    (empty when it does not).
+    `options` holds all of the method's own parameters, defaults included, so that a record says how it was made. `variant` is the
+    label that tells apart cells of one method with different options; it is empty if no option is swept or changed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,22 +33,22 @@ class Cell(BaseModel):
 
     @property
     def job(self) -> tuple[str, str, str]:
-        """(engine, pair, method): cells that share it share one process and one loading of the models."""
+        """(engine, pair, method). One process measures all cells of a job and loads the models once."""
         return self.engine, self.pair, self.method
 
     @property
     def slug(self) -> str:
-        """A path-safe name, unique within the job, stable over runs: `code-k4-t0-b1`."""
+        """A name that is safe in a path, unique within the job and the same in every run, e.g. `code-k4-t0-b1`."""
         variant = f"-{self.variant}" if self.variant else ""
         return f"{self.task}-k{self.k}-t{self.temperature:g}-b{self.batch_size}{variant}"
 
     @property
     def name(self) -> str:
-        """The slug with its job before it: unique within a study."""
+        """The job and the slug, joined by slashes; unique within a study."""
         return "/".join((*self.job, self.slug))
 
 
 def digest(value: Any) -> str:
-    """First 16 hex digits of the SHA-256 of `value` as canonical JSON."""
+    """First 16 hex digits of the SHA-256 of `value` as JSON with sorted keys; what JSON cannot hold becomes its `str`."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What every block of a config, and every row of a table, has in common."""
+"""The base class of every block of a config and of every row of a table."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Settings(BaseModel):
-    """Frozen, and unknown names are refused. The text below a key describes it, also in the JSON schemas."""
+    """A frozen model that refuses unknown keys. The string below a key describes it here and in the JSON schemas."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -1,4 +1,4 @@
-# The proof that lossless methods are lossless. A method that fails is struck through in the tables.
+# Audits that lossless methods keep the target's output. A method that fails is struck through in the tables.
 
 
 rule audit_exact:
@@ -17,7 +17,7 @@ rule audit_exact:
         samples=STUDY.audit_samples,
         code=lambda wildcards: audit_digest(wildcards.engine, wildcards.method),
     message:
-        "Auditing what {wildcards.method} samples with {wildcards.engine}"
+        "Testing the samples of {wildcards.method} in {wildcards.engine} against an exact distribution"
     shell:
         "python -m specrig audit-exact --study {params.study} --engine {wildcards.engine} --method {wildcards.method}"
         " 2>&1 | tee {log} >&2"

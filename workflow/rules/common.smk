@@ -1,4 +1,4 @@
-# Every helper of the workflow: the study, the files each stage makes, and what decides whether a stage is stale.
+# All helpers of the workflow: they read the study, name the files that stages make, and compute what makes a stage stale.
 import json
 import os
 import re
@@ -42,22 +42,22 @@ STUDY_FILE = f"{ROOT}/study.json"
 REPORT = str(STUDY.report)
 TRACKED = f"{ROOT}/tracked.txt"
 UNTRACKED = f"{ROOT}/tracking-failed.txt"
-# Runs that stand in one store are not in another. As a digest: an address may hold a password.
+# Another store lacks the runs entered so far, so tracking depends on its address. It is digested since it may hold a password.
 TRACKING_STORE = digest(os.environ.get("MLFLOW_TRACKING_URI", ""))
 RESUME = "Finished cells are kept; the same command goes on from there."
 
-# Jobs run with the interpreter that runs Snakemake, which has the package; a conda environment brings its own.
-# As a prefix, not in the rules: moving the virtual environment must not make every result stale.
+# Jobs run with the interpreter that runs Snakemake, which has the package; a conda environment brings its own interpreter.
+# The path is a prefix and not in the rules, so that moving the virtual environment makes no result stale.
 if not workflow.deployment_settings.deployment_method:
     shell.prefix(
         f"set -euo pipefail; export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
     )
 
-# A job that uses all cores never has a neighbour that disturbs its timing.
+# A job that uses all cores runs alone, so that no other job disturbs its timing.
 ALL_CORES = workflow.resource_settings.cores or 1
-# One GPU, one job: profiles/default limits this resource to 1.
+# Only one job at a time uses the GPU: profiles/default limits this resource to 1.
 GPU = int(STUDY.uses_gpu())
-# What is measured the first time, and all that it waits for, comes before what is measured the second time (`measuring_order`).
+# Priority of the first replicate and of all jobs that it waits for; later replicates have lower ones (`measuring_order`).
 FIRST = STUDY.replicates
 
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in TASKS]
@@ -76,7 +76,7 @@ AUDITS = [f"{ROOT}/audit/records.csv"] + [
         {
             (engine, method)
             for engine, _, method in STUDY.grid.jobs
-            # Its samples come from a pair made for the test, which a server that runs elsewhere does not have.
+            # The test samples from a pair made for it, which a server that runs elsewhere does not have.
             if engines()[engine].loads_pairs and engines()[engine].missing() is None
         }
     )
@@ -89,7 +89,7 @@ TABLE_NAMES = [
     "reproduction",
     "optimal_k",
 ]
-# What others reported: an input of the tables alone, so a new row measures nothing.
+# Only the tables have the reported figures as input, so that a new row there causes no measuring.
 REPORTED = [str(STUDY.tables.reported)] if STUDY.tables.reported else []
 TABLES = [
     f"{ROOT}/tables/{name}.{kind}"
@@ -123,10 +123,11 @@ wildcard_constraints:
 
 
 def write_study():
-    """Write the resolved study, which every job reads, before the first job starts.
+    """Write the resolved study, which every job reads, before the first job starts. Raises WorkflowError if it cannot be written.
 
-    It is no job's input: a change of any key would then rerun all, and with `ancient()` Snakemake does not look for other
-    reasons in jobs downstream of one that runs. Instead each rule names the keys it depends on in its params.
+    The file is not an input of the jobs, since then a change of any key would rerun them all. With `ancient()` it would be no
+    better: Snakemake then looks for no other reasons in jobs downstream of one that runs. So each rule names in its params the
+    keys that it depends on.
     """
     try:
         write_atomically(Path(STUDY_FILE), STUDY.model_dump_json(indent=1) + "\n")
@@ -137,7 +138,7 @@ def write_study():
 
 
 def try_tracking_again():
-    """Where MLflow could not be reached, take away what says that the runs are entered; returns what to tell the user."""
+    """If MLflow could not be reached, delete the mark that the runs are entered; returns a message for the user, or ""."""
     if not Path(UNTRACKED).is_file():
         return ""
     Path(TRACKED).unlink(missing_ok=True)
@@ -146,19 +147,19 @@ def try_tracking_again():
 
 
 def converted(wildcards):
-    """What decides the folder that a GGUF file is turned into: its name, precision, size and time of change."""
+    """Digest of what decides a converted folder: name, precision, size in bytes and modification time of the GGUF file."""
     source, dtype = STUDY.grid.converted[wildcards.source]
     about = located(source).stat()
     return digest([source, dtype, about.st_size, int(about.st_mtime)])
 
 
 def recipe(*parts):
-    """The keys of `training:` that a stage depends on: changing another one leaves its outputs alone."""
+    """The keys of `training:` that a stage depends on (`parts` and the seed), as JSON. A change of other keys leaves it fresh."""
     return STUDY.training.model_dump_json(include={"seed", *parts})
 
 
 def model_files(pair, models):
-    """Files of some of a pair's models: what the DAG trains, or the configs of local folders. Hub ids have none."""
+    """Files of the given models of a pair: those that the workflow makes, or the config of a local folder; none for a hub id."""
     files = []
     for model in models:
         folder = STUDY.paths.model(pair, model, STUDY.root)
@@ -172,28 +173,31 @@ def model_files(pair, models):
 
 
 def method_models(wildcards):
-    """Files of the models that a method runs."""
+    """Files of the models that a method needs: the target, and its draft or head."""
     return model_files(wildcards.pair, ["target", *methods()[wildcards.method].needs])
 
 
 def teachers(wildcards):
-    """Files of the models that another one is trained from, and what the target wrote for it."""
+    """Files of the models from which this one is trained, and the text that the target wrote for it."""
     needs = STAGES[wildcards.model].needs
     return teaching_files(wildcards.pair, needs) if needs else []
 
 
 def training_threads(wildcards):
-    """Drafts and heads are small: two side by side, each on half of the cores, end sooner than one after the other."""
+    """CPU threads of a training: all for a target, half for a draft or head.
+
+    Two of these small models side by side, each on half of the cores, are ready sooner than one after the other.
+    """
     return max(1, ALL_CORES // 2) if STAGES[wildcards.model].needs else ALL_CORES
 
 
 def joint_teachers(wildcards):
-    """The same for a target that is trained on together with its heads."""
+    """Files from which a target and its Medusa heads are trained together: the base pair's models and its target's text."""
     return teaching_files(STUDY.rows.pairs[wildcards.pair].base, JOINT.needs)
 
 
 def teaching_files(pair, models):
-    """Files of some of a pair's models, and its target's text."""
+    """Files of the given models of a pair, and the text that its target wrote."""
     return model_files(pair, models) + [f"{ROOT}/models/{pair}/{TEXT}"]
 
 
@@ -208,13 +212,13 @@ def prompt_inputs(wildcards):
 
 
 def task_row(wildcards):
-    """What decides which prompts are fetched for a task."""
+    """Digest of what decides which prompts are fetched for a task: its row and the number of prompts."""
     row = STUDY.rows.tasks[wildcards.task].model_dump(exclude={"notes", "licence"})
     return digest([row, STUDY.grid.prompts_wanted(wildcards.task)])
 
 
 def scored():
-    """What the scores depend on beside the records: the rows of the tasks that have scorers."""
+    """Digest of what the scores depend on besides the records: the rows of tasks with scorers, and two keys of the study."""
     rows = [
         STUDY.rows.tasks[task].model_dump(exclude={"notes", "licence"})
         for task in SCORED
@@ -223,17 +227,17 @@ def scored():
 
 
 def job_cells(wildcards):
-    """Cells that one measuring job runs."""
+    """The cells of a measuring job."""
     return STUDY.grid.jobs[wildcards.engine, wildcards.pair, wildcards.method]
 
 
 def job_cell_names(wildcards):
-    """Slugs of a job's cells with their options: a new k is a change here, and only here."""
+    """The slug and the options' digest of each cell of a job. A new k changes only this param, so only its cells are measured."""
     return [f"{cell.slug} {digest(cell.options)}" for cell in job_cells(wildcards)]
 
 
 def audited_options(wildcards):
-    """Every k, temperature and set of options of a method, and its engine's: what its exact test depends on."""
+    """Digest of what the exact test of a method depends on: each k, temperature and set of options, and its engine's options."""
     cells = sorted(
         {
             (cell.k, cell.temperature, cell.variant, digest(cell.options))
@@ -245,7 +249,7 @@ def audited_options(wildcards):
 
 
 def job_settings(wildcards):
-    """Study keys and the row of the pair that decide what a job measures."""
+    """Digest of the settings that decide what a job measures: keys of the study, the pair's row, engine options and servers."""
     keys = (
         "seed",
         "prompts",
@@ -266,21 +270,22 @@ def job_settings(wildcards):
 
 
 def replicate(wildcards):
-    """Which time of `replicates:` a measuring job is, from 0."""
+    """The number of a measuring job's replicate, from 0."""
     return replicate_of(wildcards.again)
 
 
 def measuring_order(wildcards):
-    """The priority of a measuring job: all jobs once, then all again.
+    """The priority of a measuring job, by which all jobs are measured once before any is measured again.
 
-    Not by inputs: where a job fails, the others are still measured the second time, and a job that is measured anew makes no other
-    stale. With all cores for itself a measuring job never starts while something that comes before it runs or could run.
+    Replicates are ordered by priority and not by inputs, so that a failed job does not keep the others from their second time, and
+    a job that is measured again makes no other stale. Since a measuring job takes all cores, it never starts while a job of higher
+    priority runs or could run.
     """
     return FIRST - replicate(wildcards)
 
 
 def failed_cells(wildcards):
-    """Cells that failed last time, and records set aside: a change here makes the next run of Snakemake try them once more."""
+    """Cells that failed last time, and files set aside. When this list changes, the next run of Snakemake measures them again."""
     job = Path(ROOT, "records", wildcards.engine, wildcards.pair, wildcards.method)
     folder = replicate_folder(job, replicate(wildcards))
     index = folder / "index.json"
@@ -289,5 +294,5 @@ def failed_cells(wildcards):
 
 
 def job_code(wildcards):
-    """Digest of the code that a job runs."""
+    """Digest of the code that a measuring job runs."""
     return job_digest(wildcards.engine, wildcards.method)

@@ -1,4 +1,4 @@
-# GGUF files to model folders, each once: what every engine and every training loads.
+# Converts each GGUF file once into a model folder, which every engine and every training can load.
 
 
 rule convert:
@@ -14,6 +14,6 @@ rule convert:
         source=converted,
         code=code_digest("specrig.models.gguf"),
     message:
-        "Turning {wildcards.source} into a model folder"
+        "Converting {wildcards.source} into a model folder"
     shell:
         "python -m specrig convert --study {params.study} --source {wildcards.source} 2>&1 | tee {log} >&2"

@@ -1,5 +1,5 @@
-# One job an engine, pair, method and replicate: all its cells share one loading of the models. It resumes cell by cell by itself.
-# The first replicate's records lie in the job's own folder, the others' below it.
+# A job measures all cells of one engine, pair, method and replicate, and loads the models once. It keeps finished cells when it
+# resumes. The records of the first replicate lie in the job's own folder, those of the others in folders below it.
 
 
 rule measure:

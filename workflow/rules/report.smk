@@ -1,4 +1,4 @@
-# The report: one self-contained file.
+# Writes the report, one self-contained file.
 
 
 rule report:

@@ -1,4 +1,4 @@
-# Records to tables and figures: pure functions, recomputed in seconds.
+# Computes tables and figures from the records, in seconds.
 
 
 rule tables:

@@ -1,5 +1,5 @@
-# Every run into MLflow, by one writer, after all else. Nothing waits on it or fails with it: where MLflow cannot be reached,
-# the end of the run takes the output away (`try_tracking_again`), so that the next run tries again.
+# Enters every run into MLflow, with one writer, after everything else. Nothing waits for it or fails with it: if MLflow cannot be
+# reached, the output is deleted at the end of the run (`try_tracking_again`), so that the next run tries again.
 
 
 rule track:

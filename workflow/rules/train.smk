@@ -1,4 +1,4 @@
-# From installed text to trained models: the corpus, then every model of `training.stages` that the study needs.
+# Makes the corpus from installed text, and then trains every model of `training.stages` that the study needs.
 
 
 rule corpus:
@@ -42,7 +42,7 @@ rule write_text:
         threads=STUDY.threads,
         code=code_digest("specrig.training.target_text"),
     message:
-        "The target of {wildcards.pair} writes what its draft and heads learn from"
+        "Writing, with the target of {wildcards.pair}, the text from which its draft and heads learn"
     shell:
         "python -m specrig write-text --study {params.study} --pair {wildcards.pair} 2>&1 | tee {log} >&2"
 
@@ -74,7 +74,7 @@ rule train:
         " --threads {threads} 2>&1 | tee {log} >&2"
 
 
-# Medusa-2: one training makes a target and its heads.
+# Medusa-2: one training makes both a target and its heads.
 rule train_jointly:
     input:
         corpus=rules.corpus.output.train,

@@ -1,6 +1,6 @@
-"""`specrig`: one verb a stage. Each verb imports its stage when it is called, so planning never loads torch.
+"""The command line `specrig`: one verb a stage. A verb imports its stage when it is called, so that planning loads no torch.
 
-Errors that the user can mend are printed with the fix, in a few lines; the exit code is then 2, and 130 after Ctrl-C.
+Errors that the user can mend are printed in a few lines with the fix. The exit code is then 2; after Ctrl-C it is 130.
 SPECRIG_DEBUG=1 shows the traceback instead.
 """
 
@@ -30,7 +30,7 @@ INTERRUPTED = 130
 
 @app.command()
 def plan(config: ConfigFile = Path("configs/quick.yaml")) -> None:
-    """Check a study and list what it will measure, and what no engine can run and why."""
+    """Check a study; list the cells it will measure and, with the reasons, the cells that no engine can run."""
     from specrig.planning.plan import plan_of
     from specrig.planning.plan_view import show_plan
 
@@ -52,7 +52,7 @@ def advise(
     pairs: Annotated[Path, typer.Option(help="The table of pairs")] = Path("configs/pairs.tsv"),
     reported: Annotated[Path, typer.Option(help="What others measured")] = Path("configs/reported.csv"),
 ) -> None:
-    """Say which method and k to use for a pair, and why: from measurements, else from a model of its hardware."""
+    """Say which method and k to use for a pair, and why: from a study's measurements, or else from a model of the hardware."""
     from specrig.planning.advice import advise
     from specrig.planning.advice_view import show_advice
 
@@ -64,7 +64,7 @@ def pin(
     config: ConfigFile = Path("configs/hub.yaml"),
     check: Annotated[bool, typer.Option("--check", help="Only tell; exit code 1 where something is not pinned")] = False,
 ) -> None:
-    """Write the hub's present commits into the tables, for all that a study uses without a revision."""
+    """Write the hub's current commit into the tables for each model and data set that a study uses without a revision."""
     from specrig.planning.pins import pin
 
     if not pin(load(config), Console(), check=check):
@@ -81,7 +81,7 @@ def methods() -> None:
 
 @app.command()
 def schema(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("workflow/schemas")) -> None:
-    """Write the JSON schemas of studies and tables, for editors."""
+    """Write the JSON schemas of studies and tables, by which editors complete and check them."""
     from specrig.planning.schemas import write_schemas
 
     for path in write_schemas(folder):
@@ -90,7 +90,7 @@ def schema(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("
 
 @app.command()
 def prompts(study: StudyFile, task: Annotated[str, typer.Option(help="Row of tasks.tsv with an address or a hub id")]) -> None:
-    """Fetch the prompts of a task, once."""
+    """Fetch the prompts of a task from its address or the hub."""
     from specrig.measurement.prompts import fetch_prompts
 
     loaded = load(study)
@@ -112,7 +112,7 @@ def measure(
     method: Annotated[str, typer.Option()],
     replicate: Annotated[int, typer.Option(help="Which time of `replicates`, from 0")] = 0,
 ) -> None:
-    """Measure the cells of one engine, pair and method that are not measured yet."""
+    """Measure those cells of one engine, pair and method that are not measured yet."""
     from specrig.measurement.runner import measure
 
     loaded = load(study)
@@ -121,7 +121,7 @@ def measure(
 
 @app.command()
 def remeasure(study: StudyFile) -> None:
-    """Set the records of disturbed cells aside, so that the next run of the study measures just those again."""
+    """Set the records of disturbed cells aside, so that the next run of the study measures only these cells again."""
     from specrig.measurement.recording import set_aside
     from specrig.measurement.records import replicate_folder
     from specrig.reporting.study_data import read_study
@@ -147,7 +147,7 @@ def remeasure(study: StudyFile) -> None:
 
 @app.command()
 def audit(study: StudyFile) -> None:
-    """Judge every record: token identity at temperature 0, uniformity of the transformed tokens above."""
+    """Audit every record: at temperature 0 it must equal plain decoding; above, its tokens must fit the target's distribution."""
     from specrig.audit.run import audit_records
     from specrig.measurement.records import study_records
 
@@ -162,7 +162,7 @@ def audit_exact(
     engine: Annotated[str, typer.Option()],
     method: Annotated[str, typer.Option()],
 ) -> None:
-    """Test one method's samples against an exact distribution."""
+    """Test one method's samples against the exactly known distribution of a tiny model."""
     from specrig.audit.run import audit_exact as run
 
     loaded = load(study)
@@ -185,7 +185,7 @@ def tables(study: StudyFile) -> None:
 
 @app.command()
 def quality(study: StudyFile) -> None:
-    """Score the outputs against the references: BLEU, ROUGE and the like, method against baseline."""
+    """Score the outputs of methods and baseline against the references with BLEU, ROUGE and other scorers."""
     from specrig.reporting.quality import write_quality
 
     loaded = load(study)
@@ -205,7 +205,7 @@ def figures(study: StudyFile) -> None:
 
 @app.command()
 def track(study: StudyFile) -> None:
-    """Enter the study's runs into MLflow; runs that are there already are left alone."""
+    """Enter the study's runs into MLflow; runs that are there already stay unchanged."""
     from specrig.tracking import track
 
     loaded = load(study)
@@ -214,7 +214,7 @@ def track(study: StudyFile) -> None:
 
 @app.command()
 def report(study: StudyFile) -> None:
-    """Write the report."""
+    """Write the report as one HTML file."""
     from specrig.reporting.document import write_report
 
     loaded = load(study)
@@ -227,12 +227,12 @@ app.command()(publishing.verify)
 
 
 def main() -> None:
-    """Run the command line; exits."""
+    """Run the command line that the process was given, and exit with its code."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line; returns the exit code, and prints errors instead of raising them."""
+    """Run a command line (without the program's name) and return its exit code. Errors are printed, not raised."""
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the signal

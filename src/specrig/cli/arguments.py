@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: how a study is named, and read. No torch here."""
+"""The arguments that several verbs of the command line share, and the reading of their study. No torch here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PairName = Annotated[str, typer.Option(help="Row of pairs.tsv")]
 
 
 def load(file: Path) -> Study:
-    """The study that a verb works on."""
+    """Read the study that a verb works on from its config or study.json. Raises StudyError."""
     from specrig.study.load import load_study
 
     if not sys.stderr.isatty():

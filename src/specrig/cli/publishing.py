@@ -1,4 +1,4 @@
-"""The verbs of publishing, as `specrig` offers them."""
+"""The verbs of the command line that publish a study and verify a publication."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def publish(
     name: Annotated[str | None, typer.Option("--as", help="Name of the publication; else <hardware>-<study>")] = None,
     to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
 ) -> None:
-    """Put a finished study where others can check it: compressed records, tables, figures, report; no weights, no prompts."""
+    """Publish a finished study for others to check: compressed records, tables, figures, report; no weights or prompts."""
     from specrig.publishing.publish import publish, render_again
 
     if config.is_dir():
@@ -30,7 +30,7 @@ def publish(
 
 
 def verify(folder: Annotated[Path, typer.Argument(help="A published study, e.g. reports/published/<hardware>-<study>")]) -> None:
-    """Compute the tables of a published study from its records once more, and say what differs (exit code 1)."""
+    """Compute the tables of a published study again from its records, and say what differs; exit code 1 if anything does."""
     from specrig.publishing.verify import verify
 
     if not verify(folder, typer.echo):

@@ -1,4 +1,4 @@
-"""Verbs of the command line that train; each imports its stage when it is called."""
+"""The verbs of the command line that make models. Each imports its stage when it is called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def corpus(study: StudyFile) -> None:
-    """Gather the training text and the held-out prompts."""
+    """Gather the training text and the held-out prompts from installed packages."""
     from specrig.corpus.gather import build
 
     loaded = load(study)
@@ -22,7 +22,7 @@ def corpus(study: StudyFile) -> None:
 
 
 def convert(study: StudyFile, source: Annotated[str, typer.Option(help="Name of a converted folder")]) -> None:
-    """Turn a GGUF file that a pair names into a model folder."""
+    """Convert a GGUF file that a pair names into a model folder."""
     loaded = load(study)
     if source not in loaded.grid.converted:
         known = ", ".join(loaded.grid.converted) or "none"
@@ -52,7 +52,7 @@ def train(
 
 
 def write_text(study: StudyFile, pair: PairName) -> None:
-    """Let the trained target of a pair write the text that its draft and heads learn from."""
+    """Let the trained target of a pair write the text from which its draft and heads learn."""
     from specrig.training.target_text import write_text as write
 
     loaded = load(study)
@@ -61,7 +61,7 @@ def write_text(study: StudyFile, pair: PairName) -> None:
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:
-    """Medusa-2: train a target on together with its heads, from those of the pair that the row names."""
+    """Train a pair's target together with its Medusa heads (Medusa-2), starting from those of the pair that its row names."""
     from specrig.training.medusa import train_jointly as train
 
     loaded = load(study)

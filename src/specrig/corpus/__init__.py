@@ -1,1 +1,1 @@
-"""The embedded corpus: text and prompts from what is installed. No torch here."""
+"""The embedded corpus: training text and prompts made from installed packages. No torch here."""

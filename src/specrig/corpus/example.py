@@ -1,4 +1,4 @@
-"""One training example and the stable chance that decides what is held out. No torch here."""
+"""An example of the corpus, and the seeded hash that decides which examples are held out. No torch here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and its completion. `source` is the file or the entities it was made of; it never straddles the split."""
+    """A prompt and its completion. `source` is what it was made from (a file, or entities), which is held out whole or not."""
 
     task: str
     prompt: str
@@ -25,23 +25,23 @@ class Example:
     heldout: bool
 
     def row(self) -> dict[str, str]:
-        """The line of `train.jsonl` / `heldout.jsonl`: the fields without `heldout`, and `text` = prompt + completion."""
+        """The example as a row of `train.jsonl` or `heldout.jsonl`: its fields except `heldout`, and `text`, both joined."""
         fields = asdict(self)
         del fields["heldout"]
         return {"task": self.task, "text": self.prompt + self.completion, **fields}
 
 
 def number(*keys: object) -> int:
-    """64 bits that depend on `keys` only: not on order of calls, machine or PYTHONHASHSEED."""
+    """A whole number of 64 bits that depends only on `keys`, not on the order of calls, the machine or PYTHONHASHSEED."""
     text = "\x1f".join(str(key) for key in keys)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def chance(*keys: object) -> float:
-    """`number` as a fraction in [0, 1)."""
+    """The `number` of `keys`, scaled to [0, 1)."""
     return number(*keys) / 2**64
 
 
 def generator(*keys: object) -> random.Random:
-    """A random generator seeded by `number`."""
+    """A random generator that is seeded with the `number` of `keys`."""
     return random.Random(number(*keys))

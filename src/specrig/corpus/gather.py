@@ -1,7 +1,7 @@
-"""The embedded corpus: four tasks from text that comes with Python and the project's dependencies. No download, no torch.
+"""Builds the embedded corpus: four tasks from text that comes with Python and the project's dependencies. No download, no torch.
 
-Held out by file (code, summarization) or by combination of entities (translation, creative writing), with hashes that
-depend on the seed and the names only. The result is the same for the same seed and the same installed packages.
+Whole files (code, summarization) or whole combinations of entities (translation, creative writing) are held out. A hash of the
+seed and their names decides which, so the same seed and the same installed packages give the same corpus.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
     "translation": locale_text.translation,
     "creative_writing": stories.creative_writing,
 }
-"""Task -> examples(seed, settings): an iterator, endless or ending with the installed sources."""
+"""Task -> function (seed, settings) that yields its examples, without end or until the installed sources are used up."""
 
 
 def build(settings: Corpus, seed: int, out: Path) -> None:
@@ -30,9 +30,9 @@ def build(settings: Corpus, seed: int, out: Path) -> None:
 
     Lines of the corpus are {"task", "text", "prompt", "completion", "source"} with text = prompt + completion; the
     end-of-text token is added when they are tokenized. Lines of prompts are {"id", "prompt", "reference"}. Both folders are
-    written beside their place and renamed, so neither ever stands half-written.
+    written under another name and then renamed, so that neither is ever seen half-written.
 
-    Raises CorpusError when a task cannot fill its held-out texts and prompts.
+    Raises CorpusError when the sources of a task have too few held-out examples.
     """
     train: list[Example] = []
     heldout: list[Example] = []
@@ -61,10 +61,10 @@ def build(settings: Corpus, seed: int, out: Path) -> None:
 
 
 def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[Example]]:
-    """Training and held-out examples of a task; no held-out prompt occurs in a training text.
+    """Return (training examples, held-out examples) of a task; no held-out prompt or completion occurs in a training text.
 
-    The held-out list is the `prompts` for decoding first and then the `heldout_texts` for the losses.
-    Raises CorpusError when the sources end before it is full.
+    The first `settings.prompts` held-out examples are for decoding, the others for the held-out losses. Raises CorpusError when
+    the sources give no held-out example beyond the prompts.
     """
     budget = int(getattr(settings.characters, task))
     wanted = settings.prompts + settings.heldout_texts
@@ -93,7 +93,7 @@ def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Rows of a corpus file. Raises CorpusError naming the file when it is missing or empty."""
+    """Read the rows of a corpus file. Raises CorpusError if the file is missing or empty."""
     if not path.is_file():
         raise CorpusError(f"{path}: no such corpus file; build it with `specrig corpus`")
     with path.open(encoding="utf-8") as file:

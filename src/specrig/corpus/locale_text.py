@@ -1,8 +1,8 @@
 """Translation text from the Unicode CLDR data in Babel: English to German, Czech, Turkish and Chinese. No torch here.
 
-Source: Unicode Common Locale Data Repository, https://cldr.unicode.org, through Babel. Each example is a list of phrases; a
-phrase's entities (its date, its amount and unit, its territories) decide whether it is held out, so no held-out phrase
-is ever trained on in any language.
+Source: Unicode Common Locale Data Repository, https://cldr.unicode.org, through Babel. An example is a list of phrases. The
+entities of a phrase (its date, its amount and unit, its territories) decide whether it is held out, so that no held-out
+phrase is trained on in any language.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specrig.corpus.recipe import Corpus
 
 LANGUAGES = {"de": "German", "cs": "Czech", "tr": "Turkish", "zh": "Chinese"}
 PHRASES = 7
-"""Phrases an example."""
+"""Number of phrases in an example."""
 _UNITS = (
     "length-kilometer", "length-meter", "length-mile", "length-foot", "length-centimeter", "area-hectare",
     "area-square-kilometer", "area-square-meter", "volume-liter", "volume-cubic-meter", "volume-gallon", "mass-kilogram",
@@ -37,11 +37,11 @@ _CURRENCIES = (
     "MXN", "KRW", "ZAR",
 )  # fmt: skip
 _Phrase = tuple[str, Callable[[str], str]]
-"""What names the entities, and the phrase in a locale."""
+"""(text that names the phrase's entities, function from a locale to the phrase in it)"""
 
 
 def translation(seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield translation examples without end; languages in turn, split by entity."""
+    """Yield translation examples without end, one language after the other; the entities decide which are held out."""
     heldout_share = settings.heldout_share
     kinds = (_date, _territories, _quantity, _money, _relative, _tongues)
     index = 0
@@ -118,7 +118,7 @@ _codes: dict[str, list[str]] = {}
 
 
 def _territory_codes() -> list[str]:
-    """Countries and areas that all five locales name, in code order."""
+    """Two-letter codes of the countries and areas that have a name in all five locales, sorted."""
     if "territories" not in _codes:
         tables = [Locale(code).territories for code in ("en", *LANGUAGES)]
         _codes["territories"] = sorted(
@@ -128,7 +128,7 @@ def _territory_codes() -> list[str]:
 
 
 def _language_codes() -> list[str]:
-    """Languages with a two-letter code that all five locales name, in code order."""
+    """Two-letter codes of the languages that have a name in all five locales, sorted."""
     if "languages" not in _codes:
         tables = [Locale(code).languages for code in ("en", *LANGUAGES)]
         _codes["languages"] = sorted(code for code in tables[0] if len(code) == 2 and all(code in table for table in tables))

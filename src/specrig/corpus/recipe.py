@@ -1,4 +1,4 @@
-"""What text to gather: the `corpus:` block of a study's `training:`. No torch here."""
+"""The keys of `corpus:` in a study's `training:`, which say what text is gathered. No torch here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specrig.settings import Settings
 
 
 class CorpusSizes(Settings):
-    """Characters of training text per task (upper bounds: code and summarization end with the installed sources)."""
+    """Most characters of training text for each task; code and summarization have fewer if the installed sources end earlier."""
 
     code: int = Field(default=900_000, ge=2_000)
     """Functions of the standard library and of the packages that `limits` names."""
@@ -24,7 +24,7 @@ class Limits(Settings):
     """Which installed sources become text, and how long a text may be; the defaults suit a context of 512 tokens."""
 
     packages: tuple[str, ...] = ()
-    """Distributions whose functions are code texts beside the standard library's; those not installed are passed over."""
+    """Distributions whose functions become code texts, besides the standard library; those that are not installed are skipped."""
     body: int = Field(default=800, ge=120)
     """Longest body of a function (code), in characters."""
     excerpt: int = Field(default=150, ge=40)
@@ -32,15 +32,15 @@ class Limits(Settings):
 
 
 class Corpus(Settings):
-    """What text to gather."""
+    """What text is gathered for training, and how much is held out."""
 
     characters: CorpusSizes = CorpusSizes()
-    """Characters of training text per task."""
+    """Most characters of training text for each task."""
     limits: Limits = Limits()
     """Which installed sources become text, and how long a text may be."""
     heldout_share: float = Field(default=0.1, gt=0, lt=0.5)
     """Share of files (code, summarization) and of entity combinations (translation, creative writing) never trained on."""
     heldout_texts: int = Field(default=32, ge=1)
-    """Held-out texts a task for the losses."""
+    """Number of held-out texts of each task, on which the losses are computed."""
     prompts: int = Field(default=64, ge=1)
-    """Held-out prompts a task for decoding."""
+    """Number of held-out prompts of each task, which studies decode."""

@@ -1,8 +1,8 @@
-"""Code and summarization text from installed Python sources, read by `ast` and never imported. No torch here.
+"""Code and summarization text from installed Python sources, which are parsed by `ast` and never imported. No torch here.
 
-Code: a function of the standard library or of a package; prompt = signature and docstring, completion = body.
-Summarization: functions and classes of one file of an installed dependency; prompt = what their docstrings say after
-the first line, completion = their first lines.
+A code example is a function of the standard library or of a package: the prompt is its signature and docstring, the completion
+its body. A summarization example is several functions and classes of one file of an installed dependency: the prompt holds the
+second paragraphs of their docstrings, the completion the first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGES = (
     "torch", "transformers", "scipy", "numpy", "pandas", "matplotlib", "mlflow", "seaborn", "scikit-learn",
     "sympy", "networkx", "snakemake", "babel", "sqlalchemy",
 )  # fmt: skip
-"""Distributions whose docstrings are read; those that are not installed are passed over."""
+"""Distributions whose docstrings are read; those that are not installed are skipped."""
 _SKIPPED_FOLDERS = {
     "test", "tests", "testing", "idle_test", "site-packages", "dist-packages", "pydoc_data", "encodings", "turtledemo",
     "__pycache__", "lib2to3", "_vendor", "_pyrepl",
@@ -37,7 +37,7 @@ _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def code(seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield documented functions of the standard library, and of the packages that the limits name, in turn; split by file."""
+    """Yield documented functions of the standard library and of the packages in `settings.limits`; files are held out whole."""
     streams = [_functions(_standard_library(), Path(sysconfig.get_path("stdlib")), "code", seed, settings)]
     for name in settings.limits.packages:
         root, files = _package_files(name)
@@ -47,7 +47,7 @@ def code(seed: int, settings: Corpus) -> Iterator[Example]:
 
 
 def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Corpus) -> Iterator[Example]:
-    """Code examples file by file in a fixed shuffled order; `kind` names the chance that holds a file out."""
+    """Yield code examples file by file in a shuffled order; seed, `kind` and a file's name decide whether it is held out."""
     for file in _shuffled(files, root, seed):
         name = file.relative_to(root).as_posix()
         heldout = chance(seed, kind, name) < settings.heldout_share
@@ -68,12 +68,12 @@ def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Co
 
 
 def summarization(seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield groups of documented functions of one file, packages in turn, files in a fixed shuffled order; split by file."""
+    """Yield groups of documented functions of one file, from the packages in turn; files are shuffled and held out whole."""
     return _in_turn([_package(name, seed, settings) for name in PACKAGES])
 
 
 def _in_turn(streams: list[Iterator[Example]]) -> Iterator[Example]:
-    """One example of each after the other, so that a small corpus holds every source and not only the first."""
+    """Yield one example of each stream in turn, so that a small corpus holds examples of every source."""
     while streams:
         for stream in list(streams):
             example = next(stream, None)
@@ -89,7 +89,7 @@ def _standard_library() -> list[Path]:
 
 
 def _package_files(name: str) -> tuple[Path, list[Path]]:
-    """Where a distribution lies, and its Python files there; none when it is not installed."""
+    """Return (folder of a distribution, its Python files there); no files if it is not installed."""
     try:
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -100,7 +100,7 @@ def _package_files(name: str) -> tuple[Path, list[Path]]:
 
 
 def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
-    """Summarization examples of one distribution."""
+    """Yield the summarization examples of one distribution."""
     root, files = _package_files(name)
     seen: set[str] = set()
     for file in _shuffled(files, root, seed):
@@ -127,12 +127,12 @@ def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
 
 
 def _shuffled(files: list[Path], root: Path, seed: int) -> list[Path]:
-    """Files in an order that depends on the seed and their names only."""
+    """The files in an order that depends only on the seed and their names."""
     return sorted(files, key=lambda file: number(seed, "file", file.relative_to(root).as_posix()))
 
 
 def _read(file: Path) -> str:
-    """The file's text; empty for what is unreadable, not UTF-8 or a table."""
+    """The file's text; empty if it cannot be read, is not UTF-8 or is a table of data."""
     try:
         return file.read_text(encoding="utf-8") if file.stat().st_size <= _LONGEST_FILE else ""
     except (OSError, UnicodeDecodeError):
@@ -140,7 +140,7 @@ def _read(file: Path) -> str:
 
 
 def _documented(text: str) -> Iterator[_Documented]:
-    """Functions and classes with a docstring, at module or class level, in order of appearance."""
+    """Yield the functions and classes with a docstring at module or class level, in the order of the text."""
     if '"""' not in text:
         return
     try:
@@ -157,7 +157,7 @@ def _documented(text: str) -> Iterator[_Documented]:
 
 
 def _split_docstring(node: _Documented) -> tuple[str, str]:
-    """The docstring's first paragraph and the paragraph after it, if both are prose; whitespace collapsed."""
+    """The docstring's first two paragraphs, with single spaces; the second is empty unless it is prose and both are ASCII."""
     paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
     summary = " ".join(paragraphs[0].split())
     rest = paragraphs[1] if len(paragraphs) > 1 else ""
@@ -166,7 +166,7 @@ def _split_docstring(node: _Documented) -> tuple[str, str]:
 
 
 def _excerpt(text: str, longest: int) -> str:
-    """The first sentences of `text` up to `longest` characters, or as many whole words."""
+    """The whole sentences of `text` that fit into `longest` characters; whole words if the sentences fill less than half."""
     if len(text) <= longest:
         return text
     cut = text[:longest]

@@ -1,7 +1,7 @@
-"""Creative writing: a seeded story grammar. No torch here.
+"""Makes creative-writing examples: short stories from a seeded grammar. No torch here.
 
-A story's hero, place and treasure decide whether it is held out; all three stand in its prompt, so no held-out prompt is
-ever trained on. Braces name what is filled in: a bound entity of the story (`{hero}`) or a fresh choice (`{weather}`).
+A story's hero, place and treasure decide whether it is held out. All three stand in its prompt, so no held-out prompt is trained
+on. A name in braces is filled in: with an entity that stays the same in a story (`{hero}`) or with a new choice (`{weather}`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 def creative_writing(seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield stories without end; split by the combination of hero, place and treasure."""
+    """Yield stories without end; the combination of hero, place and treasure decides which are held out."""
     index = 0
     while True:
         random_ = generator(seed, "story", index)
@@ -34,7 +34,7 @@ def creative_writing(seed: int, settings: Corpus) -> Iterator[Example]:
 
 
 def fill(template: str, bound: dict[str, str], random_: random.Random) -> str:
-    """Fill a template's fields, nested ones too; the first letter of each sentence becomes a capital."""
+    """Fill the fields of a template, also those in the filled-in texts, and begin each sentence with a capital letter."""
     while match := _FIELD.search(template):
         name = match.group(1)
         value = bound[name] if name in bound else random_.choice(WORDS[name])
@@ -43,7 +43,7 @@ def fill(template: str, bound: dict[str, str], random_: random.Random) -> str:
 
 
 def _cast(random_: random.Random) -> dict[str, str]:
-    """Choose a story's entities; hero and friend differ."""
+    """Choose the entities of a story; its hero and its friend differ."""
     bound = {name: random_.choice(choices) for name, choices in ENTITIES.items() if name not in ("names",)}
     (hero, he, him, his), (friend, _, _, _) = random_.sample(ENTITIES_NAMES, 2)
     return bound | {"hero": hero, "he": he, "him": him, "his": his, "friend": friend}

@@ -1,4 +1,4 @@
-"""The words and sentences of the story grammar (see `stories`). Written for SpecRig."""
+"""The words and sentences of the story grammar in `stories`, written for SpecRig."""
 
 # fmt: off
 from __future__ import annotations
@@ -136,4 +136,4 @@ _MORAL = (
     "and whoever asks {hero} is told {slowly} that {lesson}. {end}.",
 )
 BEATS = ((_WISH, _SIGN, _MEET, _ADVICE), (_TRAVEL, _VILLAIN, _QUARREL, _TURN), (_DONE, _HOME, _MORAL))
-"""Paragraphs of beats; one sentence is chosen from each beat."""
+"""A story's paragraphs, each a list of beats; a story has one of the sentences of each beat."""

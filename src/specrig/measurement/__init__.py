@@ -1,1 +1,1 @@
-"""Running cells and keeping what was measured."""
+"""Measurement: runs the cells of a study and writes their records."""

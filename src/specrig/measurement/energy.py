@@ -1,8 +1,8 @@
-"""Energy and clocks of the device a job runs on, from its own counters: asked before and after a generation, never inside the timed region.
+"""Reads energy and clocks of a job's device from its own counters, before and after a generation but never while one is timed.
 
-A meter gives joules since some fixed moment, so what a generation took is a difference: prefill, drafting and decoding together, with
-what the device idles at. Devices renew their counters some ten times a second, so sums over many generations are what counts.
-Untested on hardware: the NVML and the RAPL readings.
+A meter gives joules since some fixed moment. The difference over a generation contains prefill, drafting and decoding, and also
+the energy that the idle device takes. Devices renew their counters about ten times a second, so only sums over many generations
+are meaningful. Untested on hardware: the NVML and the RAPL readings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specrig.provenance.gpu import gpu_handles, torch_uuids
 
 RAPL = Path("/sys/class/powercap")
 PERIOD_S = 0.1
-"""Between two samples of a power gauge."""
+"""Seconds between two samples of a power gauge."""
 THROTTLE_REASONS = {
     0x2: "application clocks",
     0x4: "software power cap",
@@ -31,39 +31,39 @@ THROTTLE_REASONS = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-"""NVML's bits of why a clock is below its highest; idling (0x1) is none."""
+"""Bit of NVML -> the reason it gives for a clock below its highest; idling (0x1) does not count as one."""
 
 
 class Meter:
-    """A device's counters. This one has none: it stands in wherever nothing can be read."""
+    """Reads the counters of a device. This base class reads nothing; it is used where there are no counters."""
 
     source = ""
-    """What is read, for the report; empty: nothing."""
+    """What the meter reads, in words for the report; empty if it reads nothing."""
 
     def joules(self) -> float | None:
-        """Energy since a fixed moment, joules."""
+        """Energy in joules since a fixed moment; None if it cannot be read."""
         return None
 
     def since(self, before: float | None) -> float | None:
-        """Joules since `joules()` gave `before`."""
+        """Joules since the moment when `joules()` returned `before`; None if either was not read."""
         now = self.joules()
         return None if before is None or now is None else max(now - before, 0.0)
 
     def state(self) -> DeviceState | None:
-        """Clocks, and what holds them down, now."""
+        """The device's clocks now, and the reasons why they are throttled; None if they cannot be read."""
         return None
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading and release what the meter holds."""
 
 
 class SampledEnergy:
-    """Joules from a power gauge: trapezoids between its samples, the moment of asking being one of them."""
+    """Energy from a power gauge, integrated by trapezoids between samples; each call of `joules` takes a sample too."""
 
     def __init__(
         self, watts: Callable[[], float], *, period_s: float | None = PERIOD_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """period_s: None samples only when asked."""
+        """watts: reads the gauge; period_s: seconds between samples, None to sample only in `joules`; clock: time in seconds."""
         self._watts, self._clock = watts, clock
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._total, self._at, self._power = 0.0, clock(), watts()
@@ -71,7 +71,7 @@ class SampledEnergy:
             threading.Thread(target=self._sample, args=(period_s,), daemon=True).start()
 
     def joules(self) -> float:
-        """Up to now."""
+        """Take a sample and return the joules since the object was made."""
         with self._lock:
             now, power = self._clock(), self._watts()
             self._total += (now - self._at) * (power + self._power) / 2
@@ -79,7 +79,7 @@ class SampledEnergy:
             return self._total
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread that takes samples."""
         self._stop.set()
 
     def _sample(self, period_s: float) -> None:
@@ -88,10 +88,10 @@ class SampledEnergy:
 
 
 class NvmlMeter(Meter):
-    """GPUs through NVML, added up; with several, the slowest clock and all reasons."""
+    """Reads GPUs through NVML. With several GPUs, energy is their sum, clocks those of the slowest, reasons those of any."""
 
     def __init__(self, nvml: Any, handles: Sequence[Any], period_s: float | None = PERIOD_S) -> None:
-        """nvml: the module `pynvml`, initialised. Raises NVMLError for a device that tells neither energy nor power."""
+        """nvml: the initialised module `pynvml`; handles: GPUs. Raises NVMLError if one reports neither energy nor power."""
         self._nvml, self._handles = nvml, handles
         self._sampled: SampledEnergy | None = None
         self.source = "NVML energy counter"
@@ -106,7 +106,7 @@ class NvmlMeter(Meter):
         return self._counted() if self._sampled is None else self._sampled.joules()
 
     def state(self) -> DeviceState:
-        """See `Meter`; what a device does not tell is None."""
+        """See `Meter`; None stands for each clock that no GPU reports."""
         nvml = self._nvml
         bits = [self._asked(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) for handle in self._handles]
         return DeviceState(
@@ -139,12 +139,12 @@ class NvmlMeter(Meter):
 
 
 class RaplMeter(Meter):
-    """Processor packages through Linux' powercap: counters of microjoules that begin anew at a stated range."""
+    """Reads processor packages through Linux' powercap, whose counters in microjoules start again from 0 at a stated range."""
 
     source = "RAPL, processor packages"
 
     def __init__(self, zones: Sequence[Path]) -> None:
-        """zones: folders with `energy_uj` and `max_energy_range_uj`. Raises OSError where these cannot be read."""
+        """zones: folders with `energy_uj` and `max_energy_range_uj`. Raises OSError if these files cannot be read."""
         self._zones = zones
         self._ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
         self._last = self._read()
@@ -166,7 +166,10 @@ class RaplMeter(Meter):
 
 @contextmanager
 def metered(device: str, count: int = 1) -> Iterator[Meter]:
-    """The meter of the first `count` GPUs that torch sees (cuda), or of the processor; one without counters where none can be read."""
+    """Yield a meter of the first `count` GPUs that torch sees (`device` cuda) or of the processor, and close it at the end.
+
+    Where no counter can be read, it is a plain `Meter`, which reads nothing.
+    """
     try:
         meter = _gpu_meter(count) if device == "cuda" else _processor_meter()
     except Exception as error:  # whatever a driver or a container comes up with: a measurement goes on without its energy
@@ -190,7 +193,7 @@ def _gpu_meter(count: int) -> Meter:
 
 
 def _processor_meter(root: Path = RAPL) -> Meter:
-    """RAPL where the kernel has it and lets this user read it (many let root alone, for what timing it gives away)."""
+    """A `RaplMeter` if this user may read the counters, else a plain `Meter`. Many kernels let only root read them."""
     zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if zone.name.count(":") == 1]
     packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
     try:

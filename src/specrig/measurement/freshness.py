@@ -1,4 +1,4 @@
-"""What decides a cell's result, as a digest: records with another one are stale and measured again."""
+"""Digests of everything that decides a cell's result. Records with another digest are stale, and their cell is measured again."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 def cell_digests(
     study: Study, cells: Sequence[Cell], pair: PairFiles, prompts: dict[str, list[Prompt]], replicate: int = 0
 ) -> dict[Cell, str]:
-    """What decides each cell's result: the cell, the study's settings, the prompts, the models and the code that runs it.
+    """Return cell -> digest of the cell, the study's settings, the prompts, the models and the code that runs it.
 
-    How many replicates a study has decides none of them, only which one it is.
+    pair: where the models lie; prompts: task -> its prompts; replicate: the number of the replicate, from 0. How many replicates
+    the study has does not count.
     """
     models: dict[str, Any] = {
         name: model_digest(source) or "@".join(filter(None, (source, pair.revisions.get(name))))
@@ -56,7 +57,7 @@ def cell_digests(
 
 
 def measured(path: Path, expected: str) -> bool:
-    """Whether a record file holds records of this digest, whole."""
+    """Whether the record file at `path` is complete and all of its records have the digest `expected`."""
     if not path.is_file():
         return False
     try:
@@ -66,6 +67,9 @@ def measured(path: Path, expected: str) -> bool:
 
 
 def baseline_of(cell: Cell) -> Cell:
-    """The autoregressive cell with the same engine, pair, task and temperature, and the same batch size or 1."""
+    """The baseline's cell for `cell`: autoregressive, with the same engine, pair, task, temperature and batch size.
+
+    The batch size is 1 instead for a method whose baseline runs its prompts one by one.
+    """
     batch_size = 1 if methods()[cell.method].baseline_alone else cell.batch_size
     return cell.model_copy(update={"method": "autoregressive", "k": 0, "variant": "", "options": {}, "batch_size": batch_size})

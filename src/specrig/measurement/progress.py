@@ -1,4 +1,4 @@
-"""Progress of long work: a bar for a person at a terminal, a line every ten seconds in a log."""
+"""Shows the progress of long work, as a bar on a terminal and as a line every ten seconds in a log."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LOG_EVERY_S = 10.0
 
 
 class Advance(Protocol):
-    """Call it after each unit of work, with what comes next."""
+    """A function to call after each unit of work, with a text about it."""
 
     def __call__(self, description: str = "", amount: int = 1) -> None: ...
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Advance]:
-    """Show the progress of `total` units of work on standard error."""
+    """Show the progress of `total` units of work on standard error; yields the function to call after each unit."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -1,6 +1,6 @@
-"""A task's prompts as one pair reads them: fetched, in the chat template of its tokenizer, none longer than the context.
+"""Prepares a task's prompts for a pair: fetches them, applies the chat template and checks that they fit the context.
 
-All of it happens before a model is loaded. No torch here.
+All of this happens before a model is loaded. No torch here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def fetch_prompts(study: Study, task: str, root: Path) -> None:
-    """Bring the prompts of a task that the study runs from its address or the hub to `Study.prompt_file`. Raises PromptError."""
+    """Fetch the prompts of a task from its address or the hub into the file `study.paths.prompt_file(task, root)`.
+
+    Raises PromptError if they cannot be fetched or used.
+    """
     row = study.rows.tasks[task]
     on_hub = row.kind == "hub"
     rows = hub_rows(row.source, row.config, row.split, row.revision) if on_hub else fetch_rows(row.source, row.sha256)
@@ -32,7 +35,7 @@ def fetch_prompts(study: Study, task: str, root: Path) -> None:
 
 
 def prepared(study: Study, task: str, pair: PairFiles, root: Path) -> list[Prompt]:
-    """The prompts that a pair's engine encodes. Raises PromptError for data that cannot be used, and for a prompt too long."""
+    """Return a task's prompts as the pair's engine encodes them. Raises PromptError for unusable data or too long a prompt."""
     prompts = study.prompts_of(task, root)
     if study.rows.tasks[task].chat:
         prompts = in_chat_template(prompts, task, pair)

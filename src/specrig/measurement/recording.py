@@ -1,4 +1,4 @@
-"""From what an engine generated to what is kept of it: a Run, and a job's index of its record files."""
+"""Turns what an engine generated into a `Run` for the records, writes a job's index of record files, and sets files aside."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from specrig.decoding.types import Generation
 
 ASIDE = ".disturbed-"
-"""Between a record file's name and a number: what stood there before the cell was measured again."""
+"""Added with a number to the name of a record file that is set aside, so that its cell is measured again."""
 
 
 def as_run(generation: Generation) -> Run:
-    """A Generation as it is recorded."""
+    """Return a `Generation` of an engine as the `Run` of a record."""
     rounds = generation.rounds
     return Run(
         tokens=generation.tokens,
@@ -45,7 +45,7 @@ def as_run(generation: Generation) -> Run:
 
 
 def write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], failed: dict[str, str]) -> None:
-    """Write `index.json`: the record file of each cell with its digests, and why the others failed."""
+    """Write `index.json` into a job's folder: each cell's record file with its digests, and why cells failed."""
     index: dict[str, Any] = {"cells": {}, "failed": failed}
     for cell in cells:
         path = folder / f"{cell.slug}.jsonl"
@@ -59,10 +59,10 @@ def write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], faile
 
 
 def set_aside(folder: Path, slugs: Iterable[str]) -> None:
-    """Have cells of a job's folder measured again: their records are kept as `<slug>.jsonl.disturbed-<number>`, which nothing reads.
+    """Rename the record files of some cells to `<slug>.jsonl.disturbed-<number>`, so that these cells are measured again.
 
-    The index forgets them first, so that it never names what is gone. The workflow runs a job again that has more such files than when
-    it last ran, and the job measures what has no records.
+    Nothing reads the renamed files. The cells leave the index first, so that it never names a missing file. The workflow runs a
+    job again if its folder has more renamed files than before, and the job then measures the cells that have no records.
     """
     index, names = folder / "index.json", list(slugs)
     if index.is_file():
@@ -75,5 +75,5 @@ def set_aside(folder: Path, slugs: Iterable[str]) -> None:
 
 
 def aside(folder: Path) -> list[str]:
-    """Names of the record files of a job's folder that were set aside."""
+    """Names of the files in a job's folder that `set_aside` renamed."""
     return sorted(path.name for path in folder.glob(f"*{ASIDE}*"))

@@ -1,6 +1,6 @@
-"""The record: one prompt of one cell, method and baseline side by side. Everything later is computed from these.
+"""The record of one prompt of one cell, with the method's run and the baseline's. All results are computed from records.
 
-A cell's records are one JSONL file, written whole or not at all. No torch here: analysis reads records on any machine.
+The records of a cell are one JSONL file, which is written whole or not at all. No torch here, so that any machine can read them.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from specrig.cell import Cell
 
 SCHEMA_VERSION: Literal[3] = 3
 SCHEMA_VERSIONS = (1, 2, 3)
-"""What this code reads. 2 added `energy_j` and `device`, 3 `replicate`, `load`, `before` and `after`; older records do not have them."""
+"""Versions of records that this code reads.
+
+Version 2 added `energy_j` and `device`, version 3 added `replicate`, `load`, `before` and `after`."""
 NOT_RECORDED = "not recorded"
-"""What tables say of a cell whose records are older than `load`, and whose times give nothing against it."""
+"""What tables say about disturbances of a cell whose records are too old to have `load` and whose times look undisturbed."""
 REPLICATE = "replicate-"
-"""What the folder of a further replicate is called, before its number."""
+"""Beginning of the name of a replicate's folder, before its number; the first replicate has no folder of its own."""
 
 
 class RecordError(ValueError):
-    """A record file that cannot be used; says which file, which line and what to do."""
+    """A record file that cannot be used. The message names the file, the line and the fix."""
 
 
 class Rounds(BaseModel):
-    """Per-round accounting of one generation; the lists run in parallel, one entry a target verification pass.
+    """The rounds of one generation. Each list has one entry for each verification pass of the target.
 
-    `drafted`: draft tokens offered (tree nodes for a tree). `depth`: length of the longest offered path (= `drafted` for a
-    chain). `accepted`: draft tokens accepted and emitted or cut by the stop rule. `emitted`: tokens that reached the
-    output in this round, the correction or bonus token included. `cut` marks a last round that the stop rule
-    (end of sequence, length limit) shortened: it is left out of `acceptance_length`.
+    `drafted`: number of draft tokens that were verified (the nodes of a tree). `depth`: tokens on the longest drafted path; the
+    same as `drafted` for a chain. `accepted`: draft tokens that were accepted, also those that the stop rule then cut off.
+    `emitted`: tokens that reached the output, with the correction or bonus token. `cut`: whether the stop rule (end of sequence
+    or length limit) shortened the last round, which is then left out of `acceptance_length`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -48,10 +50,10 @@ class Rounds(BaseModel):
 
 
 class Counts(BaseModel):
-    """An engine's own counters, where it does not tell round by round.
+    """Totals over one generation from an engine that does not report each round.
 
-    `rounds`: target verification passes. `drafted`, `accepted`: draft tokens over all of them, None where the engine does not say.
-    `per_position`: how many rounds accepted the draft token at position 1, 2, …
+    `rounds`: verification passes of the target. `drafted`, `accepted`: draft tokens in all rounds, None if it does not say.
+    `per_position`: number of rounds that accepted the draft token at position 1, 2, …
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -63,20 +65,20 @@ class Counts(BaseModel):
 
 
 class DeviceState(BaseModel):
-    """What a device said of itself right after a generation; None: it does not tell."""
+    """A device's clocks in MHz right after a generation; None if the device does not report one."""
 
     model_config = ConfigDict(extra="forbid")
 
     sm_mhz: int | None = None
     memory_mhz: int | None = None
     throttled: list[str] = Field(default_factory=list)
-    """What held the clocks down."""
+    """Reasons why the clocks were lower than they could be."""
 
 
 class Load(BaseModel):
-    """What the machine did from right before a generation to right after it. In seconds, those of several processors added up.
+    """What the machine did from right before a generation to right after it, in seconds, summed over all processors.
 
-    None: not told by the system, or not asked because the work was done by other processes or on another device.
+    None: the system does not report it, or it says nothing because other processes or another device did the work.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -85,113 +87,113 @@ class Load(BaseModel):
     own_s: float
     """Processor time of the job's own processes."""
     others_s: float
-    """Processor time of everything else."""
+    """Processor time of all other processes and of the system."""
     steal_s: float
     """Processor time that the host of a virtual machine gave to others while this machine asked for it."""
     waited_s: float | None = None
     """How long the job's threads were ready to run while no processor was free for them."""
     held_s: float | None = None
-    """How long the measuring thread neither ran nor was ready to: suspended, or waiting for a disk or another thread."""
+    """How long the measuring thread neither ran nor was ready to run: suspended, or waiting for a disk or another thread."""
     slept_s: float = 0.0
     """How long the whole machine was suspended."""
 
     def plus(self, other: Load) -> Load:
-        """Both stretches together."""
+        """The sum of this load and another; None for each field that is None in one of them."""
         ours, theirs = self.model_dump(), other.model_dump()
         both = {name: None if None in (value, theirs[name]) else round(value + theirs[name], 4) for name, value in ours.items()}
         return Load.model_validate(both)
 
 
 class Probe(BaseModel):
-    """What the machine could do at one moment between two blocks of cells, measured in the same short way each time."""
+    """How fast the machine was at a moment between two blocks of cells, by short measurements that are always the same."""
 
     model_config = ConfigDict(extra="forbid")
 
     when: str
-    """UTC, ISO 8601."""
+    """Time of the probe in UTC, ISO 8601."""
     copy_gb_s: float | None = None
-    """Bytes read and written, of a copy larger than the caches."""
+    """Bandwidth of a copy larger than the caches in GB/s, read and written bytes added; None if memory was short."""
     product_gflop_s: float | None = None
-    """Of a product of two matrices in float32."""
+    """Speed of a product of two float32 matrices in GFLOP/s."""
     load_1min: float | None = None
 
 
 class Run(BaseModel):
-    """One generation for one prompt. Times in seconds; in a batch they are the whole batch's."""
+    """One generation for one prompt. Times are in seconds; in a batch, they are those of the whole batch."""
 
     model_config = ConfigDict(extra="forbid")
 
     tokens: list[int]
-    """Emitted token ids, end-of-sequence included; the prompt is not."""
+    """Generated token ids, with the end-of-sequence token and without the prompt."""
     stop: Literal["eos", "length"]
     rounds: Rounds
     counts: Counts | None = None
-    """Instead of `rounds` (then empty) where the engine gives totals only; None with empty rounds: it offers neither."""
+    """Totals from an engine that does not report rounds; `rounds` is then empty. None and empty `rounds`: it reports neither."""
     overlap: float = 0.0
-    """Sum over reached draft positions of Σ_x min(p(x), q(x)); `overlap / reached` is alpha."""
+    """Σ_x min(p(x), q(x)) of target p and draft q, summed over the reached draft positions; `overlap / reached` estimates α."""
     reached: int = 0
-    """Draft positions that verification looked at: accepted ones and the first rejected one of each round."""
+    """Number of draft positions that verification judged: in each round the accepted ones and the first rejected one."""
     ttft_s: float
-    """Prompt in to first token out: the target's prefill and one sample."""
+    """Seconds to the first token: the target's prefill and one sample."""
     prefill_s: float
-    """`ttft_s` plus the drafter's own prefill."""
+    """`ttft_s` plus the seconds of the drafter's own prefill."""
     decode_s: float
-    """First token out to last token out."""
+    """Seconds from the first token to the last one."""
     target_passes: dict[int, tuple[int, float]] = Field(default_factory=dict)
-    """Width n of a bare target forward pass in decoding -> (calls, seconds)."""
+    """Width of the target's forward passes in decoding, in tokens -> (number of passes, their seconds)."""
     draft_passes: dict[int, tuple[int, float]] = Field(default_factory=dict)
-    """The same for the drafter's own model or head; empty where it has none."""
+    """Width of the passes of the drafter's own model or head, in tokens -> (number, seconds); empty if it has none."""
     peak_memory_mb: float = 0.0
-    """0 where the engine cannot know it."""
+    """Peak memory of the generation in MB; 0 if the engine cannot know it."""
     energy_j: float | None = None
-    """Joules of the device over the whole generation, prefill included; in a batch the whole batch's. None where nothing counts them."""
+    """Joules of the device in the generation, with prefill; in a batch, those of the whole batch. None if nothing counts them."""
     device: DeviceState | None = None
     load: Load | None = None
-    """In a batch the whole batch's. None: not recorded."""
+    """What the machine did meanwhile; in a batch, during the whole batch. None if it was not recorded."""
     prefill_tokens: int = 1
-    """Tokens that were out at `ttft_s`: 1, but for an engine that verifies drafts in the prompt's own pass, whose first round it is."""
+    """Tokens that were generated by `ttft_s`: 1, or more if the engine verifies drafts in the prompt's pass (the first round)."""
 
 
 class Record(BaseModel):
-    """One prompt of one cell."""
+    """The record of one prompt of one cell: what was run, the method's run and the baseline's."""
 
     model_config = ConfigDict(extra="forbid")
 
     schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
     cell: Cell
     digest: str
-    """Digest of everything that decides the result (cell, study settings, prompts, models, code): a record with another is stale."""
+    """Digest of everything that decides the result (see `freshness.cell_digests`); a record with another digest is stale."""
     prompt_id: str
     group: int
-    """Index of the batch the prompt ran in; timing is per group. With batch_size 1, one prompt a group."""
+    """Number of the batch in which the prompt ran; times are those of the batch. With batch size 1, each prompt is a group."""
     repeat: int = 0
-    """Which time in one process."""
+    """Which of the study's repeats this is: the same prompt in the same process with another seed."""
     replicate: int = 0
-    """Which of the study's replicates: the same cell measured by another process, at another time of the run, with the same prompts."""
+    """Which of the study's replicates this is: the same cell and prompts, measured by another process at another time."""
     seed: int
     prompt_tokens: int
     text: str
-    """The method's output, decoded for people; never counted."""
+    """The method's output as text, for people and scorers; tokens are never counted by it."""
     baseline_text: str
     baseline_alone: bool = False
-    """True: the baseline's prompts ran one by one, so that the times of a group's baselines add up."""
+    """Whether the baseline's prompts ran one by one; then the baseline times of a group must be added up."""
     lossless: bool = True
-    """False for a method whose acceptance rule does not keep the target's distribution."""
+    """Whether the method's acceptance rule keeps the target's distribution."""
     simulated_acceptance: float | None = None
-    """Not None: random weights, and this the declared chance that a drafted token is accepted; costs are real, texts mean nothing."""
+    """With random weights: the declared chance that a drafted token is accepted. Costs are then real, texts mean nothing."""
     run: Run
     baseline: Run
-    """Where baseline and method could not alternate: times are the mean of a run before the method and one after it."""
+    """The baseline's run. If it could not alternate with the method, its times are means of one run before and one after it."""
     baseline_drift: float | None = None
-    """Then: decode seconds per token of the baseline after / before - 1; None where they alternated."""
+    """Relative change of the baseline's seconds per token, after / before - 1; None if baseline and method alternated."""
     before: Probe | None = None
-    """The machine before the cell's block; at most `surroundings.RENEWED_S` older than its start. None: not recorded."""
+    """How fast the machine was before the cell's block, at most `surroundings.RENEWED_S` earlier. None if it was not recorded."""
     after: Probe | None = None
-    """And at its end."""
+    """How fast the machine was at the end of the cell's block; None if it was not recorded."""
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader, or a kill at any moment, sees the old file or the whole new one."""
+    """Write `text` to `path` so that at any moment, even after a kill, the path holds the old file or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -209,12 +211,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Write a cell's records as one JSONL file, atomically."""
+    """Write the records of a cell as one JSONL file, whole or not at all."""
     write_atomically(path, "".join(record.model_dump_json() + "\n" for record in records))
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield a cell's records. Raises RecordError naming the file and line of anything that is not a whole record."""
+    """Yield the records of a cell's file. Raises RecordError, with file and line, for a line that is no complete record."""
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -232,20 +234,21 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def replicate_folder(job: Path, replicate: int) -> Path:
-    """Where a replicate's records lie: the first one's in the folder of its job, where studies without replicates have theirs."""
+    """The folder with the records of a replicate: the folder `job` for the first one, a folder in it for each other one."""
     return job / f"{REPLICATE}{replicate}" if replicate else job
 
 
 def replicate_of(folder: str | Path) -> int:
-    """The replicate whose records lie in a folder, from its name."""
+    """The number of the replicate whose records lie in `folder`, from the folder's name; 0 for the first one."""
     name = Path(folder).name
     return int(name.removeprefix(REPLICATE)) if name.startswith(REPLICATE) else 0
 
 
 def study_records(root: Path, replicates: int | None = None) -> list[Record]:
-    """Every record that the `index.json` files below `root` (a study's `records/` folder) name, in path order.
+    """Read every record that the `index.json` files below `root` (a study's `records/` folder) name, in the order of paths.
 
-    Records of cells, and with `replicates` of replicates, that have left the study stay on disk (they may come back) but are not read.
+    Records of cells that were removed from the study stay on disk, since the cells may come back, but are not read. If
+    `replicates` is given, only so many replicates are read.
     """
     found: list[Record] = []
     for index in sorted(root.rglob("index.json")):

@@ -1,9 +1,9 @@
-"""The paired experiment: baseline and methods alternate prompt by prompt in one process; finished cells are kept.
+"""Measures a job: baseline and methods alternate prompt by prompt in one process, and finished cells are kept.
 
-Engines that cannot alternate: see `unpaired`.
+`unpaired` does the same for engines that cannot alternate.
 
-Cells of one job (engine, pair, method) load the models once. Those that also share task, temperature and batch size form a
-block: they share prompts, seeds and the baseline, and run interleaved, so that a drift of the machine's clock meets all alike.
+A job (engine, pair, method) loads its models once. Its cells with the same task, temperature and batch size form a block: they
+share prompts, seeds and the baseline, and run interleaved, so that a drift of the machine's clock affects all of them alike.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ WARMUP_TOKENS = 16
 def measure(study: Study, engine_name: str, pair_name: str, method: str, root: Path, replicate: int = 0) -> None:
     """Measure the cells of one job's replicate that are not measured yet, below `root` (the study's results folder).
 
-    Writes one record file a cell as soon as its block is done, then `environment.json` and `index.json`. A cell that fails is
-    listed in the index with its reason and does not stop the others. Raises EngineError if the pair cannot be loaded at all, and for a
-    replicate that the study does not have.
+    Writes the record file of each cell as soon as its block is done, then `environment.json` and `index.json`. A cell that fails
+    is listed in the index with the reason and does not stop the others. Raises EngineError if the pair cannot be loaded, and for
+    a replicate that the study does not have.
     """
     job = (engine_name, pair_name, method)
     cells = [cell for cell in study.grid.cells if cell.job == job]
@@ -97,7 +97,7 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
 
 
 def _metered(engine: Engine) -> AbstractContextManager[Meter]:
-    """The meter of what an engine runs on: nobody's for servers elsewhere; engines that serve divide a model over GPUs."""
+    """The meter of the devices that an engine uses: all GPUs over which it splits the target; none for servers elsewhere."""
     if not engine.loads_pairs:
         return nullcontext(Meter())
     return metered(engine.device, 1 if engine.paired else engine.pair.tensor_parallel)
@@ -112,7 +112,7 @@ def _blocks(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 
 
 def _units(study: Study, engine: Engine, block: list[Cell], prompts: int) -> int:
-    """Groups that a block will run, for the progress shown: each once for all cells that alternate, else once a cell."""
+    """Units of progress of a block: its groups of prompts, times (cells + two baseline runs) if cells cannot alternate."""
     groups = -(-prompts // block[0].batch_size) * study.repeats
     return groups if engine.paired else groups * (len(block) + 2)
 
@@ -122,7 +122,7 @@ def _groups(prompts: list[Prompt], batch_size: int) -> list[list[Prompt]]:
 
 
 class _Block:
-    """Cells that share task, temperature, batch size and baseline, with their prompts; runs them and writes their records."""
+    """Cells that share task, temperature, batch size and baseline, with their prompts. It runs them and writes their records."""
 
     def __init__(
         self, study: Study, replicate: int, engine: Engine, meter: Meter, machine: Surroundings, cells: list[Cell],
@@ -140,17 +140,17 @@ class _Block:
         self._advance = advance
 
     def advance(self) -> None:
-        """One group is done."""
+        """Show that one more group of prompts is done."""
         cell = self.cells[0]
         self._advance(f"{cell.task} T={cell.temperature:g} b={cell.batch_size}")
 
     def warm_up(self, cell: Cell) -> None:
-        """Rounds that are not recorded."""
+        """Run the first group of prompts `study.warmup` times without recording it."""
         for _ in range(self.study.warmup):
             self.attempt(cell, self.groups[0], 0, min(WARMUP_TOKENS, self.study.max_new_tokens))
 
     def run_alone(self, cell: Cell) -> list[list[Run]] | None:
-        """All prompts of a cell, one group after another; None where it fails."""
+        """Run all prompts of a cell, group by group; returns the runs of each group, or None if the cell fails."""
         self.failed.pop(cell.slug, None)
         self.warm_up(cell)
         found = []
@@ -162,7 +162,7 @@ class _Block:
         return found if len(found) == len(self.rounds) else None
 
     def attempt(self, cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run] | None:
-        """One group of a cell; None, and a reason in `failed`, where it fails or has failed before."""
+        """Run one group of prompts; returns a run for each, or None if the cell fails or failed before (see `failed`)."""
         if cell.slug in self.failed:
             return None
         try:
@@ -193,7 +193,7 @@ class _Block:
         return seed_of(self.study.seed, cell.task, prompt.id, repeat, self.replicate)
 
     def write(self, cell: Cell, runs: list[list[Run]], baseline: list[list[Run]], drifts: Sequence[float | None]) -> None:
-        """Make the cell's record file from its runs and the baseline's, in the order of `rounds`."""
+        """Write the cell's record file from its runs and the baseline's, both with one list for each of `rounds`."""
         records, after = [], self.after or self.machine.probe()
         for (repeat, number), found, base, drift in zip(self.rounds, runs, baseline, drifts, strict=True):
             for prompt, run, plain in zip(self.groups[number], found, base, strict=True):
@@ -223,9 +223,9 @@ class _Block:
 
 
 def _measure_paired(block: _Block, *, last: bool) -> dict[str, str]:
-    """Alternate baseline and cells group by group and write the records; slug -> reason of the cells that failed.
+    """Alternate baseline and cells group by group and write the records; returns slug -> reason for each cell that failed.
 
-    last: of the job, after which the machine is looked at whenever that was before.
+    last: whether this is the job's last block, after which the machine is probed in any case.
     """
     block.before = block.machine.probe()
     running = list(dict.fromkeys([block.baseline, *block.cells]))  # one of the cells may be the baseline itself
@@ -257,6 +257,6 @@ def is_lossless(cell: Cell) -> bool:
 
 
 def seed_of(study_seed: int, task: str, prompt_id: str, repeat: int, replicate: int = 0) -> int:
-    """A prompt's seed: the same for every method, so that a sampled baseline and its methods start alike; another for each replicate."""
+    """The seed of a prompt. It is the same for the baseline and every method, and another for each repeat and replicate."""
     text = f"{study_seed}/{task}/{prompt_id}/{repeat}" + (f"/{replicate}" if replicate else "")
     return int.from_bytes(sha256(text.encode()).digest()[:4]) & 0x7FFFFFFF

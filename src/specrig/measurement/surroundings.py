@@ -1,4 +1,4 @@
-"""The machine around a job, as its records keep it. See `provenance.disturbance` for what is read."""
+"""Reads the load and the speed of the machine for a job's records, with the counters of `provenance.disturbance`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from specrig.measurement.records import Load, Probe
 from specrig.provenance.disturbance import Moment, between, moment, probe
 
 RENEWED_S = 10.0
-"""A probe older than this is measured anew at the next block's boundary: probes cost some three hundredths of the time at most."""
+"""Seconds after which the next block makes a new probe; so probes take at most about 3 % of the time."""
 
 
 class Surroundings:
-    """What one job reads of the machine it runs on; nothing where the work is done elsewhere."""
+    """Reads load and speed of the machine for one job; it reads nothing if the work is done on another machine."""
 
     def __init__(self, device: str, *, here: bool = True, in_process: bool = True) -> None:
-        """here: False for servers that run already. in_process: False for an engine whose models live in processes of its own."""
+        """here: False if running servers do the work; in_process: False for an engine that runs models in other processes."""
         self._device, self._here, self._in_process = device, here, in_process
         # A probe in this process would make a second context on a GPU that an engine has filled.
         self._probes = here and (in_process or device == "cpu")
@@ -23,11 +23,11 @@ class Surroundings:
         self._until = 0.0
 
     def begin(self) -> Moment | None:
-        """Before a generation: what `since` wants."""
+        """Read the counters before a generation, for `since`; None if the work is done elsewhere."""
         return moment(children=not self._in_process) if self._here else None
 
     def since(self, before: Moment | None) -> Load | None:
-        """After it: what the machine did meanwhile."""
+        """Return what the machine has done since `begin` returned `before`; None if that was None."""
         if before is None:
             return None
         found = Load.model_validate(between(before, moment(children=not self._in_process)))
@@ -36,7 +36,7 @@ class Surroundings:
         return found if at_work else found.model_copy(update={"held_s": None})
 
     def probe(self, *, anew: bool = False) -> Probe | None:
-        """The machine now, or at most `RENEWED_S` ago."""
+        """Return the last probe, or a new one if that is too old or if `anew`; None where no probe can be made."""
         if self._probes and (anew or self._last is None or time.monotonic() > self._until):
             self._last = Probe.model_validate(probe(self._device))
             self._until = time.monotonic() + RENEWED_S

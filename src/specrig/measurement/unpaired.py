@@ -1,8 +1,8 @@
-"""The experiment for engines that cannot alternate: the baseline runs before the methods and again after them.
+"""Measures with engines that cannot alternate: the baseline runs once before the methods and once after them.
 
-Starting such an engine is dear, so all cells of one k and set of options run while one is up, and a job starts the baseline twice in
-all. What has run is kept in parts until the baseline's second run completes the records, so a killed job goes on from there, and so
-does one whose engine died in a baseline. A cell that failed is measured again between two baselines of its own.
+Starting such an engine takes long. So all cells with the same k and options run in one engine, and a job starts the baseline's
+engine only twice. Finished runs are kept as parts until the baseline's second run completes the records: a job that was killed,
+or whose engine died in a baseline, continues from them. A cell that failed is measured again between two new baseline runs.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from specrig.cell import Cell, digest
 from specrig.measurement.records import Run, write_atomically
 
 Runs = list[list[Run]]
-"""Of one cell: a list a (repeat, group) in the order they ran, of one Run a prompt."""
+"""The runs of one cell: a list for each (repeat, group) in the order in which they ran, with one Run for each prompt."""
 _RUNS = TypeAdapter(Runs)
 
 
 class Block(Protocol):
-    """Cells that share task, temperature, batch size and baseline."""
+    """A block: cells that share task, temperature, batch size and baseline, with ways to run them and to write their records."""
 
     baseline: Cell
     cells: list[Cell]
     failed: dict[str, str]
 
     def run_alone(self, cell: Cell) -> Runs | None:
-        """All prompts of a cell, warmed up; None, and a reason in `failed`, where it fails."""
+        """Warm up and run all prompts of a cell; None if the cell fails, with the reason in `failed`."""
 
     def write(self, cell: Cell, runs: Runs, baseline: Runs, drifts: Sequence[float | None]) -> None:
-        """Make the cell's record file."""
+        """Write the cell's record file."""
 
 
 def measure_unpaired(blocks: Sequence[Block], digests: dict[Cell, str], folder: Path) -> dict[str, str]:
-    """Run the blocks' cells between two runs of their baselines and write the records; slug -> reason of those that failed."""
+    """Run the blocks' cells between two runs of their baselines and write records; returns slug -> reason for failed cells."""
     parts = folder / "parts"
 
     def both(block: Block, when: str) -> Runs | None:
@@ -86,12 +86,12 @@ def _baseline_part(block: Block, when: str) -> str:
 
 
 def _engine_of(cell: Cell) -> str:
-    """Cells of one method that share this share one engine."""
+    """Digest of k and options; cells of a job with the same digest run in one started engine."""
     return digest([cell.k, cell.options])
 
 
 def _kept(path: Path, mark: str, produce: Callable[[], Runs | None]) -> Runs | None:
-    """What `produce` found, from the part where an earlier, interrupted job left it."""
+    """Return what `produce` returns and keep it at `path`; or read it there, if an interrupted job left it with this `mark`."""
     if path.is_file():
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["digest"] == mark:
@@ -103,7 +103,10 @@ def _kept(path: Path, mark: str, produce: Callable[[], Runs | None]) -> Runs | N
 
 
 def _mean(before: Runs, after: Runs) -> tuple[Runs, list[float | None]]:
-    """The first run's outputs with mean times, and how much slower per token (share) each group's second run was."""
+    """Return (the first run with mean times of both runs, drift of each group).
+
+    The drift is seconds per token of the second run / the first - 1; None where a run has no time or no token.
+    """
     means: Runs = []
     drifts: list[float | None] = []
     for first, second in zip(before, after, strict=True):

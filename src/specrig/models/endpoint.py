@@ -1,4 +1,4 @@
-"""Servers that already run: the models lie with them, a study only names their address. No torch here."""
+"""Servers that already run and hold the models themselves; a study only names their addresses. No torch here."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from specrig.settings import Settings
 
 
 class Endpoint(Settings):
-    """A server that already runs: it decodes one pair with one method at one k. Requests alone do not tell it to speculate."""
+    """A server that already runs. It was started with one pair, method and k, which requests cannot change."""
 
     pair: str
     """Row of pairs.tsv whose target it serves; the prompts' token ids come from that target's tokenizer."""
     method: str
-    """The method it was started with; `autoregressive` for the server that the others are held against."""
+    """The method it was started with; `autoregressive` for the baseline, with which the others are compared."""
     k: int = Field(0, ge=0)
     """The k it was started with; 0 for methods that use none."""
     variant: str = ""
-    """Which sweep of the method's options it was started with, as `specrig plan` names it; empty for the defaults."""
+    """The variant of the method's options it was started with, as `specrig plan` names it; empty for the defaults."""
     url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
-    """Where it answers, e.g. `http://gpu1:8000`."""
+    """The server's address, e.g. `http://gpu1:8000`."""
     engine: str = "server"
-    """Who speaks to it: `server` (the OpenAI API) or an engine with an API of its own."""
+    """The engine that sends requests to it: `server` for the OpenAI API, or an engine with its own API."""
     model: str | None = None
     """The name it serves the model under; null: the first that it lists."""
     api_key_env: str | None = None
     """Environment variable that holds its key; the key itself is never written down."""
     fields: dict[str, Any] = Field(default_factory=dict)
-    """More fields for each request, e.g. what turns speculation on or off in a server that can do both."""
+    """More fields for each request, e.g. one that turns speculation on or off in a server that can do both."""
 
     def runs(self, cell: Cell) -> bool:
         """Whether this is the server for `cell`."""
@@ -40,5 +40,5 @@ class Endpoint(Settings):
 
 
 def endpoint_of(cell: Cell, servers: Iterable[Endpoint]) -> Endpoint | None:
-    """The server that runs `cell`, if one was named."""
+    """The first of `servers` that runs `cell`; None if there is none."""
     return next((server for server in servers if server.runs(cell)), None)

@@ -1,1 +1,1 @@
-"""What a study will take and what to do: the plan, its cost, advice, pins. No torch here."""
+"""Planning before anything runs: a study's plan and its cost, advice for a pair, and revisions of models. No torch here."""

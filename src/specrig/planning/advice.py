@@ -1,6 +1,6 @@
-"""Which method and which k to use for a pair, and why: from a study's measurements where there are any, else from a model of its hardware.
+"""Advises which method and which k to use for a pair, and why.
 
-Nothing is printed here: `advice_view` shows an `Advice`.
+The advice rests on a study's measurements where there are any, else on a model of the hardware. `advice_view` prints it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from specrig.study.rows import TRAINED, Pair, read_rows
 
 USUAL_ALPHA = 0.7
 ALPHAS = (0.6, USUAL_ALPHA, 0.8)
-"""Acceptances that pairs of one family are reported to have (0.53 to 0.82 in reported.csv): careful, usual, good."""
+"""Three acceptance probabilities α to predict with: low, usual and good. Sources report 0.53 to 0.82 for pairs of one family."""
 KS = range(1, 9)
 DEFAULT_K = 4
 RATIO = (5, 10)
-"""How many times smaller than the target a draft should be."""
+"""(from, to): how many times fewer active parameters than its target a draft should have."""
 CONTEXT = 4096
 USABLE = 0.9
-"""Share of a device's memory that weights and cache may take; the rest is activations and the runtime's own."""
+"""Share of a device's memory that weights and cache may take; the rest is for activations and the runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check of the pair. good: True passed, False failed, None a remark."""
+    """The result of one check of the pair. `good` is True if it passed, False if it failed, None for a remark."""
 
     good: bool | None
     text: str
@@ -46,7 +46,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The fastest measured cell of a task, temperature and batch size. low, high: its 95 % interval, None where it is not known."""
+    """The fastest measured cell of one task, temperature and batch size.
+
+    low, high: the 95 % interval of its speedup, None where it is not known; acceptance_length: tokens a verification pass.
+    """
 
     task: str
     temperature: float
@@ -66,11 +69,11 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model says of one method at batch 1.
+    """What the cost model predicts for one method at batch size 1.
 
-    tokens: kept a verification pass; cost: of a round, in passes of the target alone; the speedup, tokens / cost, is an upper bound.
-    alpha, k, at_default_k (the speedup at k = 4): of draft_model alone. reports: of how many reported figures `tokens` is the median;
-    0 where it follows from alpha.
+    tokens: tokens kept in a round; cost: cost of a round, where 1 is a pass of the target alone; speedup: tokens / cost, an upper
+    bound. Only draft_model has alpha, k and at_default_k (its speedup at k = 4). reports: number of reported figures whose median
+    `tokens` is; 0 if it was computed from alpha.
     """
 
     method: str
@@ -84,15 +87,16 @@ class Prediction:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The trained heads that the method needs; draft_model, which needs a model only, has none."""
+        """Names of the trained heads that the method needs; empty for draft_model, which needs only a draft."""
         return () if self.alpha is not None else methods()[self.method].needs
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All that is known of a pair before, or after, it is measured.
+    """All that is known about a pair.
 
-    measured: with a study; predictions: without one, None where the target's size is not known.
+    measured: the fastest cells of a study, empty without a study; predictions: what the cost model says if nothing was measured,
+    None with measurements or if the target's size is not known.
     """
 
     name: str
@@ -105,10 +109,11 @@ class Advice:
 
 
 def advise(name: str, pairs: Path, reported: Path, device_name: str | None, study: Path | None) -> Advice:
-    """The advice for the row `name` of the table `pairs`.
+    """Return the advice for the pair in row `name` of the table `pairs`.
 
-    reported: the table of reported figures, for methods whose acceptance is not known here; study: a results folder. Raises StudyError
-    for an unknown pair or device, or a study without a cell of the pair.
+    reported: the table of reported figures, from which methods without a known acceptance are predicted; device_name: a device of
+    `specrig.models.facts`, or None; study: a results folder, or None. Raises StudyError for an unknown pair or device, and for a
+    study that has no usable cell of the pair.
     """
     problems = Problems(Positions([]))
     rows = read_rows(pairs, Pair, problems)
@@ -129,13 +134,13 @@ def advise(name: str, pairs: Path, reported: Path, device_name: str | None, stud
 
 
 def size_of(model: str) -> Size | None:
-    """A model's size by the shipped facts, or by the config of a local folder; None where neither knows it."""
+    """Return a model's size from the shipped facts or from the config of a local folder; None if neither has it."""
     shape = facts.shape_of(facts.config_at_hand(model))
     return roofline.size_of(model) or (roofline.size_of_shape(shape) if shape else None)
 
 
 def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: Device | None) -> list[Finding]:
-    """Whether target and draft can work together, whether the draft is small enough, and whether both fit the device."""
+    """Check whether target and draft can work together, whether the draft is small enough, and whether both fit the device."""
     found = []
     reason = _gate(pair)
     if reason:
@@ -155,7 +160,7 @@ def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: 
 
 
 def _ratio(ratio: float) -> Finding:
-    """Whether a draft that is `ratio` times smaller than its target is small enough."""
+    """Judge whether a draft is small enough that has `ratio` times fewer parameters than its target."""
     text = f"the draft is {ratio:.1f} times smaller; {RATIO[0]} to {RATIO[1]} times is the rule"
     if ratio < RATIO[0]:
         return Finding(False, f"{text}: too dear, take a smaller one, or Medusa or EAGLE heads")
@@ -165,7 +170,7 @@ def _ratio(ratio: float) -> Finding:
 
 
 def _memory(needed: float, dtype: str, device: Device) -> Finding:
-    """Whether `needed` GB of weights and cache fit the device, and what to do where they do not."""
+    """Judge whether `needed` GB of weights and cache fit the device, and say what to do if they do not."""
     usable = USABLE * device.memory_gb
     text = f"weights and {CONTEXT} tokens of cache take {needed:.1f} of {device.memory_gb:g} GB in {dtype}"
     if needed <= usable:
@@ -174,7 +179,7 @@ def _memory(needed: float, dtype: str, device: Device) -> Finding:
 
 
 def _gate(pair: Pair) -> str | None:
-    """Why target and draft can never speculate together, by the shipped facts and by folders that are here; nothing is downloaded."""
+    """Why target and draft can never speculate together, by shipped facts and local folders; None if nothing is against it."""
     local = [model for model in (pair.target, pair.draft) if model and (Path(model).expanduser() / "config.json").is_file()]
     try:
         for folder in local:
@@ -187,7 +192,7 @@ def _gate(pair: Pair) -> str | None:
 
 
 def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
-    """The cell with the highest speedup of each task, temperature and batch size, in the order of their first cells."""
+    """Return the cell with the highest speedup for each task, temperature and batch size, in the order of their first cells."""
     settings: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in cells:
         settings.setdefault((row["task"], row["temperature"], row["batch_size"]), []).append(row)
@@ -202,7 +207,7 @@ def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
 
 
 def reported_lengths(file: Path) -> dict[str, list[float]]:
-    """Method -> the acceptance lengths that others reported of it at batch 1, from `reported.csv`; empty where there is no such file."""
+    """Read method -> the acceptance lengths that sources report for it at batch size 1; empty if `file` does not exist."""
     found: dict[str, list[float]] = {}
     for claim in read_claims(file, Problems(Positions([]))):
         if claim.metric == "acceptance_length" and claim.interval and claim.batch in ("", "1"):
@@ -213,9 +218,10 @@ def reported_lengths(file: Path) -> dict[str, list[float]]:
 def predicted(
     pair: Pair, target: Size, draft: Size | None, device: Device | None, lengths: dict[str, list[float]]
 ) -> list[Prediction]:
-    """Predictions at batch 1: of draft_model at each of `ALPHAS` by Leviathan's Theorem 3.8, of other methods at the median of `lengths`.
+    """Predict the methods' speedups at batch size 1.
 
-    Costs come from the device's roofline, or from the ratio of parameters where no device is named.
+    draft_model is predicted for each of `ALPHAS` by Theorem 3.8 of Leviathan et al., other methods from the median of their
+    `lengths`. Costs come from the device's roofline, or without a device from the ratio of parameters.
     """
 
     def verify(tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""`specrig advise`: an `Advice` for people, on a console."""
+"""Prints an `Advice` on a console, for `specrig advise`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SCENES = (
     ("documents, editing, retrieval", "ngram", "4–6"),
     ("live translation", "none: short outputs, every millisecond of the first token counts", "–"),
 )
-"""(scene, method, k) that practice recommends: for pairs that nobody has measured here."""
+"""(use, method, k) that practice recommends; shown for pairs that are not measured yet."""
 
 
 def show_advice(advice: Advice, console: Console) -> None:
-    """Print the pair, its findings, and what was measured; where nothing was, what is predicted and what practice recommends."""
+    """Print the pair, its findings and its measurements; without measurements, the predictions and what practice recommends."""
     pair, device = advice.pair, advice.device
     console.print(
         f"[bold]{advice.name}[/]: {pair.target} ← {pair.draft or 'no draft'}" + (f" on {device.device}" if device else "")
@@ -48,7 +48,7 @@ def show_advice(advice: Advice, console: Console) -> None:
 
 
 def _measured(rows: Sequence[Best], title: str) -> Table:
-    """A row a task, temperature and batch size: the fastest method, or none where none beats the baseline."""
+    """A table with the fastest method for each task, temperature and batch size; none where none beats the baseline."""
     shown = []
     for row in rows:
         pays = row.speedup > 1
@@ -69,7 +69,7 @@ def _measured(rows: Sequence[Best], title: str) -> Table:
 
 
 def _show_predictions(predictions: Sequence[Prediction], device: str | None, console: Console) -> None:
-    """The table of predictions, then the best of them, with and without a head to train."""
+    """Print the table of predictions, then the best one with and the best one without a trained head."""
     shown = [
         (
             row.method,
@@ -98,7 +98,7 @@ def _show_predictions(predictions: Sequence[Prediction], device: str | None, con
 
 
 def _choice(row: Prediction) -> str:
-    """`draft_model with k = 5`, `eagle (needs a trained eagle head)`."""
+    """A prediction's method in words, e.g. `draft_model with k = 5` or `eagle (needs a trained eagle head)`."""
     if row.k is not None:
         return f"{row.method} with k = {row.k}"
     return f"{row.method} (needs a trained {', '.join(f'{head} head' for head in row.heads)})" if row.heads else row.method

@@ -1,7 +1,7 @@
-"""What a study will ask of a machine, before anything is downloaded: sizes and memory of its pairs, and hours. No torch here.
+"""Estimates the memory and the hours that a study needs, before anything is downloaded. No torch here.
 
-Sizes are exact where the architecture is known (shipped facts, a local config.json, the study's own recipe). Hours are a bound from
-memory bandwidth, for planning only: never shown beside measurements.
+Sizes are exact where the architecture is known (from shipped facts, a local config.json or the study's own recipe). Hours are a
+bound from memory bandwidth. They serve planning only and are never shown beside measurements.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from specrig.training.recipe import Shape as TrainedShape
 
 GB = 1e9
 PROMPT_TOKENS = 1024
-"""Tokens of a prompt, for the size of the cache."""
+"""Assumed length of a prompt in tokens, for the size of the cache."""
 WORKSPACE_BYTES = 1.5e9
-"""Activations, the libraries' own workspace and the driver's context."""
+"""Assumed bytes of activations, the libraries' workspace and the driver's context."""
 BANDWIDTH = {"cuda": 2.0e12, "cpu": 20e9}
-"""Bytes/s from memory: an A100 80 GB, and two channels of a desktop or small server."""
+"""Assumed memory bandwidth in bytes/s: an A100 80 GB, and two memory channels of a desktop or small server."""
 REACHED = 0.6
-"""Share of the bandwidth that decoding reaches."""
+"""Share of the memory bandwidth that decoding is assumed to reach."""
 LAYER_S = {"cuda": 50e-6, "cpu": 100e-6}
-"""What a layer costs however small it is: its launches."""
+"""Least seconds that a layer takes however small it is, because its kernels must be launched."""
 TRAINING = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
-"""Operations/s that training reaches, and where: a quarter of the card's peak in bfloat16; what `configs/quick.yaml` reached."""
+"""(operations/s of training, machine): a quarter of a GPU's bfloat16 peak; on a CPU, what `configs/quick.yaml` reached."""
 LOADING = 1e9
-"""Bytes/s of loading weights from disk."""
+"""Assumed bytes/s at which weights are loaded from disk."""
 ASSUMPTION = (
     f"each pass reads the weights once at {REACHED:.0%} of {{bandwidth}} GB/s ({{machine}}), no method faster than its baseline, "
     "prompts and drafts free, downloads and training not counted"
@@ -43,7 +43,7 @@ ASSUMPTION = (
 
 @dataclass(frozen=True, slots=True)
 class PairSize:
-    """A pair's models: None where the architecture is not known."""
+    """The shapes of a pair's models (None where the architecture is not known), and the largest batch and sequence to hold."""
 
     pair: str
     dtype: str
@@ -51,16 +51,16 @@ class PairSize:
     draft: Shape | None
     batch: int
     tokens: int
-    """Of a sequence: prompt and what follows."""
+    """Length of a sequence in tokens: the prompt and the new tokens."""
 
     @property
     def weight_bytes(self) -> int:
-        """Both models' weights, as far as they are known."""
+        """Bytes of the weights of target and draft; a model of unknown shape counts for nothing."""
         return sum(shape.weight_bytes(self.dtype) for shape in (self.target, self.draft) if shape)
 
     @property
     def memory_bytes(self) -> float | None:
-        """Weights, key/value caches and workspace; None without the target's shape."""
+        """Bytes of weights, key/value caches and workspace; None if the target's shape is not known."""
         if self.target is None:
             return None
         caches = sum(
@@ -72,14 +72,14 @@ class PairSize:
 
 
 def pair_sizes(study: Study) -> list[PairSize]:
-    """Sizes of the pairs that will run, in the study's order."""
+    """Return the sizes of the pairs that have cells to measure, in the order of the cells."""
     batch = max((cell.batch_size for cell in study.grid.cells), default=1)
     tokens = PROMPT_TOKENS + study.max_new_tokens
     return [_pair_size(study, pair, batch, tokens) for pair in dict.fromkeys(cell.pair for cell in study.grid.cells)]
 
 
 def gated(study: Study) -> dict[str, list[str]]:
-    """What owners ask for -> their models that the study would download."""
+    """Return the gated models that the study would download: what an owner asks for -> names of the models it guards."""
     found: dict[str, list[str]] = {}
     for pair in dict.fromkeys(cell.pair for cell in study.grid.cells):
         row = study.rows.pairs[pair]
@@ -91,7 +91,7 @@ def gated(study: Study) -> dict[str, list[str]]:
 
 
 def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
-    """(hours of measuring, what they assume). Pairs of unknown size count for nothing and are named in the assumption."""
+    """Return (hours of measuring, assumptions in words). Pairs of unknown size are not counted; the assumptions name them."""
     device = "cuda" if study.uses_gpu() else "cpu"
     pass_s = {
         size.pair: max(
@@ -118,7 +118,7 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
 
 
 def needs(study: Study) -> str:
-    """What the study asks for, in one line: cells, memory, hours."""
+    """One line with the study's number of cells and jobs, its memory in GB and its hours of measuring."""
     sizes = pair_sizes(study)
     largest = max((size for size in sizes if size.memory_bytes), key=lambda size: size.memory_bytes or 0, default=None)
     where = "GPU memory" if study.uses_gpu() else "memory"
@@ -128,12 +128,12 @@ def needs(study: Study) -> str:
 
 
 def times(study: Study) -> str:
-    """` × 2` where every job is done twice."""
+    """The number of replicates as text, e.g. ` × 2`; empty for one."""
     return f" × {study.replicates}" if study.replicates > 1 else ""
 
 
 def training(study: Study) -> str:
-    """What the study trains, what that costs and how long it takes somewhere; `nothing` where it trains nothing."""
+    """Say which models the study trains, how many operations that takes and how many minutes; `nothing` if it trains none."""
     flop, named = 0.0, []
     for pair, row in study.rows.pairs.items():
         models = [model for trained, model in study.grid.trained if trained == pair]

@@ -1,4 +1,4 @@
-"""What a study has measured so far, as far as planning needs it: rows of its `tables/cells.csv`. No pandas here."""
+"""Reads from a study's `tables/cells.csv` what planning needs of its measurements. No pandas here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from specrig.study.problems import Problems
 
 
 def fair_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str]]:
-    """Cells of the pair that a method may be judged by: lossless, passed by the audit, undisturbed, with a speedup; no baseline.
+    """Read the cells of a pair by which methods may be judged, as rows of `cells.csv`.
 
-    study: the study's results folder. Where it has no table, or no cell of the pair, that is added to `problems`.
+    These cells are lossless, passed the audit, are not known to be disturbed and have a speedup; the baseline's are left out.
+    study: the results folder. A missing table, or one without the pair, is added to `problems`.
     """
     file = study / "tables" / "cells.csv"
     if not file.is_file():
@@ -29,7 +30,7 @@ def fair_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str
 
 
 def prompts_needed(study: Path) -> list[float]:
-    """How many prompts each measured cell needs to tell 5 % apart, ascending; empty for a study that has not been measured."""
+    """Read how many prompts each measured cell needs to resolve a difference of 5 %, ascending; empty without measurements."""
     file = study / "tables" / "cells.csv"
     rows = _cells(file) if file.is_file() else []
     return sorted(float(row["prompts_needed"]) for row in rows if row.get("prompts_needed"))

@@ -1,4 +1,4 @@
-"""`specrig methods`: the registered methods and engines for people, on a console. No torch here."""
+"""Prints the registered methods and engines on a console, for `specrig methods`. No torch here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specrig.engines import registry as engines
 
 
 def show_methods(console: Console) -> None:
-    """The registered methods and engines."""
+    """Print the methods with their options, and the engines with theirs."""
     table = Table(title="methods", title_justify="left")
     for column in ("method", "what it is", "needs", "lossless", "options and defaults"):
         table.add_column(column)

@@ -1,4 +1,4 @@
-"""Revisions of what a study takes from the hub: which rows name none, and writing the present commits into their tables. No torch here."""
+"""Finds hub models and data sets without a revision in a study's tables, and writes their current commits. No torch here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from specrig.study.study import Study
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A cell of a table that names no revision. source: hub id; for a head the cell holds it, else it is empty."""
+    """A cell of a table that should hold a revision and has none.
+
+    source: the hub id. In the column `heads` the cell holds this id and the revision goes behind it; any other cell is empty.
+    """
 
     file: Path
     row: str
@@ -32,14 +35,14 @@ class Pin:
     kind: Literal["model", "dataset"]
 
     def filled(self, cell: str, commit: str) -> str:
-        """The cell with a commit: after the head's hub id in `heads`, else alone."""
+        """The cell's new text: the commit, or in the column `heads` the old text with the commit behind the hub id."""
         if self.column != "heads":
             return commit
         return re.sub(rf"={re.escape(self.source)}(?=\s|$)", f"={self.source}@{commit}", cell)
 
 
 def unpinned(study: Study) -> list[Pin]:
-    """What a study loads from the hub without a revision, in the order of its tables."""
+    """Return every model and data set that a study loads from the hub without a revision, in the order of its tables."""
     tables, found = study.tables, []
     for name, row in study.rows.pairs.items():
         if row.weights == "random":
@@ -59,9 +62,10 @@ def unpinned(study: Study) -> list[Pin]:
 
 
 def pin(study: Study, console: Console, *, check: bool) -> bool:
-    """Ask the hub for the present commit of all that is not pinned, and write them into the study's tables, these cells alone.
+    """Ask the hub for the current commit of everything without a revision, and write it into the cells of the study's tables.
 
-    check: only tell. Returns whether all is pinned now. Raises ModelError, after the others are written, with what the hub refuses.
+    check: only print what has no revision. Returns whether everything has a revision now. Raises ModelError for what the hub
+    refuses, after the other commits are written.
     """
     pins = unpinned(study)
     commits: dict[tuple[str, str], str] = {}
@@ -92,7 +96,7 @@ def pin(study: Study, console: Console, *, check: bool) -> bool:
 
 
 def _write(file: Path, pins: Sequence[tuple[Pin, str]]) -> None:
-    """Fill the cells; every other record of the table stays as it stands. A column that the table lacks is added at its end."""
+    """Write the commits into their cells; other records stay byte for byte. A missing column is added at the table's end."""
     # Line ends are kept as they are.
     text = file.read_bytes().decode("utf-8")
     records = list(_records(text, file))
@@ -113,11 +117,11 @@ def _write(file: Path, pins: Sequence[tuple[Pin, str]]) -> None:
 
 
 NAMES = {"model": "pair", "dataset": "task"}
-"""The column with a row's name, in the table that holds such a source."""
+"""Kind of source -> the column that names the row, in the table that holds such sources."""
 
 
 def _records(text: str, file: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each record of a table as it stands there, and its cells."""
+    """Yield (the record's text as it stands in the file, its cells) for each record of a table."""
     lines: list[str] = []
 
     def taken() -> Iterator[str]:
@@ -131,7 +135,7 @@ def _records(text: str, file: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _record(cells: Sequence[str], raw: str, file: Path) -> str:
-    """A record with these cells and the line end of the one that it replaces."""
+    """Return the text of a record with these cells and the line end of `raw`, the record that it replaces."""
     end = raw[len(raw.rstrip("\r\n")) :]
     out = io.StringIO(newline="")
     csv.writer(out, lineterminator=end, **dialect(file)).writerow(cells)

@@ -1,4 +1,7 @@
-"""What a study will do, before it does it: its jobs, what it needs, what is refused. `plan_view` shows it. No torch here."""
+"""Says what a study will do before it runs: its jobs, what they need, and which cells are refused. No torch here.
+
+`plan_view` prints it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ ALWAYS_SHOWN = ("k", "task")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One engine, pair and method: the values that its cells take in each varying field, and how many cells there are."""
+    """A job. name: (engine, pair, method); values: field -> the values that it takes in the job's cells; cells: their number."""
 
     name: tuple[str, str, str]
     values: Mapping[str, Sequence[Any]]
@@ -30,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Cells that an engine cannot run for one reason: whose pairs and methods they are, and how many."""
+    """Cells that one engine refuses for one reason: their pairs, their methods and their number."""
 
     engine: str
     reason: str
@@ -43,9 +46,9 @@ class Refusal:
 class Plan:
     """A study's plan.
 
-    untested: engine -> what was never tried on hardware. prompts_needed: in the median and the worst cell, to tell 5 % apart; None
-    before anything is measured. simulated: pair -> declared acceptance. moving: hub ids without a revision. gated: what an owner asks
-    for -> the models that it guards.
+    untested: engine -> what was never tried on hardware. prompts_needed: prompts needed to resolve a difference of 5 %, in the
+    median and in the worst cell; None before anything is measured. trains, needs, hours_assume: sentences from `estimate`.
+    simulated: pair -> declared acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the gated models.
     """
 
     study: Study
@@ -63,7 +66,7 @@ class Plan:
 
 
 def plan_of(study: Study) -> Plan:
-    """The plan of a resolved study."""
+    """Make the plan of a resolved study."""
     grid = study.grid
     found = prompts_needed(study.root)
     sizes = pair_sizes(study)
@@ -86,7 +89,7 @@ def plan_of(study: Study) -> Plan:
 
 
 def _jobs(study: Study) -> list[Job]:
-    """Every job, with the fields in which the study's cells differ at all."""
+    """Return every job; its `values` hold only fields in which cells of the study differ, and always k and task."""
     cells = study.grid.cells
     varying = [name for name in VARYING if name in ALWAYS_SHOWN or len(_values(cells, name)) > 1]
     return [
@@ -96,12 +99,12 @@ def _jobs(study: Study) -> list[Job]:
 
 
 def _values(cells: Sequence[Cell], field: str) -> list[Any]:
-    """The values of a field, each once, in the order in which they come."""
+    """The different values of a field, in the order of their first cells."""
     return list(dict.fromkeys(getattr(cell, field) for cell in cells))
 
 
 def _refusals(study: Study) -> list[Refusal]:
-    """Refused cells, counted by engine and reason."""
+    """Group the refused cells by engine and reason, and count them."""
     counts: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
     for cell, reason in study.grid.refusals:
         counts.setdefault((cell.engine, reason), Counter())[cell.pair, cell.method] += 1

@@ -1,4 +1,4 @@
-"""`specrig plan`: a `Plan` for people, on a console."""
+"""Prints a `Plan` on a console, for `specrig plan`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specrig.planning.estimate import GB, PROMPT_TOKENS, times
 from specrig.planning.plan import Plan
 
 COLUMNS = {"k": "k", "task": "tasks", "temperature": "T", "batch_size": "batch", "variant": "variants"}
-"""Field of a cell -> the name of its column."""
+"""Field of a cell -> title of its column."""
 
 
 def show_plan(plan: Plan, console: Console) -> None:
-    """Print one row a job, what the study needs, and what is refused."""
+    """Print a table with a row for each job, then what the study needs and which cells are refused."""
     console.print(_jobs(plan))
     for name, reason in plan.untested.items():
         console.print(f"[bold yellow]Untested on hardware: engine {name}[/] ({reason})")
@@ -84,7 +84,7 @@ def _parameters(shape: Shape | None) -> str:
 
 
 def _values(values: Sequence[Any]) -> str:
-    """`2–8` for whole numbers without a gap, `0, 1` or `code, translation` else; of many names their number."""
+    """Values as text: `2–8` for three or more consecutive numbers, the number of names if there are over four, else `0, 1`."""
     if len(values) > 4 and isinstance(values[0], str):
         return str(len(values))
     if len(values) > 2 and all(isinstance(value, int) for value in values) and values == list(range(values[0], values[-1] + 1)):

@@ -1,4 +1,4 @@
-"""The JSON schemas of a study's config and of the rows of its tables, which editors complete and check by. No torch here."""
+"""Makes the JSON schemas of a study's config and of its tables' rows, with which editors complete and check. No torch here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {"study": Study, "pairs": Pair, "tasks": T
 
 
 def write_schemas(folder: Path) -> list[Path]:
-    """Write one JSON schema a kind of file into `folder`; returns the paths."""
+    """Write the four schemas (study, pairs, tasks, reported) into `folder` and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name in SCHEMAS:
@@ -27,7 +27,7 @@ def write_schemas(folder: Path) -> list[Path]:
 
 
 def schema_text(name: str) -> str:
-    """The JSON schema of a study, or of a row of pairs.tsv, tasks.tsv or reported.csv, as it is written."""
+    """Return the text of one schema: of a study, or of a row of pairs.tsv, tasks.tsv or reported.csv."""
     schema: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **SCHEMAS[name].model_json_schema(mode="validation"),
@@ -45,7 +45,7 @@ def schema_text(name: str) -> str:
 
 
 def _allow_scalars(schema: dict[str, Any]) -> None:
-    """Let `k: 4` stand for `k: [4]`, as reading a study does, for lists of plain values."""
+    """Change a schema so that lists of plain values also take one value: a study may say `k: 4` for `k: [4]`."""
     for part in (schema, schema["$defs"]["MethodEntry"]):
         for name, property_ in part["properties"].items():
             for option in property_.get("anyOf", [property_]):

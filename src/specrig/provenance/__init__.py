@@ -1,1 +1,1 @@
-"""What a result rests on: the code, the files and the machine."""
+"""Provenance: the code, the files and the machine that a result rests on."""

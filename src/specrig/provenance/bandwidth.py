@@ -1,4 +1,4 @@
-"""How fast the device copies memory: what a pass that only reads its weights can be held against. Measured once a job, outside of timing."""
+"""Measures how fast the device copies memory, once a job and outside of timing. No pass can read its weights faster."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import psutil
 
 REPEATS = 8
 BURST = 4
-"""Copies between two looks at the clock: a GPU makes one in less than a millisecond."""
+"""Number of copies that are timed together, since a GPU makes one in less than a millisecond."""
 LEAST = 256 << 20
-"""Bytes of the smallest buffer that is still far larger than a GPU's cache."""
+"""Least size of the copied buffer in bytes: far larger than a GPU's cache."""
 MOST = 1 << 30
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def memory(device: str) -> dict[str, Any]:
-    """`copy_gb_s` of the device and, of a processor, the bytes of its `last_level_cache`; None for what is not known."""
+    """Return `copy_gb_s` of the device and, for a CPU, the bytes of its `last_level_cache`; None for what is not known."""
     return {"copy_gb_s": copy_gb_s(device), "last_level_cache": last_level_cache() if device == "cpu" else None}
 
 
 def copy_gb_s(device: str) -> float | None:
-    """GB/s (10⁹ bytes, read and written ones added) of the fastest of `REPEATS` bursts of large copies on `device`; None where memory is short.
+    """Copy bandwidth of `device` in GB/s (10⁹ bytes, read plus written), or None if memory is short.
 
-    On a CPU with torch's threads as they are set. Untested on hardware: the copy on a GPU.
+    The fastest of `REPEATS` bursts of large copies counts.
+    On a CPU, torch uses as many threads as are set. Untested on hardware: the copy on a GPU.
     """
     import torch
 
@@ -55,7 +56,7 @@ def copy_gb_s(device: str) -> float | None:
 
 
 def last_level_cache() -> int | None:
-    """Bytes of the processor's largest cache, as Linux tells it; None elsewhere."""
+    """Bytes of the processor's largest cache as Linux reports it; None on other systems."""
     sizes = []
     for path in CACHES.glob("index*/size"):
         text = path.read_text().strip()
@@ -65,7 +66,7 @@ def last_level_cache() -> int | None:
 
 
 def wait(device: str) -> None:
-    """Until the device has done what it was asked to; a processor has by then."""
+    """Wait until a GPU has done all its work; on a CPU, nothing is left to wait for."""
     if device == "cuda":
         import torch
 

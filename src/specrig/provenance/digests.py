@@ -1,7 +1,7 @@
-"""Digests of code: which source decides a stage's result. Changing it makes the stage's outputs stale.
+"""Digests of the source code that decides a stage's result. When a digest changes, the stage's outputs are stale.
 
-The digest covers the modules that a stage's module imports, directly or not, anywhere in their files, within this package.
-Docstrings and comments do not count, nor do imports for type checkers: only what runs.
+A digest covers the stage's module and every module of this package that it imports, directly or through others, at the top of a
+file or inside a function. Docstrings, comments and imports for type checkers do not count.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from typing import NamedTuple
 PACKAGE = "specrig"
 ROOT = Path(__file__).parents[1]
 DATA = ("templates/**/*", "*.csv", "*.json")
-"""What counts as source besides Python: templates, and tables of facts."""
+"""Patterns of files that count as source besides Python: templates, and tables of facts."""
 MEMORY = Path(cache_from_source(__file__)).with_suffix(".json")
-"""What parsing has found, by the SHA-256 of this file and of the text: an edit is another key, so no entry can grow stale.
-It lies beside the bytecode, one file a version of Python."""
+"""File that remembers what parsing found, beside the bytecode and one for each version of Python.
+
+Its keys are SHA-256 sums of this file and of the parsed text: an edited text has another key, so no entry becomes stale."""
 MEMORY_SIZE = 2_000
-"""Entries, some ten of every file of the package, after which the memory starts anew."""
+"""Number of entries, about ten for each file of the package, after which the memory is emptied."""
 
 
 class Source(NamedTuple):
-    """What parsing a module's text finds."""
+    """What is found by parsing the text of a module."""
 
     names: list[str]
-    """Dotted names inside the package that it imports when it runs; some are no modules but what a module holds."""
+    """Dotted names in this package that the module imports when it runs; some name an object in a module."""
     digest: str
-    """SHA-256 of what runs."""
+    """SHA-256 of the code without docstrings, comments and imports for type checkers."""
 
 
 STAGES = {
@@ -50,17 +51,17 @@ STAGES = {
 
 
 def stage_digest(stage: str) -> str:
-    """Digest of the code of a stage of the DAG (measuring depends on the job: see `job_digest`)."""
+    """Digest of the code of a stage of the workflow; for measuring, see `job_digest`."""
     return code_digest(STAGES[stage])
 
 
 def job_digest(engine: str, method: str) -> str:
-    """Digest of the code that measures with `engine` and `method`; a drafter that the method wraps counts if it is imported."""
+    """Digest of the code that measures with `engine` and `method`, the drafters that the method imports included."""
     return code_digest(f"specrig.engines.{engine}", "specrig.measurement.runner", f"specrig.decoding.drafters.{method}")
 
 
 def audit_digest(engine: str, method: str) -> str:
-    """Digest of the code of the exact test of `method` in `engine`."""
+    """Digest of the code that tests the samples of `method` in `engine` against an exact distribution."""
     return code_digest(
         "specrig.audit.exact", "specrig.audit.run", f"specrig.engines.{engine}", f"specrig.decoding.drafters.{method}"
     )
@@ -68,9 +69,9 @@ def audit_digest(engine: str, method: str) -> str:
 
 @cache
 def code_digest(*modules: str) -> str:
-    """First 16 hex digits of the SHA-256 over the sources of `modules` and all that they import of this package.
+    """First 16 hex digits of the SHA-256 over the sources of `modules` and of all modules of this package that they import.
 
-    `DATA` beside a module counts as its source. Raises ValueError for a name that is no module of the package.
+    Files that match `DATA` beside a module count as its source. Raises ValueError for a name that is no module of the package.
     """
     known = len(_memory())
     total = sha256()
@@ -83,7 +84,7 @@ def code_digest(*modules: str) -> str:
 
 @cache
 def closure(*modules: str) -> tuple[str, ...]:
-    """`modules` and every module of the package that they import, sorted."""
+    """Return `modules` and every module of the package that they import, directly or through others, sorted."""
     found: set[str] = set()
     waiting = list(modules)
     while waiting:
@@ -96,7 +97,7 @@ def closure(*modules: str) -> tuple[str, ...]:
 
 @cache
 def imports(module: str) -> frozenset[str]:
-    """Modules of the package that `module` itself imports at run time, in functions too; its parent packages included."""
+    """Modules of the package that `module` itself imports at run time, also inside functions, and its parent packages."""
     found = {name for name in _source(module).names if source(name) is not None}
     parents = module.split(".")[1:-1]
     found |= {".".join([PACKAGE, *parents[:depth]]) for depth in range(1, len(parents) + 1)}
@@ -104,7 +105,7 @@ def imports(module: str) -> frozenset[str]:
 
 
 def source(module: str) -> Path | None:
-    """The module's file, None if the package has no such module."""
+    """The module's file; None if the package has no such module."""
     parts = module.split(".")
     if parts[0] != PACKAGE:
         return None
@@ -120,7 +121,7 @@ def _file(module: str) -> Path:
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """Names that the code at `node` imports when it runs, in functions too; imports for type checkers are passed over."""
+    """Yield the names that the code at `node` imports when it runs, also inside functions, but not imports for type checkers."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -137,7 +138,7 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 @cache
 def _source(module: str) -> Source:
-    """What parsing `module` finds, from the memory where its text was parsed before."""
+    """Parse `module`, or take the result from the memory if the same text was parsed before."""
     path = _file(module)
     text = path.read_bytes()
     key = sha256(_own_text() + text).hexdigest()
@@ -160,7 +161,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 @cache
 def _data(folder: Path) -> str:
-    """SHA-256 of the data that lies in a package's folder."""
+    """SHA-256 of the files in a package's folder that match `DATA`."""
     files = [file for pattern in DATA for file in sorted(folder.glob(pattern)) if file.is_file()]
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
@@ -180,7 +181,7 @@ def _memory() -> dict[str, Source]:
 
 
 def _remember() -> None:
-    """Write the memory whole or not at all; where the package's folder cannot be written, the next process parses again."""
+    """Write the memory, whole or not at all. If its folder cannot be written, the next process parses again."""
     temporary = MEMORY.with_suffix(f".{os.getpid()}")
     try:
         MEMORY.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""What else the machine did while a job measured, and what the machine could do before and after.
+"""Records what else the machine did while a job measured, and how fast the machine was before and after.
 
-A speedup measured beside other people's work, or by a process that was suspended for a while, looks like any other. The counters read
-here are those of the operating system: asked before and after a generation, never inside the timed region. What they mean for a cell
-is for analysis to say.
+A speedup that was measured beside other programs, or by a process that was suspended meanwhile, looks like any other. So counters
+of the operating system are read before and after each generation, never inside the timed region. `analysis.disturbance` judges
+what they mean for a cell.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ import psutil
 from specrig.provenance.bandwidth import last_level_cache, wait
 
 PROBE_S = 0.1
-"""How long each probe looks. The fastest repetition counts, so a moment's hiccup goes unseen and lasting company does not."""
+"""Seconds that each probe takes. The fastest repetition counts: a short interruption is not seen, a lasting one is."""
 COPY_BYTES = 64 << 20
-"""Least size of the copied buffer; it is at least twice the last-level cache."""
+"""Least size of the copied buffer in bytes; it is made larger where that is less than twice the last-level cache."""
 COPY_MOST = 1 << 30
 MATRIX = {"cpu": 512, "cuda": 4096}
-"""Rows and columns of the multiplied matrices: some milliseconds a product."""
+"""Device -> rows and columns of the multiplied matrices, so that a product takes some milliseconds."""
 THREADS = Path("/proc/self/task")
-"""`schedstat` of each thread: nanoseconds on a processor, nanoseconds ready without one (Documentation/scheduler/sched-stats)."""
+"""Folder with `schedstat` of each thread: nanoseconds running, nanoseconds ready but waiting for a processor, and a count.
+
+Source: the Linux kernel's Documentation/scheduler/sched-stats."""
 NS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Counters at one moment, in seconds; None where the system has no such counter."""
+    """The system's counters at one moment, in seconds; None if the system has no such counter."""
 
     clock_s: float
     asleep_s: float
@@ -42,11 +44,11 @@ class Moment:
     own_s: float
     waited_s: float | None
     thread_s: tuple[float, float] | None
-    """Of the calling thread: on a processor, ready without one."""
+    """(seconds running, seconds ready but waiting for a processor) of the calling thread."""
 
 
 def moment(*, children: bool = False) -> Moment:
-    """The counters now. children: count what the processes that this one started did as its own (looking for them takes milliseconds)."""
+    """Read the counters now. children: count the work of processes that this one started as its own, which takes milliseconds."""
     times = psutil.cpu_times()
     # The time of guests is part of the user's; idle and iowait are no work, steal is somebody else's.
     busy = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
@@ -75,9 +77,10 @@ def moment(*, children: bool = False) -> Moment:
 
 
 def between(before: Moment, after: Moment) -> dict[str, float | None]:
-    """What happened from one moment to another, as `measurement.records.Load` has it.
+    """Return what happened between two moments, as the fields of `measurement.records.Load`, in seconds.
 
-    The system counts all work in ticks and the process's own to the nanosecond, so that others' work can come out a tick below 0: it is 0.
+    The system counts all work in ticks but the process's own in nanoseconds, so others' work can come out a tick below 0; 0 is
+    returned then.
     """
     elapsed, own = after.clock_s - before.clock_s, after.own_s - before.own_s
     found: dict[str, float | None] = {
@@ -97,9 +100,9 @@ def between(before: Moment, after: Moment) -> dict[str, float | None]:
 
 
 def probe(device: str) -> dict[str, Any]:
-    """What the machine can do now, as `measurement.records.Probe` has it, with torch's threads as they are set.
+    """Measure how fast the machine is now and return the fields of `measurement.records.Probe`.
 
-    Untested on hardware: the probes of a GPU.
+    On a CPU, torch uses as many threads as are set. Untested on hardware: the probes of a GPU.
     """
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -110,7 +113,7 @@ def probe(device: str) -> dict[str, Any]:
 
 
 def _copy(device: str) -> float | None:
-    """GB/s of a large copy; None where memory is short."""
+    """Bandwidth of a large copy in GB/s, read and written bytes added; None if memory is short."""
     import torch
 
     wanted = min(COPY_MOST, max(COPY_BYTES, 2 * ((last_level_cache() or 0) if device == "cpu" else 0)))
@@ -124,7 +127,7 @@ def _copy(device: str) -> float | None:
 
 
 def _product(device: str) -> float:
-    """GFLOP/s of a product of two matrices."""
+    """Speed of a product of two float32 matrices in GFLOP/s."""
     import torch
 
     size = MATRIX[device]
@@ -134,7 +137,7 @@ def _product(device: str) -> float:
 
 
 def _fastest(action: Callable[[], Any], device: str) -> float:
-    """Seconds of the fastest of the repetitions that begin within `PROBE_S`."""
+    """Repeat `action` for `PROBE_S` seconds and return the seconds of the fastest repetition."""
     action()  # what a first call sets up is no work of the machine's
     wait(device)
     found, end = float("inf"), time.perf_counter() + PROBE_S
@@ -146,7 +149,7 @@ def _fastest(action: Callable[[], Any], device: str) -> float:
 
 
 def _waited(folders: list[Path]) -> float | None:
-    """Seconds that the threads below `folders` were ready without a processor, since each began."""
+    """Seconds that the threads in `folders` were ready but waited for a processor, since each began; None without counters."""
     found = [times[1] for folder in folders for path in folder.glob("*/schedstat") if (times := _schedstat(path)) is not None]
     return sum(found) if found else None
 

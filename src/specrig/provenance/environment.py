@@ -1,4 +1,4 @@
-"""What a job ran on, captured once per job: without its environment a speedup cannot be compared with any other."""
+"""Captures once a job what it ran on: without its environment, a speedup cannot be compared with another."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PACKAGES = (
     "arctic-inference",
 )
 FULL_HASH_LIMIT = 4 << 30
-"""Weight files up to this many bytes are hashed whole; larger ones by their first and last MiB and their size."""
+"""Weight files up to this many bytes are hashed whole; of larger ones only the first and last MiB and the size are hashed."""
 
 
 SHAPE = (
@@ -49,11 +49,14 @@ SHAPE = (
     ),
     *("vocab_size", "max_position_embeddings", "tie_word_embeddings", "num_local_experts", "num_experts_per_tok"),
 )
-"""Keys of a config.json that say how many bytes a pass reads."""
+"""Keys of a config.json that decide how many bytes a pass reads."""
 
 
 def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, Any]:
-    """Everything that may move a figure: packages, torch build, processor, GPU, threads, clocks, commit, the pair's models."""
+    """Return everything that may change a result: packages, torch build, processor, GPUs, threads, clocks, commit and models.
+
+    pair: the models to describe; device: `cpu` or `cuda`; threads: CPU threads of the job, None for torch's own number.
+    """
     models: dict[str, dict[str, Any]] = {
         name: {"source": source, **(model_digest(source) or {"revision": pair.revisions.get(name)})}
         for name, source in pair.sources.items()
@@ -78,7 +81,10 @@ def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, A
 
 
 def target_shape(pair: PairFiles) -> dict[str, Any]:
-    """The keys of the target's config that size it, and the precision its weights are read in; empty where no config is at hand."""
+    """Return `shape`, the keys of the target's config that decide its size, and `precision`, in which its weights are read.
+
+    Empty if no config is at hand, as for a server's model.
+    """
     try:
         config = config_of(pair.only(()))["target"]
     except ModelError:  # a server's model, known by its name alone
@@ -87,7 +93,7 @@ def target_shape(pair: PairFiles) -> dict[str, Any]:
 
 
 def model_digest(source: str) -> dict[str, str]:
-    """SHA-256 over a model folder's config, tokenizer and weights (file names and contents); empty for a hub id not on disk."""
+    """Return `sha256` over names and contents of a model folder's config, tokenizer and weights; empty if there is no folder."""
     folder = Path(source)
     if not folder.is_dir():
         return {}
@@ -147,7 +153,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """The GPUs that torch sees, in its order: the first is the one that a job runs on. Names alone where the driver's library is missing."""
+    """The GPUs that torch sees, in its order; a job runs on the first. Only their names if the driver's library is missing."""
     import pynvml
     import torch
 
@@ -174,7 +180,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def code_version() -> dict[str, Any]:
-    """Commit and whether the tree differs from it, of the checkout this package runs from (nothing in an installed wheel)."""
+    """Return `commit` of the checkout that this package runs from, and whether it is `dirty`; empty without a checkout."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(

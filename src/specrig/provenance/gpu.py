@@ -1,4 +1,4 @@
-"""Which of the machine's GPUs are the ones that torch sees."""
+"""Finds those of the machine's GPUs that torch sees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 
 def gpu_handles(nvml: Any, uuids: Sequence[str]) -> list[Any]:
-    """NVML's handles of GPUs by what torch calls them: NVML numbers all GPUs by slot, torch the visible ones (CUDA_VISIBLE_DEVICES)."""
+    """Return NVML's handles of the GPUs with these UUIDs.
+
+    Numbers would not do: NVML counts all GPUs, torch only those that CUDA_VISIBLE_DEVICES shows.
+    """
     found = []
     for uuid in uuids:
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
@@ -19,7 +22,7 @@ def gpu_handles(nvml: Any, uuids: Sequence[str]) -> list[Any]:
 
 
 def torch_uuids(count: int | None = None) -> list[str]:
-    """UUIDs of the first `count` (all) GPUs that torch sees, in its order."""
+    """UUIDs of the first `count` GPUs that torch sees, in its order; of all if `count` is None."""
     import torch
 
     count = torch.cuda.device_count() if count is None else min(count, torch.cuda.device_count())

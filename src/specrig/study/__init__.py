@@ -1,1 +1,1 @@
-"""A study: what to run, typed and checked. No torch here."""
+"""A study says what to run. Here its config is read, typed and checked, and expanded into cells. No torch here."""

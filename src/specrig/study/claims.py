@@ -1,4 +1,4 @@
-"""`reported.csv`: what others reported, one row a figure, with its source and conditions. No torch here.
+"""`reported.csv` holds figures that others reported, one row a figure, with source and conditions. No torch here.
 
 An empty field means that the source does not say. To add a claim, add a row: the columns are those of `Claim`.
 """
@@ -16,11 +16,14 @@ from specrig.study.problems import Problems
 from specrig.study.rows import read_rows
 
 MEASURES = ("speedup", "tokens_per_s", "ms_per_token", "acceptance_rate", "acceptance_rate_alpha", "acceptance_length")
-"""Metrics that a study measures. Besides: `speedup_at_acceptance_<α>` and `…_<α>_to_<α>` (a calculation), `pairing` (no figure)."""
+"""Metrics that a study measures.
+
+A claim may also give `speedup_at_acceptance_<α>` or `…_<α>_to_<α>`, which is a calculation, or `pairing`, which has no figure.
+"""
 TIMED = frozenset(MEASURES[:3])
 """Metrics that depend on hardware and precision; the others are properties of the models and the text."""
 AGGREGATES = ("overall", "mean")
-"""Tasks that are a mean over a benchmark's tasks."""
+"""Values of the column `task` that mean an average over all tasks of a benchmark."""
 
 Figure = Annotated[float | Literal["k"] | None, BeforeValidator(lambda value: value or None)]
 
@@ -33,7 +36,7 @@ class Claim(Settings):
     source: str = Field(min_length=1)
     """Author or site, title, table, date: enough to find the figure again; what is not known is called unknown."""
     target: str = Field(min_length=1)
-    """Hub id, or the source's name for it; `any` for a general statement."""
+    """Hub id of the target, or the source's name for it; `any` for a general statement."""
     draft: str = ""
     """Hub id of the draft, or the source's name for it; `a or b` where the source names two."""
     method: str = Field(min_length=1)
@@ -43,19 +46,19 @@ class Claim(Settings):
     task: str = ""
     """`code`, `translation`, …, with the data set in brackets: `code (HumanEval)`."""
     temperature: Annotated[str, Field(pattern=r"^(\d+(\.\d+)?)?(,? ?nucleus \d*\.\d+)?$")] = ""
-    """A number; `nucleus p` where the source cut the distribution."""
+    """Sampling temperature as a number; with `nucleus p` where the source sampled from a nucleus of probability p."""
     hardware: str = ""
     """The device it was measured on, as the source names it."""
     precision: str = ""
     """Number format of the models, as the source names it."""
     batch: Annotated[str, Field(pattern=r"^\d*$")] = ""
-    """Prompts decoded side by side."""
+    """Batch size: prompts decoded side by side."""
     metric: Annotated[str, Field(pattern=rf"^({'|'.join(MEASURES)}|pairing|speedup_at_acceptance_[01]\.\d+(_to_[01]\.\d+)?)$")]
     """What the figure is; see `MEASURES`."""
     low: Figure = None
     """The figure, or the lower end of a range; `k` for "k times"."""
     high: Figure = None
-    """The upper end; the same again for a single figure."""
+    """The upper end of a range; equal to `low` for a single figure."""
     note: str = ""
     """What else the source says of the figure's conditions."""
 
@@ -74,12 +77,12 @@ class Claim(Settings):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """(low, high); None for a claim without figures."""
+        """The claim's figures as (low, high); None for a claim without figures."""
         return (self.low, self.high) if isinstance(self.low, float) and isinstance(self.high, float) else None
 
     @property
     def ks(self) -> range | None:
-        """The k's it speaks of; None if it does not say."""
+        """The values of k that the claim speaks of; None if the source does not say."""
         if not self.k or self.k == "k":
             return None
         first, _, last = self.k.partition("-")
@@ -87,17 +90,17 @@ class Claim(Settings):
 
     @property
     def analytic(self) -> bool:
-        """Whether it is a calculation from an acceptance, not a measurement."""
+        """Whether the figure was calculated from an assumed acceptance instead of measured."""
         return self.metric.startswith("speedup_at_acceptance_")
 
     @property
     def general(self) -> bool:
-        """Whether it speaks of any pair."""
+        """Whether the claim speaks of any pair instead of a named one."""
         return self.target == "any"
 
     @property
     def aggregate(self) -> bool:
-        """Whether it is a mean over a benchmark's tasks."""
+        """Whether the figure is a mean over the tasks of a benchmark."""
         return self.task in AGGREGATES
 
     @property
@@ -108,47 +111,50 @@ class Claim(Settings):
 
     @property
     def base_method(self) -> str:
-        """The method without what the source adds in brackets, in this project's name where it has one."""
+        """The method without the source's additions in brackets; by this project's name if it has one."""
         name = re.sub(r" *\(.*\)", "", self.method)
         return ALIASES.get(name, name)
 
     @property
     def drafts(self) -> list[str]:
-        """Names of the drafts it speaks of: its own column, or what stands in brackets behind the method."""
+        """Names of the drafts that the claim speaks of, from the column `draft` or else from the brackets behind the method."""
         inside = re.search(r"\((.*)\)", self.method)
         text = self.draft or (inside.group(1) if inside else "")
         return [DRAFTS.get(name, name) for name in text.split(" or ") if name]
 
     @property
     def task_name(self) -> str:
-        """The kind of task, e.g. `code`."""
+        """The kind of task without its data set, e.g. `code`."""
         return re.sub(r" *\(.*\)", "", self.task)
 
     @property
     def data_set(self) -> str:
-        """The data set, where the source names one."""
+        """The data set that the source names; empty if it names none."""
         found = re.search(r"\((.*)\)", self.task)
         return found.group(1) if found else ""
 
     @property
     def heat(self) -> float | None:
-        """Temperature; nucleus sampling alone is at 1. None if the source does not say."""
+        """The sampling temperature; 1 if the source names only nucleus sampling, None if it says nothing."""
         number = re.match(r"\d+(\.\d+)?", self.temperature)
         return float(number.group()) if number else 1.0 if self.nucleus else None
 
     @property
     def nucleus(self) -> bool:
-        """Whether the source cut the distribution."""
+        """Whether the source sampled from a nucleus, that is from a cut distribution."""
         return "nucleus" in self.temperature
 
 
 ALIASES = {"prompt_lookup": "ngram", "medusa1": "medusa", "medusa2": "medusa"}
-"""What sources call methods of this project."""
+"""Names that sources use -> this project's names of the same methods."""
 
 DRAFTS = {"68M": "double7/vicuna-68m"}
-"""Hub ids of drafts that sources call by their size."""
+"""Names that sources use for drafts, such as their size -> the hub ids of these drafts."""
 
 
 def read_claims(file: Path, problems: Problems) -> list[Claim]:
-    """The rows of `reported.csv` in the file's order. Bad rows are added to `problems`, with file, line and column, and left out."""
+    """Read the rows of `reported.csv` in the file's order.
+
+    Each invalid row is left out and added to `problems`, with file, line and column.
+    """
     return list(read_rows(file, Claim, problems).values())

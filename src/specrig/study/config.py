@@ -1,4 +1,4 @@
-"""The keys of a study, typed: what a config (`configs/*.yaml`) may say. No torch here."""
+"""The keys that a study's config (`configs/*.yaml`) may have, with their types and defaults. No torch here."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from specrig.training.recipe import Recipe
 
 
 class Tables(Settings):
-    """Files with one row a pair, one row a task, one row a reported figure."""
+    """The three tables that a study reads: pairs, tasks and reported figures, each with one row an entry."""
 
     pairs: Path = Path("configs/pairs.tsv")
     """File with one row a pair of models."""
     tasks: Path = Path("configs/tasks.tsv")
     """File with one row a task."""
     reported: Path | None = Path("configs/reported.csv")
-    """File with one row a reported figure; null: hold the study against nothing."""
+    """File with one row a reported figure; null: the study is compared with no reported figures."""
 
 
 class Rows(Settings):
-    """The rows of the tables that a study uses; `load_study` fills them in, so that a resolved study stands alone."""
+    """Copies of the table rows that a study uses. `load_study` fills them in, so that a resolved study needs no tables."""
 
     pairs: dict[str, Pair] = Field(default_factory=dict)
     """Name of a pair -> its row."""
@@ -35,53 +35,53 @@ class Rows(Settings):
 
 
 class Config(Settings):
-    """The keys of a study's config. What follows from them stands in `Study`."""
+    """The keys of a study's config. `Study` adds what is computed from them."""
 
     study: Name
-    """Its name: results go to results/<study>, the report to reports/<study>."""
+    """Name of the study: results go to results/<study>, the report to reports/<study>."""
     seed: int = 0
-    """Seed of everything that is sampled while measuring; the trained models have one of their own, `training.seed`."""
+    """Seed of everything that is sampled while measuring; training uses `training.seed` instead."""
     engines: Names = Field(default_factory=lambda: ["native"])
     """Engines to measure with; each runs the methods it can run."""
     engine_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Engine -> its own options, e.g. `vllm: {eager: true}`; `specrig methods` lists them."""
     pairs: Names = Field(default_factory=list)
-    """Rows of pairs.tsv; an entry of `methods` may name others for itself."""
+    """Pairs to measure, by their names in pairs.tsv; an entry of `methods` may name other pairs for itself."""
     tasks: Names = Field(default_factory=list)
-    """Rows of tasks.tsv."""
+    """Tasks to measure, by their names in tasks.tsv."""
     methods: list[MethodEntry] = Field(default_factory=list)
     """Methods with their k's and options; plain decoding is measured beside each of them without being named."""
     servers: list[Endpoint] = Field(default_factory=list)
-    """Servers that already run, for engines that measure by URL: one without speculation a pair, one a method and k."""
+    """Running servers for engines that measure by URL: for each pair one without speculation, and one for each method and k."""
     temperatures: Temperatures = Field(default_factory=lambda: [0.0])
     """Sampling temperatures: 0 is greedy decoding, 1 the model's own distribution."""
     batch_sizes: BatchSizes = Field(default_factory=lambda: [1])
-    """Prompts decoded side by side."""
+    """Batch sizes: how many prompts are decoded side by side."""
     prompts: int = 8
-    """Prompts a task; a batch larger than that takes as many as it holds, so that it is full."""
+    """Prompts of each task that are measured; a larger batch size takes more prompts, so that one batch is full."""
     max_new_tokens: int = Field(128, ge=2)
-    """Longest output of a prompt, in tokens."""
+    """Most tokens that are generated for a prompt."""
     warmup: int = Field(1, ge=0)
-    """Rounds of warm-up, not recorded, before each block of cells."""
+    """Generations before each block of cells that warm up the machine and are not recorded."""
     repeats: int = Field(1, ge=1)
-    """Times that every prompt is measured in a row, in one process, each with a seed of its own."""
+    """How many times one process measures every prompt, each time with another seed."""
     replicates: int = Field(2, ge=1)
-    """How often everything is measured: all jobs once, then all again, each by a new process. Two runs tell how far one can be trusted."""
+    """How often everything is measured: all jobs once, then all again, each in a new process, which shows how far runs differ."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda where there is a GPU."""
+    """Device that jobs run on; auto: cuda where there is a GPU, else cpu."""
     threads: int | None = Field(None, ge=1)
-    """CPU threads; null: all."""
+    """CPU threads of a job; null: all."""
     audit_samples: int = Field(20_480, ge=1_000)
-    """Continuations that each method samples for the exact test of its distribution."""
+    """Continuations that each method samples when its distribution is tested against an exactly known one."""
     run_generated_code: bool = False
     """Let scorers (pass@1) execute the code that models wrote, in a limited subprocess. That is no sandbox: use a container."""
     training: Recipe = Field(default_factory=lambda: Recipe.model_validate({}))
-    """How `trained` pairs are made."""
+    """How the models of `trained` pairs are trained."""
     tables: Tables = Tables()
     """Files that describe the pairs, the tasks and the reported figures."""
     results: Path = Path("results")
-    """Folder below which each study has one of its own for what it makes, reports aside."""
+    """Folder in which each study has a folder for everything it makes except its report."""
     reports: Path = Path("reports")
-    """Folder below which each study has one of its own for its report."""
+    """Folder in which each study has a folder for its report."""
     rows: Rows = Rows()
-    """The rows of those files that the study uses; filled in when it is read, never by its author."""
+    """The table rows that the study uses; filled in when the study is read, never written by its author."""

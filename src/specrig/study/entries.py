@@ -21,12 +21,12 @@ BatchSizes = Annotated[list[Annotated[int, Field(ge=1)]], _listed]
 
 
 class MethodEntry(Settings):
-    """One entry of `methods:`: a method with its k's and its own options; a list of values of an option is a sweep."""
+    """One entry of `methods:`: a method with its k's and options. A list of values for an option is a sweep over them."""
 
     method: str
     """Name of the method; `specrig methods` lists them."""
     k: Annotated[list[int], _listed] = Field(default_factory=lambda: [4])
-    """Draft tokens a round, 1 to 16; methods that use no k ignore it."""
+    """k, or a list of them: how many tokens are drafted in a round, 1 to 16. Methods that use no k ignore it."""
     temperatures: Temperatures | None = None
     """Sampling temperatures of this entry, instead of the study's."""
     tasks: Names | None = None
@@ -41,7 +41,7 @@ class MethodEntry(Settings):
     @model_validator(mode="before")
     @classmethod
     def _gather_options(cls, value: Any) -> Any:
-        """Keys that are not the entry's own are options of the method; `checks` looks at their names."""
+        """Move keys that are not the entry's own into `options`; `study.checks.entries` checks their names."""
         if isinstance(value, str):
             return {"method": value}
         if not isinstance(value, dict):
@@ -52,13 +52,14 @@ class MethodEntry(Settings):
 
     @property
     def ks(self) -> list[int]:
-        """The k's of its cells: [0] for a method that uses none."""
+        """The values of k in the entry's cells; [0] for a method that uses no k."""
         return self.k if methods()[self.method].uses_k else [0]
 
     def variants(self) -> list[tuple[str, dict[str, Any]]]:
-        """(label, all options) of every combination. The label names options that are swept or differ from the default.
+        """Return (label, all options) for every combination of the swept values.
 
-        So a label does not change when a value is added to a sweep, and measured cells keep their names.
+        The label names the options that are swept or differ from their default. So it does not change when a value is added to a
+        sweep, and measured cells keep their names.
         """
         kind = methods()[self.method].Options
         swept = {name: value for name, value in self.options.items() if is_sweep(kind, name, value)}
@@ -74,7 +75,7 @@ class MethodEntry(Settings):
 
 
 def is_sweep(kind: type[BaseModel], name: str, value: Any) -> bool:
-    """Whether `value` lists several values of the option (a list may also be ONE value of an option that is a list)."""
+    """Whether `value` is a list of values to sweep. For an option whose type is a list, a plain list is one value."""
     if not isinstance(value, list) or name not in kind.model_fields:
         return False
     try:

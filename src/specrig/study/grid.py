@@ -1,4 +1,4 @@
-"""The grid: every cell a study asks for, what each engine refuses of it, and the models it needs. No torch here."""
+"""The grid: every cell that a study asks for, the cells that an engine refuses, and the models to train. No torch here."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Refusal(NamedTuple):
 
 
 class Grid:
-    """Every combination of engine, pair, method, k, options, task, temperature and batch size that a config names is a cell."""
+    """The cells of a study: one for every combination of engine, pair, method, k, options, task, temperature and batch size."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     @cached_property
     def asked(self) -> list[tuple[int, Cell]]:
-        """(index of the entry in `methods`, cell) of everything the study asks for, run or refused, in the config's order."""
+        """Every cell that the study asks for, refused ones included, as (index of its entry in `methods`, cell)."""
         return list(self._expand())
 
     @cached_property
@@ -42,7 +42,7 @@ class Grid:
 
     @cached_property
     def jobs(self) -> dict[tuple[str, str, str], list[Cell]]:
-        """(engine, pair, method) -> its cells, which one process measures."""
+        """(engine, pair, method) -> the cells of that job, which one process measures."""
         found: dict[tuple[str, str, str], list[Cell]] = {}
         for cell in self.cells:
             found.setdefault(cell.job, []).append(cell)
@@ -62,7 +62,10 @@ class Grid:
 
     @cached_property
     def trained(self) -> list[tuple[str, str]]:
-        """(pair, model) that the DAG trains: targets and drafts so marked, and the heads that methods need on such targets."""
+        """The models that the workflow trains, as (pair, model).
+
+        These are the targets and drafts marked `trained`, and the heads that the study's methods need on such targets.
+        """
         found: list[tuple[str, str]] = []
         for pair, row in self._config.rows.pairs.items():
             found += [(pair, "target")] if row.trains else []
@@ -72,12 +75,12 @@ class Grid:
 
     @cached_property
     def converted(self) -> dict[str, tuple[str, str]]:
-        """Name of a converted folder -> (GGUF file as a row names it, precision) of all that the study's pairs are made of."""
+        """The GGUF files of the study's pairs: name of the converted folder -> (the file as the row names it, precision)."""
         rows = self._config.rows.pairs.values()
         return {gguf.slug(model, row.dtype): (model, row.dtype) for row in rows for model in row.gguf.values()}
 
     def heads(self, pair: str) -> list[str]:
-        """Names of the trained heads that the study's methods need on a pair, and those that Medusa-2 begins with or makes."""
+        """Names of the trained heads that a pair needs: for the study's methods, and those that Medusa-2 starts from or makes."""
         config = self._config
         entries = [entry for entry in config.methods if pair in (entry.pairs or config.pairs)]
         needs = {need for entry in entries for need in methods()[entry.method].needs} - {"draft"}
@@ -85,15 +88,15 @@ class Grid:
         return sorted(needs | ({"medusa"} if joint else set()))
 
     def prompt_count(self, batch_size: int) -> int:
-        """How many prompts a cell of this batch size runs: the study's number, or as many as fill one batch."""
+        """How many prompts a cell with this batch size runs: the study's `prompts`, or more if that does not fill one batch."""
         return max(self._config.prompts, batch_size)
 
     def prompts_wanted(self, task: str) -> int:
-        """How many prompts of a task must be there: those of its cell with the largest batch."""
+        """How many prompts the study reads of a task: as many as the task's cell with the largest batch runs."""
         return self.prompt_count(max((cell.batch_size for _, cell in self.asked if cell.task == task), default=1))
 
     def _unserved(self, cell: Cell, missing: dict[str, str | None]) -> str | None:
-        """Why nobody is there to run a cell; a server that runs already needs nothing installed here."""
+        """Why no server or installed engine runs a cell; None if one does. A running server needs nothing installed here."""
         if endpoint_of(cell, self._config.servers) is not None:
             return None
         if engines()[cell.engine].loads_pairs:
@@ -102,7 +105,7 @@ class Grid:
         return f"no server for {cell.method}{variant} at k = {cell.k} on pair {cell.pair}: name its url under `servers:`"
 
     def _impossible(self, engine: str, pair: str, method: str) -> str | None:
-        """Why a method can never run on a pair, as far as shipped facts and configs at hand say; the gate compares the files themselves."""
+        """Why a method can never run on a pair, by the shipped facts and local configs; None if they say nothing against it."""
         row = self._config.rows.pairs[pair]
         if row.weights == "random" and not engines()[engine].simulates:
             return f"pair {pair!r} has random weights, which {engine} cannot load"

@@ -1,4 +1,4 @@
-"""Resolving a config into a Study: every problem that can be seen before anything runs is found, all at once."""
+"""Turns a config into a checked `Study`, and reports at once every problem that can be seen before anything runs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """A YAML or JSON config. Raises StudyError for a file that is missing or does not parse."""
+    """Read a YAML or JSON config as it stands. Raises StudyError for a file that is missing or does not parse."""
     if not file.is_file():
         folder = file.parent
         others = [str(path) for path in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
@@ -99,9 +99,9 @@ class OnceOnly(yaml.SafeLoader):
 
 
 def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[str]]:
-    """A Study from the sound parts of `config`, and the top-level keys that were not sound (they are in `problems`).
+    """Return a Study made of the valid parts of `config`, and the top-level keys that hold invalid ones (added to `problems`).
 
-    What is broken is cut out, so that the checks that follow still see the rest. Raises StudyError where nothing sound is left.
+    Invalid parts are left out, so that the later checks still see the rest. Raises StudyError if no valid study is left.
     """
     config = copy.deepcopy(config)
     if not config.get("study"):
@@ -129,7 +129,7 @@ def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[st
 
 
 def _inside(config: Any, path: Sequence[str | int]) -> list[str | int]:
-    """The part of an error's location that is a path in the config (at least its first step)."""
+    """The leading steps of an error's location that exist in the config; at least the first step."""
     found: list[str | int] = []
     for step in path:
         if found and not (
@@ -152,7 +152,7 @@ def _cut(config: Any, path: Sequence[str | int]) -> None:
 
 
 def _fields(path: Sequence[str | int]) -> Iterable[str]:
-    """Names of the keys that may stand at `path`."""
+    """Names of the keys that the block at `path` may have."""
     model: Any = Study
     for step in path:
         if isinstance(step, int):

@@ -12,14 +12,14 @@ from specrig.study.rows import TRAINED
 
 
 class Paths:
-    """Folders and files of a study; `root` is the results folder they lie in or are put into (`Study.root`)."""
+    """Folders and files of a study. The argument `root` of its methods is the study's results folder (`Study.root`)."""
 
     def __init__(self, config: Config, grid: Grid) -> None:
         self._config = config
         self._grid = grid
 
     def model(self, pair: str, model: str, root: Path) -> str | None:
-        """Folder or hub id of a pair's target, draft or head; None for one it does not have."""
+        """Folder or hub id of a pair's target, draft or head (`model`); None if the pair has no such model."""
         row = self._config.rows.pairs[pair]
         if model not in ("target", "draft"):
             trained = str(root / "models" / pair / model) if row.trains else None
@@ -31,11 +31,11 @@ class Paths:
         return str(root / "models" / pair / model) if made else source
 
     def converted(self, source: str, dtype: str, root: Path) -> Path:
-        """The model folder that a GGUF file is turned into; pairs of the same precision share it."""
+        """The model folder that the GGUF file `source` is converted into; pairs of the same precision share it."""
         return root / "converted" / gguf.slug(source, dtype)
 
     def pair_files(self, pair: str, root: Path) -> PairFiles:
-        """Where the parts of a pair lie, and how its row wants it loaded."""
+        """Where the models of a pair lie, and how its row says that they are loaded."""
         row = self._config.rows.pairs[pair]
         target = self.model(pair, "target", root)
         assert target is not None  # the column is required

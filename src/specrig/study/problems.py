@@ -1,4 +1,4 @@
-"""What is wrong with a study, said so that the reader can mend it: where, what, the nearest valid name, the fix."""
+"""Problems of a study, told to the person who must mend them: the place, the mistake, the nearest valid name and the fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StudyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to mend. `where`: file and line or row; `key`: the key or column; `fix`: what to write instead."""
+    """One mistake. `where` is the file and line or row, `key` the key or column, `fix` what to write instead."""
 
     where: str
     key: str
@@ -60,7 +60,7 @@ def decoded(file: Path) -> str:
 
 
 def nearest(name: str, known: Iterable[str], *, what: str = "known") -> str:
-    """A fix for an unknown name: the nearest valid one where one is near, and the list of all."""
+    """The fix for an unknown name: the most similar valid name, if there is one, and the list of all valid names."""
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     listed = f"{what}: {', '.join(names)}" if names else f"{what}: none"
@@ -68,7 +68,7 @@ def nearest(name: str, known: Iterable[str], *, what: str = "known") -> str:
 
 
 class Positions:
-    """Line numbers of keys in the YAML (or JSON) files that a config was read from; a later file wins, as in merging."""
+    """Finds the lines of keys in the YAML or JSON files that a config was merged from; of several files the last one counts."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
@@ -79,7 +79,7 @@ class Positions:
                 self._roots.append((file, root))
 
     def __call__(self, path: Sequence[str | int]) -> str:
-        """`file:line` of the deepest part of `path` that some file holds; `the command line` for a key in no file."""
+        """Return `file:line` of the deepest part of `path` that a file holds; `the command line` for a key that no file holds."""
         best: tuple[int, str] | None = None
         for file, root in self._roots:
             depth, node = _descend(root, path)
@@ -91,7 +91,7 @@ class Positions:
 
 
 def _descend(node: yaml.Node, path: Sequence[str | int]) -> tuple[int, yaml.Node | None]:
-    """How many steps of `path` exist below `node`, and the key (or item) node of the last one."""
+    """Return how many steps of `path` exist below `node`, and the key or item node of the last existing step."""
     found: yaml.Node | None = None
     for depth, step in enumerate(path):
         below: yaml.Node | None = None
@@ -108,7 +108,7 @@ def _descend(node: yaml.Node, path: Sequence[str | int]) -> tuple[int, yaml.Node
 
 
 def _shown(file: Path) -> str:
-    """The path as the user is likely to have typed it: relative to the working directory where it lies below."""
+    """The path as the user may have typed it: relative if the file lies below the working directory."""
     try:
         return str(file.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -116,7 +116,7 @@ def _shown(file: Path) -> str:
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """`methods[1].k` of ("methods", 1, "k")."""
+    """A path in a config as text: ("methods", 1, "k") becomes `methods[1].k`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
@@ -133,24 +133,24 @@ def reason_of(issue: Any) -> str:
 
 @dataclass
 class Problems:
-    """Gathers problems, so that one run names them all."""
+    """Collects problems, so that one error can report all of them."""
 
     positions: Positions
     found: list[Problem] = field(default_factory=list)
 
     def key(self, path: Sequence[str | int], reason: str, fix: str) -> None:
-        """A problem with a key of the config."""
+        """Add a problem with the key of the config at `path`."""
         self.found.append(Problem(self.positions(path), dotted(path), reason, fix))
 
     def row(self, file: Path, line: int | None, column: str, reason: str, fix: str) -> None:
-        """A problem with a row of a table."""
+        """Add a problem with a row of a table; `line` None stands for no particular line."""
         self.found.append(Problem(f"{_shown(file)}:{line}" if line else _shown(file), column, reason, fix))
 
     def unknown(self, path: Sequence[str | int], what: str, name: Any, known: Iterable[str], hint: str = "") -> None:
-        """A name that is not among the known ones."""
+        """Add a problem with an unknown name at `path`; `what` is its kind. The fix lists the `known` names and the `hint`."""
         self.key(path, f"unknown {what} {shortened(name)}", "; ".join(filter(None, (nearest(name, known), hint))))
 
     def stop(self) -> None:
-        """Raise StudyError if anything was found."""
+        """Raise StudyError if any problem was added."""
         if self.found:
             raise StudyError(list(dict.fromkeys(self.found)))

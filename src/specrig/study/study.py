@@ -1,6 +1,6 @@
-"""A study as the stages use it: its keys, the grid that follows from them, and where its files lie. No torch at import.
+"""`Study` is what every stage works on: the config's keys, the grid of cells and the places of files. No torch at import.
 
-`study.load` reads one from a config, or from a resolved `results/<study>/study.json`.
+`study.load` makes one from a config or from a resolved `results/<study>/study.json`.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from specrig.tasks import Prompt, PromptError, read_prompts
 
 
 class Study(Config):
-    """A resolved study: the config's keys, and the rows of the tables that they name."""
+    """A resolved study: the keys of its config together with the table rows that they name."""
 
     @cached_property
     def grid(self) -> Grid:
-        """Cells, jobs, refusals, models to train."""
+        """The study's cells, jobs and refused cells, and the models to train."""
         return Grid(self)
 
     @cached_property
     def paths(self) -> Paths:
-        """Where its models and prompts lie."""
+        """Where the study's models and prompts lie."""
         return Paths(self, self.grid)
 
     @property
     def root(self) -> Path:
-        """Folder of everything the study makes, but for the report."""
+        """The folder of everything that the study makes except its report."""
         return self.results / self.study
 
     @property
     def report(self) -> Path:
-        """The report's file."""
+        """The file of the study's report."""
         return self.reports / self.study / "report.html"
 
     def prompts_of(self, task: str, root: Path) -> list[Prompt]:
-        """The first prompts of a task, as many as its largest batch asks for.
+        """The first prompts of a task, as many as its cell with the largest batch runs; `root` is the results folder.
 
-        Raises PromptError for a file that holds none, breaks its format or is not fetched yet.
+        Raises PromptError for a file that has no prompts, has a wrong format or is not fetched yet.
         """
         row, file = self.rows.tasks[task], self.paths.prompt_file(task, root)
         if row.fetched and not file.is_file():
@@ -52,11 +52,11 @@ class Study(Config):
         return read_prompts(file, limit=self.grid.prompts_wanted(task), **own)
 
     def uses_gpu(self) -> bool:
-        """Whether jobs will want a GPU, as far as this machine can tell without torch (it may not be the one they run on)."""
+        """Whether jobs will want a GPU: `device` says so or, for `auto`, this machine has an NVIDIA driver. Imports no torch."""
         return self.device == "cuda" or (self.device == "auto" and Path("/proc/driver/nvidia/version").exists())
 
     def resolved_device(self) -> str:
-        """`cuda` or `cpu`, as the machine it is asked on has it. Imports torch. Raises StudyError for a GPU that is not there."""
+        """`cuda` or `cpu`, decided on this machine. Imports torch. Raises StudyError if `device` is cuda and there is no GPU."""
         if self.device == "cpu":
             return self.device
         import torch

@@ -1,4 +1,4 @@
-"""Tasks: where prompts come from. No torch here."""
+"""Tasks: where prompts come from and how outputs are scored. No torch here."""
 
 from specrig.tasks.prompts import Prompt, read_prompts
 from specrig.tasks.sources import PromptError

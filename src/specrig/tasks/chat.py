@@ -1,4 +1,4 @@
-"""Prompts as turns of a conversation, in the chat template of a pair's tokenizer. No torch here."""
+"""Puts prompts into the chat template of a pair's tokenizer. No torch here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from specrig.tasks.sources import PromptError
 
 
 def in_chat_template(prompts: Sequence[Prompt], task: str, pair: PairFiles) -> list[Prompt]:
-    """Each text as the user's turn, up to where the answer begins. Raises PromptError where the tokenizer has no template."""
+    """Return the prompts as a user's turn in the template of the target's tokenizer, up to where the answer begins.
+
+    Raises PromptError if the tokenizer has no chat template.
+    """
     if pair.simulated_acceptance is not None:
         raise PromptError(
             f"task {task!r} wants a chat template and pair {pair.name!r} has random weights, thus none; leave one out"

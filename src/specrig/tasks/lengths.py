@@ -1,4 +1,4 @@
-"""Whether prompts fit into the target's context, before a model is loaded. No torch here."""
+"""Checks, before a model is loaded, that prompts fit into the target's context. No torch here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of a task: rows of data whose fields may have any names, mapped to texts. No torch here: used while a study is planned."""
+"""Makes the prompts of a task from rows of data, whose fields may have any names. No torch here: planning uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `reference` is empty where the data have none."""
+    """One prompt with its id; `reference` is empty if the data have none."""
 
     id: str
     text: str
@@ -24,10 +24,10 @@ class Prompt:
 
 
 def read_prompts(path: Path | str, *, sha256: str | None = None, limit: int | None = None, **mapping: Any) -> list[Prompt]:
-    """Read the prompts of a JSONL, CSV or Parquet file, in the file's order; `mapping` is `map_prompts`'s.
+    """Read the prompts of a JSONL, CSV or Parquet file, in the file's order; `mapping` are keyword arguments of `map_prompts`.
 
-    Every row is checked, even those beyond `limit`. Raises PromptError for a file that cannot be read or whose SHA-256 is
-    another, and what `map_prompts` raises.
+    Every row is checked, even those beyond `limit`. Raises PromptError if the file cannot be read or has another SHA-256, and for
+    whatever `map_prompts` raises it.
     """
     return map_prompts(read_rows(Path(path), sha256), str(path), **mapping)[:limit]
 
@@ -44,14 +44,15 @@ def map_prompts(
     reference_template: str = "",
     limit: int | None = None,
 ) -> list[Prompt]:
-    """Turn rows (their place, their fields) into prompts, in order.
+    """Turn rows into prompts, in their order, until there are `limit` of them.
 
     A field is a path: names and list indices joined by dots, e.g. `turns.0` for the first turn of a Spec-Bench question. A
-    name that itself holds dots is found too. `where` keeps the rows whose fields have one of these values,
-    e.g. `{"category": "writing|roleplay"}`. A template replaces its field: `{field}` in it is the value of a path, the
-    items of a list on lines of their own, and `{field:.900}` its first 900 characters. Without `id_field` a row's number is its id; a missing reference is empty.
+    name that itself holds dots is found too. `where` keeps only the rows whose fields have one of the given values,
+    e.g. `{"category": "writing|roleplay"}`. A template replaces its field: in it `{field}` stands for the value at a path (the
+    items of a list on separate lines) and `{field:.900}` for its first 900 characters. If `id_field` is None, a row's number is
+    its id. If a row has no reference, the reference is empty.
 
-    `limit` stops after so many prompts. Raises PromptError for a missing or empty prompt, a missing field of a template, a duplicate id, and no prompt at all.
+    Raises PromptError for a missing or empty prompt, a missing field of a template, a duplicate id, and if there is no prompt.
     """
     where = dict(where or {})
     prompts: list[Prompt] = []
@@ -108,7 +109,7 @@ def _prompt(row: dict[str, Any], field: str, place: str) -> str:
 
 
 def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
-    """The template with the row's values; at least one of them must hold a text."""
+    """Return the template filled with the row's values. Raises PromptError if a field is missing or all of them are empty."""
     parts, values = [], []
     try:
         pieces = list(Formatter().parse(template))
@@ -132,7 +133,7 @@ def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
 
 
 def _get(row: Any, field: str) -> Any:
-    """The value at a path of names and indices, or `_MISSING`."""
+    """Return the value at a path of names and indices; `_MISSING` if there is none."""
     if isinstance(row, dict) and field in row:
         return row[field]
     value = row
@@ -147,7 +148,7 @@ def _get(row: Any, field: str) -> Any:
 
 
 def _differs(found: Any, wanted: Any) -> bool:
-    """Whether a row is left out: values compare as JSON values, and as texts, so that `81` in a TSV cell finds 81."""
+    """Whether two values differ both as JSON values and as texts; so `81` in a TSV cell equals the number 81."""
     return found is _MISSING or (found != wanted and str(found) not in str(wanted).split("|"))
 
 

@@ -1,4 +1,4 @@
-"""Rows of data: from a JSONL, CSV or Parquet file, an address, or a data set on the hub. No torch here."""
+"""Reads rows of data from a JSONL, CSV or Parquet file, from its address, or from a data set on the hub. No torch here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 Row = tuple[int, str, dict[str, Any]]
-"""(number from 1, place for messages, fields)"""
+"""(row number from 1, the row's place for error messages, its fields)"""
 
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -23,7 +23,10 @@ class PromptError(ValueError):
 
 
 def read_rows(path: Path, sha256: str | None = None) -> Iterator[Row]:
-    """Rows of a local file, by its ending; blank lines of JSONL are passed over. Raises PromptError."""
+    """Read the rows of a local file in the format of its ending; blank lines of JSONL are skipped.
+
+    Raises PromptError if the file cannot be read or parsed, or has another SHA-256.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -34,7 +37,7 @@ def read_rows(path: Path, sha256: str | None = None) -> Iterator[Row]:
 
 
 def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
-    """Rows of a file at an address. Raises PromptError when it cannot be reached, or is another file than the pinned one."""
+    """Download a file and read its rows. Raises PromptError if it cannot be fetched or parsed, or has another SHA-256."""
     from urllib.request import urlopen
 
     if offline():
@@ -51,7 +54,10 @@ def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
 
 
 def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
-    """Rows of a data set on the hub, through `datasets`: its cache, offline mode and mirrors are respected. Raises PromptError."""
+    """Read the rows of a data set on the hub with `datasets`, which uses its cache, offline mode and mirrors as configured.
+
+    Raises PromptError if the library is missing, the data cannot be loaded, or the cache holds another commit than `revision`.
+    """
     try:
         import datasets
     except ImportError:
@@ -80,12 +86,15 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
 
 
 def offline() -> bool:
-    """Whether the hub's offline mode is on."""
+    """Whether the hub's offline mode is on (the environment variable HF_HUB_OFFLINE)."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def parse_rows(content: bytes, ending: str, source: str, sha256: str | None = None) -> Iterator[Row]:
-    """Rows of a file's bytes. Raises PromptError for another checksum than the pinned one and for what does not parse."""
+    """Read the rows in a file's bytes; `ending` is its format, `source` its name in messages.
+
+    Raises PromptError if the SHA-256 is not `sha256`, or for what does not parse.
+    """
     found = sha256_of(content).hexdigest()
     if sha256 is not None and found != sha256:
         raise PromptError(
@@ -131,7 +140,7 @@ def _table(content: bytes, ending: str, source: str) -> Iterator[Row]:
 
 
 def _plain(value: Any) -> Any:
-    """A cell as JSON knows it: Parquet's arrays as lists."""
+    """A value with lists in place of Parquet's arrays, as JSON would hold it."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list):

@@ -1,1 +1,4 @@
-"""What must hold of a study before anything runs; one concern a file. `study.load` asks them all and names every problem at once."""
+"""The checks that a study must pass before anything runs, one concern a file.
+
+`study.load` runs all of them and reports every problem at once.
+"""

@@ -1,4 +1,4 @@
-"""Cells: none twice, each with the models it needs, and some that an engine can run."""
+"""Checks of the cells: no cell occurs twice, each has the models it needs, and at least one can be run by an engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specrig.study.study import Study
 
 
 def check_cells(study: Study, problems: Problems) -> None:
-    """No cell twice; every method has the models it needs."""
+    """Add a problem for each entry that repeats a cell, and for each pair that lacks a model which one of its methods needs."""
     seen: dict[tuple[object, ...], int] = {}
     reported: set[tuple[int, str]] = set()
     for index, cell in study.grid.asked:
@@ -37,13 +37,13 @@ def check_cells(study: Study, problems: Problems) -> None:
 
 
 def _served(study: Study, engine: str, pair: str, method: str) -> bool:
-    """Whether servers alone run a method's cells on a pair."""
+    """Whether the cells of a method on a pair are run by servers, so that no model is loaded here."""
     named = any((server.engine, server.pair, server.method) == (engine, pair, method) for server in study.servers)
     return named or not engines()[engine].loads_pairs
 
 
 def check_refusals(study: Study, problems: Problems) -> None:
-    """Some engine can run some cell."""
+    """Add a problem if the engines refuse all cells of the study; it names the three most frequent reasons."""
     if not study.grid.cells:
         reasons = Counter(refusal.reason for refusal in study.grid.refusals)
         listed = "; ".join(f"{reason} ({count} cells)" for reason, count in reasons.most_common(3))

@@ -1,4 +1,4 @@
-"""One entry of `methods:`: its method, k's, options, and the names in its own lists."""
+"""Checks of one entry of `methods:`: its method, its k's, its options, and the names in its own lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY_KEYS = {name for name in MethodEntry.model_fields if name != "options"}
 
 
 def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, Pair], problems: Problems) -> None:
-    """One entry of `methods`: its method, k's, options, and the names in its own lists."""
+    """Add a problem for every mistake in entry number `index` of `methods:`; `pairs` are the rows of `pairs.tsv` by name."""
     path: list[str | int] = ["methods", index]
     for name in entry.tasks or []:
         if name not in study.tasks:
@@ -43,7 +43,10 @@ def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, P
 
 
 def check_options(path: list[str | int], entry: MethodEntry, kind: type[BaseModel], problems: Problems) -> None:
-    """Names and values of a method's options, each value of a sweep by itself."""
+    """Add a problem for each unknown option and each invalid value; the values of a sweep are checked one by one.
+
+    path: place of the entry in the config; kind: the method's `Options`.
+    """
     for name in entry.options:
         if name not in kind.model_fields:
             known = sorted(kind.model_fields)

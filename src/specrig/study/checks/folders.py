@@ -1,4 +1,4 @@
-"""Folders: results and report can be written."""
+"""Checks that the folders for results and reports can be written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specrig.study.study import Study
 
 
 def check_folders(study: Study, problems: Problems) -> None:
-    """Results and report can be written."""
+    """Add a problem for the results or the reports folder if it cannot be made or written."""
     for key, folder in (("results", study.root), ("reports", study.report.parent)):
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():

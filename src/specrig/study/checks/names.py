@@ -1,4 +1,7 @@
-"""Engines, pairs, tasks and methods that a study names: known, named once, at least one of each; options of engines."""
+"""Checks of the names in a study: engines, pairs, tasks and methods must be known and named once, at least one of each.
+
+The options of its engines are checked here too.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from specrig.study.study import Study
 
 
 def check_names(study: Study, pairs: dict[str, Pair], tasks: dict[str, Task], broken: set[str], problems: Problems) -> None:
-    """Engines, pairs, tasks: known, named once, and at least one of each."""
+    """Add a problem for every unknown or repeated name and for every list of the study that is empty.
+
+    pairs, tasks: the rows of the tables; broken: top-level keys that could not be read and are reported already.
+    """
     for key, known, hint in (
         ("engines", engines().keys(), "`specrig methods` lists engines and methods"),
         ("pairs", pairs.keys(), f"or add a row to {study.tables.pairs}"),
@@ -42,7 +48,7 @@ def check_names(study: Study, pairs: dict[str, Pair], tasks: dict[str, Task], br
 
 
 def check_engine_options(study: Study, problems: Problems) -> None:
-    """`engine_options`: engines of the study, options that they have."""
+    """Add a problem for every key of `engine_options` that is no engine of the study, and for every option its engine refuses."""
     for name, options in study.engine_options.items():
         path: list[str | int] = ["engine_options", name]
         if name not in study.engines or name not in engines():
@@ -57,7 +63,7 @@ def check_engine_options(study: Study, problems: Problems) -> None:
 
 
 def refuse_repeats(key: str, path: Sequence[str | int], values: Sequence[Any], problems: Problems) -> None:
-    """A value that stands twice in a list would make the same cells twice."""
+    """Add a problem for each value that stands more than once in the list at `path` and `key`: it would repeat cells."""
     for value, count in Counter(values).items():
         if count > 1:
             problems.key([*path, key], f"{value!r} stands there {count} times", "remove the repeats")

@@ -1,4 +1,4 @@
-"""Pairs: model folders exist and fit each other; what is trained has what it is trained from."""
+"""Checks of the pairs: model folders exist, target and draft fit each other, and a trained model has what it is trained from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specrig.study.study import Study
 
 
 def check_pairs(study: Study, problems: Problems) -> None:
-    """Model folders exist and fit each other; a draft is trained only with its target."""
+    """Add a problem for each pair whose folders are missing or do not fit, or whose draft is trained while its target is not."""
     for name, row in study.rows.pairs.items():
         _check_folder_files(study, name, problems)
         if row.base is not None and (row.base not in study.rows.pairs or study.rows.pairs[row.base].target != TRAINED):
@@ -59,7 +59,7 @@ def check_pairs(study: Study, problems: Problems) -> None:
 
 
 def _check_folder_files(study: Study, name: str, problems: Problems) -> None:
-    """Local folders pass the gate (decoder-only, one vocabulary) before a job is planned; hub models when their job starts."""
+    """Check a pair's local folders for decoder-only models of one vocabulary; hub models are checked when their job starts."""
     row = study.rows.pairs[name]
     local = {
         column: str(Path(model).expanduser())

@@ -1,4 +1,4 @@
-"""Servers that a study names: each runs cells of its own, and each pair has one without speculation."""
+"""Checks of the servers that a study names: each runs its own cells, and each pair also has a server without speculation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BASELINE = "autoregressive"
 
 
 def check_servers(study: Study, problems: Problems) -> None:
-    """Servers: known names, one a cell, told apart by address or fields, and one without speculation for each pair."""
+    """Add a problem for unknown names, for two servers of the same cells or address, and for a pair without a baseline server."""
     seen: dict[tuple[Any, ...], int] = {}
     answers: dict[str, int] = {}
     for index, server in enumerate(study.servers):

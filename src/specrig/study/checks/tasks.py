@@ -1,4 +1,4 @@
-"""Tasks: every one has prompts that its pairs can hold, and scorers that exist."""
+"""Checks of the tasks: each has prompts that fit into the context of its pairs, and its scorers exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from specrig.tasks.scorers import registry as scorers
 
 
 def check_tasks(study: Study, problems: Problems) -> None:
-    """Every task has prompts."""
+    """Add a problem for each task with an unknown scorer or source, with too few prompts in the corpus, or with unusable prompts.
+
+    Local files are read here; prompts from the network are checked by the job that fetches them.
+    """
     available = study.training.corpus.prompts
     for name in study.tasks:
         row, where = study.rows.tasks[name], f"row {name!r}"

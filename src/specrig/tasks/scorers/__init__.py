@@ -1,4 +1,4 @@
-"""Scorers: how good a task's outputs are. One file a scorer, found by discovery; importing them loads no library."""
+"""Scorers measure how good a task's outputs are. Each has a file here and is found by its place; importing loads no library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Output", "Scorer", "registry"]
 
 @cache
 def registry() -> dict[str, type[Scorer]]:
-    """Scorer name -> class, in alphabetical order. Raises TypeError for a file whose scorer has another name than the file."""
+    """Return name of a scorer -> its class, in alphabetical order. Raises TypeError if a scorer is not named like its file."""
     found: dict[str, type[Scorer]] = {}
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{__name__}.{info.name}")

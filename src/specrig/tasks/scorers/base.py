@@ -1,4 +1,7 @@
-"""What every scorer offers: numbers an output that add up, and the score of their sum. So leaving prompts out, as intervals do, is cheap."""
+"""The interface of scorers: each output gives statistics that can be added up, and the score is computed from their sum.
+
+So the score of a subset of the prompts, which intervals need, costs only a sum.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What was asked, what was written, and what the data hold against it."""
+    """An output to score: the prompt, the generated text, and the reference from the data."""
 
     prompt: str
     text: str
@@ -20,27 +23,27 @@ class Output:
 
 
 class Scorer(ABC):
-    """A measure of quality; its name is that of its file. Higher is better."""
+    """A measure of quality, where higher is better. Its name must be that of its file."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    """One line: what it measures, with its source."""
+    """One line that says what the scorer measures, with its source."""
     library: ClassVar[str] = ""
-    """The module that must be installed."""
+    """Name of the module that must be installed; empty if none is needed."""
     needs_reference: ClassVar[bool] = True
     runs_code: ClassVar[bool] = False
-    """Whether it executes what a model wrote: only where the study says `run_generated_code: true`."""
+    """Whether the scorer executes what a model wrote. It is then used only if the study says `run_generated_code: true`."""
 
     @classmethod
     def missing(cls) -> str | None:
-        """None, or what installs the library that it lacks."""
+        """The command that installs the scorer's library if it is missing, else None."""
         if not cls.library or find_spec(cls.library):
             return None
         return f"pip install {cls.library.replace('_', '-')}"
 
     @abstractmethod
     def statistics(self, output: Output) -> list[float]:
-        """One output's numbers; the same count of them for every output."""
+        """The numbers of one output, of the same count for every output; sums of them are what `combine` takes."""
 
     @abstractmethod
     def combine(self, totals: Sequence[float], count: int) -> float:
@@ -48,11 +51,11 @@ class Scorer(ABC):
 
 
 class Mean(Scorer):
-    """A scorer that is a mean over outputs."""
+    """A scorer whose score is the mean of the outputs' scores."""
 
     @abstractmethod
     def score(self, output: Output) -> float:
-        """One output's score."""
+        """The score of one output."""
 
     def statistics(self, output: Output) -> list[float]:
         """See `Scorer`."""
@@ -64,17 +67,17 @@ class Mean(Scorer):
 
 
 class Sacrebleu(Scorer):
-    """A corpus score: sentences' counts are summed before they become a score, never their scores."""
+    """A corpus score of sacrebleu: n-gram counts of all outputs are summed, and the score is computed from the sums."""
 
     library = "sacrebleu"
 
     @cached_property
     @abstractmethod
     def metric(self) -> Any:
-        """Sacrebleu's metric."""
+        """The metric object of sacrebleu."""
 
     def statistics(self, output: Output) -> list[float]:
-        """Counts of matching n-grams of the first line, as sacrebleu's own bootstrap sums them."""
+        """The n-gram counts of the output's first line against the reference, as sacrebleu's own bootstrap sums them."""
         found: list[float] = self.metric._extract_corpus_statistics([first_line(output.text)], [[output.reference]])[0]
         return found
 
@@ -84,10 +87,10 @@ class Sacrebleu(Scorer):
 
 
 def first_line(text: str) -> str:
-    """The first line with anything on it: a base model goes on after its translation."""
+    """The first line that is not blank, stripped. A base model writes on after its translation, so only this line is scored."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def first_paragraph(text: str) -> str:
-    """Up to the first blank line: a base model goes on after its summary."""
+    """The text up to the first blank line, stripped. A base model writes on after its summary, so only this is scored."""
     return text.strip().split("\n\n")[0].strip()

@@ -1,4 +1,4 @@
-"""BLEU of translations: the first line of each output against its reference."""
+"""BLEU of translations, which compares the first line of each output with its reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""chrF of translations: the first line of each output against its reference."""
+"""chrF of translations, which compares the first line of each output with its reference."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""pass@1 of programs: each is run once against the tests that its reference holds.
+"""pass@1 of programs: each program is run once with the tests in its reference.
 
-It EXECUTES WHAT A MODEL WROTE. The subprocess has limits on time, memory, files and processes, an empty environment, a folder of its
-own and, where the system lets it, no network; none of this holds back code that means harm. So a study must ask for it, and do so
-in a container or on a machine with nothing to lose.
+This EXECUTES WHAT A MODEL WROTE. The program runs in a subprocess with limits on time, memory, files and processes, an empty
+environment, its own folder and, where the system allows it, no network. None of this stops malicious code. So a study must ask
+for it; run such a study in a container or on a machine with nothing to lose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specrig.tasks.scorers.base import Mean, Output
 TIMEOUT_S = 10
 MEMORY_BYTES = 1 << 30
 STOPS = re.compile(r"\n(?=class |def |#|if |print|@|\"\"\"|```)")
-"""Where a completed function ends (Chen et al. 2021, arXiv 2107.03374, section 2.3)."""
+"""What ends a completed function in the text behind it (Chen et al. 2021, arXiv 2107.03374, section 2.3)."""
 
 _LIMITS = f"""
 import resource
@@ -34,7 +34,7 @@ del resource, limit, value
 
 
 class PassAt1(Mean):
-    """Share of outputs whose program passes all of its tests."""
+    """Share of outputs, 0 to 100, whose program passes all of its tests."""
 
     name = "pass_at_1"
     summary = "pass@1, 0 to 100: programs that pass their tests (Chen et al. 2021, arXiv 2107.03374); executes generated code"
@@ -46,7 +46,10 @@ class PassAt1(Mean):
 
 
 def program(output: Output) -> str:
-    """The code to test: the prompt and what completes it, or a fenced block of an answer behind the prompt's stub."""
+    """The code to test. It is the prompt and its completion, or the first fenced block of a chat answer.
+
+    The prompt stays in front of a fenced block if it is code that compiles.
+    """
     fenced = re.search(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n```|\Z)", output.text, flags=re.DOTALL)
     if fenced:
         # The prompt's own code stays in front: its imports and helpers may be used.
@@ -66,7 +69,7 @@ def _compiles(code: str) -> bool:
 
 @cache
 def passes(code: str, tests: str) -> bool:
-    """Whether `code` followed by `tests` runs to its end within the limits. Leaving early, with any exit code, is no pass."""
+    """Whether `code` followed by `tests` runs to its end within the limits. A program that exits earlier has not passed."""
     token = secrets.token_hex(16)
     with TemporaryDirectory(prefix="specrig-") as folder:
         file = Path(folder) / "program.py"
@@ -90,7 +93,7 @@ def passes(code: str, tests: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the program's own process group, children included."""
+    """Kill the program and all processes that it started in its process group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -102,7 +105,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @cache
 def _isolation() -> tuple[str, ...]:
-    """A command that takes the network away, where the system allows it without privileges."""
+    """The command that starts a program without network; empty if the system does not allow that without privileges."""
     command = ("unshare", "--user", "--map-root-user", "--net")
     if shutil.which(command[0]) is None:
         return ()

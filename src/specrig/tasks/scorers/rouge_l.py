@@ -1,4 +1,4 @@
-"""ROUGE-L of summaries: the first paragraph of each output against its reference."""
+"""ROUGE-L of summaries, which compares the first paragraph of each output with its reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specrig.tasks.scorers.base import Mean, Output, first_paragraph
 
 
 class RougeL(Mean):
-    """Mean over outputs of the F-measure of the longest common subsequence of words."""
+    """Mean over outputs of 100 × the F-measure of the longest common subsequence of words."""
 
     name = "rouge_l"
     summary = "mean ROUGE-L F1, 0 to 100, stemmed, Google's rouge-score (Lin 2004)"
