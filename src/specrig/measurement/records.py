@@ -107,7 +107,7 @@ class Load(BaseModel):
 class Probe(BaseModel):
     """How fast the machine was at a moment between two blocks of cells, by short measurements that are always the same."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     when: str
     """Time of the probe in UTC, ISO 8601."""
