@@ -124,4 +124,4 @@ def test_the_report_tells_of_runs_where_there_are_several(tmp_path: Path) -> Non
     optimal = pd.read_csv(tmp_path / "twice" / "optimal_k.csv")
     assert (optimal["speedup_low"] < optimal["speedup"]).all() and (optimal["speedup"] < optimal["speedup_high"]).all()
     page = write_report(study, tmp_path / "report.html").read_text()
-    assert "Each job ran 2 times" in page and "what 2 runs of each job differ by" in page
+    assert "Each job ran 2 times" in page and "the differences between 2 runs of each" in page
