@@ -18,6 +18,11 @@ Logits = Callable[[Sequence[int]], Sequence[float]]
 """The target's logits after a sequence of token ids."""
 
 
+def tie_tolerance(dtype: str) -> float:
+    """The `TIE_TOLERANCE` of a target's precision; of one that is not listed that of float32, the strictest."""
+    return TIE_TOLERANCE.get(dtype, TIE_TOLERANCE["float32"])
+
+
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first place where a method's greedy output leaves the baseline's."""

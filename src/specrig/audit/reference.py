@@ -13,14 +13,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specrig.audit.identity import TIE_TOLERANCE, first_divergence
+from specrig.audit.identity import first_divergence, tie_tolerance
 from specrig.cell import Cell
 from specrig.engines import registry
 from specrig.engines.base import EngineError
 from specrig.measurement.freshness import baseline_of
 from specrig.measurement.prompts import prepared
 from specrig.measurement.records import Record
-from specrig.models.pair import PairFiles
+from specrig.models.pair import PairFiles, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ def compare_baselines(
             own = generate(record, study, files, root)
             found = record.baseline.tokens if greedy else plain(_greedy_cell(record, "native"), own.prompt)
         except (RuntimeError, ValueError) as error:  # the engine's and the model's reasons, and memory
-            yield Comparison(record, None, f"not compared: {(str(error).splitlines() or [type(error).__name__])[0]}")
+            yield Comparison(record, None, f"not compared: {first_line(error)}")
         else:
             yield compare(record, found, own, files.dtype)
 
@@ -112,5 +112,5 @@ def compare(record: Record, found: list[int], own: Own, dtype: str) -> Compariso
     divergence = first_divergence(ours, own.prompt, logits)
     if divergence is None:
         return Comparison(record, True, f"{record.prompt_id}: the same {len(found)} tokens after {len(own.prompt)} of prompt")
-    tie = abs(divergence.gap) <= TIE_TOLERANCE.get(dtype, TIE_TOLERANCE["float32"])
+    tie = abs(divergence.gap) <= tie_tolerance(dtype)
     return Comparison(record, tie, ("numerical tie; " if tie else "") + divergence.describe())

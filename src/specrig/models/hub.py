@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specrig.models import facts
-from specrig.models.pair import ModelError, PairFiles
+from specrig.models.pair import ModelError, PairFiles, first_line
 
 
 class FileMissingError(ModelError):
@@ -49,7 +49,7 @@ def tokenizer(model: str, revision: str | None = None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(model, revision=revision)
     except Exception as error:  # a format that is none, a library that is missing: each has its own
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         # Of a SentencePiece file that it cannot read transformers says that it may be tiktoken's.
         if find_spec("sentencepiece") is None and ("tiktoken" in reason or "sentencepiece" in reason.lower()):
             reason = "it is SentencePiece's, which is not installed: `pip install sentencepiece`"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specrig.models import needs
 from specrig.models.gate import check_pair, config, config_of
 from specrig.models.hub import tokenizer
-from specrig.models.pair import ModelError, PairFiles
+from specrig.models.pair import ModelError, PairFiles, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ class PretrainedWeights(Weights):
             agreement.check_architecture(AutoConfig.from_pretrained(source, revision=revision))
             return cached_model(self.model(part, device), device=device)
         except (DecodingError, OSError, KeyError, ValueError) as error:
-            raise ModelError(f"{source}: {NOT_NATIVE}: {_first_line(error)}") from error
+            raise ModelError(f"{source}: {NOT_NATIVE}: {first_line(error)}") from error
 
     def model(self, part: str, device: str) -> Any:
         """See `Weights`."""
@@ -89,7 +89,7 @@ class PretrainedWeights(Weights):
         try:
             model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=self.dtype())
         except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-            raise ModelError(f"{source}: cannot be loaded ({_first_line(error)})") from error
+            raise ModelError(f"{source}: cannot be loaded ({first_line(error)})") from error
         return model.to(device).eval()
 
     def _source(self, part: str) -> tuple[str, str | None]:
@@ -134,7 +134,7 @@ class RandomWeights(Weights):
             if reason is None:
                 return random_model(self.configs[part], device=device, dtype=self.dtype())
         except (DecodingError, KeyError, ValueError) as error:
-            reason = _first_line(error)
+            reason = first_line(error)
         raise ModelError(f"pair {self.pair.name}, {part}: {NOT_NATIVE}: {reason}")
 
     def model(self, part: str, device: str) -> Any:
@@ -145,10 +145,6 @@ class RandomWeights(Weights):
 def weights_of(pair: PairFiles) -> Weights:
     """The weights of a pair, loaded or random as its row says. Raises ModelError for a pair that the gate refuses."""
     return PretrainedWeights(pair) if pair.simulated_acceptance is None else RandomWeights(pair)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class _Bytes:

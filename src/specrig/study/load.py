@@ -18,7 +18,18 @@ from specrig.study.checks.pairs import check_pairs
 from specrig.study.checks.servers import check_servers
 from specrig.study.checks.tasks import check_tasks
 from specrig.study.claims import read_claims
-from specrig.study.problems import Positions, Problem, Problems, StudyError, decoded, nearest, reason_of, shortened
+from specrig.study.problems import (
+    OnceOnly,
+    Positions,
+    Problem,
+    Problems,
+    StudyError,
+    decoded,
+    nearest,
+    parsing,
+    reason_of,
+    shortened,
+)
 from specrig.study.rows import Pair, Task, read_rows
 from specrig.study.study import Study
 
@@ -30,9 +41,6 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     """
     if isinstance(config, Path):
         files, config = [config], read_config(config)
-    else:
-        for file in files:  # Snakemake has read them its own way, which passes over keys that stand twice
-            read_config(file)
     problems = Problems(Positions(files))
     draft, broken = validated(config, problems)
     resolved = bool(config.get("rows"))
@@ -69,33 +77,11 @@ def read_config(file: Path) -> dict[str, Any]:
         folder = file.parent
         others = [str(path) for path in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
         raise StudyError([Problem(str(file), "", "no such config", nearest(str(file), others, what="configs there"))])
-    try:
+    with parsing(file):
         content = yaml.load(decoded(file), OnceOnly)
-    except RecursionError:
-        raise StudyError(
-            [Problem(str(file), "", "brackets within brackets without end", "a config nests a few levels")]
-        ) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else str(file)
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise StudyError([Problem(where, "", f"not valid YAML ({reason})", "correct the line; indent with spaces")]) from error
     if not isinstance(content, dict):
         raise StudyError([Problem(str(file), "", "the file holds no keys", "start from configs/quick.yaml")])
     return content
-
-
-class OnceOnly(yaml.SafeLoader):
-    """YAML in which a key stands once: where it stands twice, PyYAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node. Raises ConstructorError, which knows the line, for a key that is there already."""
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands there twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[str]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,36 @@ def decoded(file: Path) -> str:
         raise StudyError([Problem(where, "", f"the file is {kind}", "save it as UTF-8 text")]) from error
 
 
+class OnceOnly(yaml.SafeLoader):
+    """YAML in which a key stands once: where it stands twice, PyYAML (and so Snakemake) would silently take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """The node of a mapping. Raises ComposerError, which knows the line, for a key that is there already."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.composer.ComposerError(None, None, f"the key {key.value!r} stands there twice", key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+@contextmanager
+def parsing(file: Path) -> Iterator[None]:
+    """Turn what PyYAML says of a config into a StudyError with the file, the line and the fix."""
+    try:
+        yield
+    except RecursionError:
+        raise StudyError(
+            [Problem(str(file), "", "brackets within brackets without end", "a config nests a few levels")]
+        ) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark else str(file)
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise StudyError([Problem(where, "", f"not valid YAML ({reason})", "correct the line; indent with spaces")]) from error
+
+
 def nearest(name: str, known: Iterable[str], *, what: str = "known") -> str:
     """The fix for an unknown name: the most similar valid name, if there is one, and the list of all valid names."""
     names = sorted(known)
@@ -74,7 +105,8 @@ class Positions:
         self.files = list(files)
         self._roots: list[tuple[Path, yaml.Node]] = []
         for file in self.files:
-            root = yaml.compose(decoded(file)) if file.is_file() else None
+            with parsing(file):
+                root = yaml.compose(decoded(file), OnceOnly) if file.is_file() else None
             if root is not None:
                 self._roots.append((file, root))
 
