@@ -33,7 +33,7 @@ class Cell(BaseModel):
 
     @property
     def job(self) -> tuple[str, str, str]:
-        """(engine, pair, method). One process measures all cells of a job and loads the models once."""
+        """(engine, pair, method): the records of these cells lie in one folder."""
         return self.engine, self.pair, self.method
 
     @property

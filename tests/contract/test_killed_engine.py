@@ -85,7 +85,7 @@ def test_the_cell_fails_with_the_reason_and_a_rerun_measures_it_alone(study: Stu
     folder = study.root / "records/vllm/p/draft_model"
     with monkeypatch.context() as patched:
         first = Watched(patched, victim="t-k2-t0-b1")
-        measure(study, "vllm", "p", "draft_model", study.root)
+        measure(study, "vllm", "p", ["draft_model"])
 
     index = json.loads((folder / "index.json").read_text())
     assert set(index["cells"]) == {"t-k4-t0-b1"}
@@ -99,7 +99,7 @@ def test_the_cell_fails_with_the_reason_and_a_rerun_measures_it_alone(study: Stu
 
     with monkeypatch.context() as patched:
         again = Watched(patched)
-        measure(study, "vllm", "p", "draft_model", study.root)
+        measure(study, "vllm", "p", ["draft_model"])
 
     # Two prompts of the cell, and of its baseline before it and after it.
     assert again.ran == {"t-k2-t0-b1": 2, "t-k0-t0-b1": 4}

@@ -358,7 +358,7 @@ def test_replicates_and_their_remeasuring(study_file: Path, capsys: pytest.Captu
     job = Path("results/tiny/records/native/p/ngram")
     folders = [replicate_folder(job, number) for number in range(2)]
     one = load_study(study_file).model_copy(update={"replicates": 1})
-    measure(one, "native", "p", "ngram", one.root)
+    measure(one, "native", "p", ["ngram"])
     before = {path: path.read_bytes() for path in job.rglob("*.jsonl")}
     assert run_measure(study_file, 0) == 0 and run_measure(study_file, 1) == 0
     assert all(path.read_bytes() == content for path, content in before.items()), "one replicate more measures it alone"

@@ -213,7 +213,7 @@ def test_a_study_has_its_energy_and_its_floor(workplace: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Native, "generate", counted)
     monkeypatch.setattr(runner, "metered", given_meter)
-    runner.measure(study, "native", "shape", "draft_model", study.root)
+    runner.measure(study, "native", "shape", ["draft_model"])
 
     records = study_records(study.root / "records")
     assert len(records) == 4 and {run.energy_j for record in records for run in (record.run, record.baseline)} == {2.0}

@@ -54,7 +54,7 @@ def windowed(workplace: Path) -> Path:
 
 
 def audited(study: Study) -> pd.DataFrame:
-    measure(study, "native", "tiny", "draft_model", study.root)
+    measure(study, "native", "tiny", ["draft_model"])
     return judged(study, study_records(study.root / "records"))
 
 
@@ -113,7 +113,7 @@ def test_where_nothing_was_decoded_greedily_the_native_baseline_is_decoded_now(w
 
 def test_what_cannot_be_compared_is_said_and_condemns_nothing(windowed: Path) -> None:
     study = load_study(windowed)
-    measure(study, "native", "tiny", "draft_model", study.root)
+    measure(study, "native", "tiny", ["draft_model"])
     served = [
         record.model_copy(update={"cell": record.cell.model_copy(update={"engine": "server"})})
         for record in study_records(study.root / "records")
@@ -132,7 +132,7 @@ def test_what_cannot_be_compared_is_said_and_condemns_nothing(windowed: Path) ->
 
 def test_a_tie_is_told_apart(windowed: Path) -> None:
     study = load_study(windowed)
-    measure(study, "native", "tiny", "draft_model", study.root)
+    measure(study, "native", "tiny", ["draft_model"])
     record = study_records(study.root / "records")[0]
     prompt, tokens = [1, 2], list(record.baseline.tokens)
     logits = torch.zeros(len(tokens), 26)

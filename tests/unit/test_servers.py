@@ -359,7 +359,7 @@ def test_a_study_measures_native_and_servers_side_by_side(
     assert loaded.grid.refusals == []
     found = {}
     for engine, pair, method in loaded.grid.jobs:
-        measure(loaded, engine, pair, method, loaded.root)
+        measure(loaded, engine, pair, [method])
         found[engine] = list(read_records(loaded.root / "records" / engine / pair / method / "t-k4-t0-b1.jsonl"))
     assert [record.run.tokens for record in found["server"]] == [record.run.tokens for record in found["native"]]
     assert all(record.run.tokens == record.baseline.tokens for record in found["server"])
@@ -380,10 +380,10 @@ def test_a_server_that_is_down_fails_its_cells_and_a_rerun_measures_them(
     ]
     loaded = load_study(study(servers=servers, engines=["server"]))
     index = loaded.root / "records/server/p/ngram/index.json"
-    measure(loaded, "server", "p", "ngram", loaded.root)
+    measure(loaded, "server", "p", ["ngram"])
     assert "no server answers there" in json.loads(index.read_text())["failed"]["t-k4-t0-b1"]
     server = InferenceServer(native, "ngram", K, port=port).run()
-    measure(loaded, "server", "p", "ngram", loaded.root)
+    measure(loaded, "server", "p", ["ngram"])
     assert json.loads(index.read_text())["failed"] == {}
     server.shutdown()
 

@@ -138,7 +138,7 @@ def study(workplace: Path, shapes: dict[str, str]) -> Path:
 
 def test_records_say_that_the_acceptance_is_simulated(study: Path) -> None:
     loaded = load_study(study)
-    measure(loaded, "native", "shape", "draft_model", loaded.root)
+    measure(loaded, "native", "shape", ["draft_model"])
     records = list(read_records(loaded.root / "records/native/shape/draft_model/own-k4-t0-b1.jsonl"))
     assert [record.simulated_acceptance for record in records] == [0.7] * 3
     assert not any(record.lossless for record in records)
@@ -174,7 +174,7 @@ def test_old_records_are_read_as_measured() -> None:
 def test_simulated_cells_have_a_table_of_their_own_and_enter_no_other(study: Path) -> None:
     loaded = load_study(study)
     for method in ("draft_model", "autoregressive"):
-        measure(loaded, "native", "shape", method, loaded.root)
+        measure(loaded, "native", "shape", [method])
     (loaded.root / "study.json").write_text(loaded.model_dump_json())
     write_tables(loaded.root, loaded.root / "tables")
     data = read_study(loaded.root)
@@ -208,7 +208,7 @@ def test_a_batch_takes_as_many_prompts_as_it_holds(study: Path) -> None:
     }
     study.write_text(yaml.safe_dump(config))
     loaded = load_study(study)
-    measure(loaded, "native", "shape", "draft_model", loaded.root)
+    measure(loaded, "native", "shape", ["draft_model"])
     folder = loaded.root / "records/native/shape/draft_model"
     one, three = (list(read_records(folder / f"own-k2-t0-b{size}.jsonl")) for size in (1, 3))
     assert [record.prompt_id for record in one] == ["0"]
@@ -217,7 +217,7 @@ def test_a_batch_takes_as_many_prompts_as_it_holds(study: Path) -> None:
     before = (folder / "own-k2-t0-b1.jsonl").read_bytes()
     study.write_text(yaml.safe_dump(config | {"batch_sizes": [1, 2]}))
     loaded = load_study(study)
-    measure(loaded, "native", "shape", "draft_model", loaded.root)
+    measure(loaded, "native", "shape", ["draft_model"])
     assert (folder / "own-k2-t0-b1.jsonl").read_bytes() == before
     assert len(list(read_records(folder / "own-k2-t0-b2.jsonl"))) == 2
 
@@ -234,7 +234,7 @@ def test_reported_speedups_stand_beside_simulated_ones_without_a_verdict(study: 
     ]
     Path("configs/reported.csv").write_text("\n".join([header, *rows]) + "\n")
     loaded = load_study(study)
-    measure(loaded, "native", "shape", "draft_model", loaded.root)
+    measure(loaded, "native", "shape", ["draft_model"])
     (loaded.root / "study.json").write_text(loaded.model_dump_json())
     write_tables(loaded.root, loaded.root / "tables")
     row = pd.read_csv(loaded.root / "tables/simulated.csv").iloc[0]

@@ -67,7 +67,7 @@ def test_planned_and_measured(config: Path, capsys: pytest.CaptureFixture[str]) 
     assert "4 cells in 1 jobs" in shown
     assert "292.8K" in shown or "0.3M" in shown, "the checkpoint's size is read from its config"
     study = load_study(config)
-    measure(study, "native", "stories", "draft_model", study.root)
+    measure(study, "native", "stories", ["draft_model"])
     folder = study.root / "records/native/stories/draft_model"
     index = json.loads((folder / "index.json").read_text())
     assert index["failed"] == {}
@@ -85,7 +85,7 @@ def test_planned_and_measured(config: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_references_reach_the_scores(config: Path) -> None:
     study = load_study(config)
-    measure(study, "native", "stories", "draft_model", study.root)
+    measure(study, "native", "stories", ["draft_model"])
     (study.root / "study.json").write_text(study.model_dump_json())
     (path, *_) = write_quality(study, study.root / "tables")
     header, *lines = path.read_text().splitlines()
@@ -113,7 +113,7 @@ def test_prompts_are_checked_again_before_the_models_load(config: Path) -> None:
         "import sys; from pathlib import Path; from specrig.study.load import load_study; from specrig.measurement import runner\n"
         "study = load_study(Path(sys.argv[1]))\n"
         "runner.engines = lambda: sys.exit('a model is being loaded')\n"
-        "runner.measure(study, 'native', 'stories', 'draft_model', study.root)\n"
+        "runner.measure(study, 'native', 'stories', ['draft_model'])\n"
     )
     Path("study.json").write_text(longer.model_dump_json())
     result = subprocess.run([sys.executable, "-c", code, "study.json"], capture_output=True, text=True, check=False)

@@ -110,8 +110,8 @@ def test_a_job_that_fails_says_why_and_where_its_log_is(workplace: Path) -> None
     replace("configs/tasks.tsv", "code\tcorpus", "code\tprompts.jsonl")
     replace("configs/test.yaml", "[code, translation]", "[code]")
     replace("configs/test.yaml", "  - method: draft_model\n    k: [2, 4]\n", "")
-    result = snakemake("results/test/records/native/embedded/ngram/index.json", "--configfile", "configs/test.yaml")
+    result = snakemake("results/test/measured/native/embedded/together", "--configfile", "configs/test.yaml")
     assert result.returncode == 1
     assert "Traceback" not in result.stdout
     assert "Logs: results/test/logs" in result.stdout
-    assert "models/target" in Path("results/test/logs/measure/native-embedded-ngram.log").read_text()
+    assert "models/target" in Path("results/test/logs/measure/native-embedded-together.log").read_text()

@@ -25,7 +25,7 @@ rule audit_exact:
 
 rule audit:
     input:
-        indexes=INDEXES,
+        records=MEASURED,
     output:
         f"{ROOT}/audit/records.csv",
     log:

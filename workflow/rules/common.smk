@@ -10,7 +10,7 @@ from snakemake.exceptions import WorkflowError
 
 from specrig.cell import digest
 from specrig.measurement.recording import aside
-from specrig.measurement.records import replicate_folder, replicate_of, write_atomically
+from specrig.measurement.records import replicate_folder, write_atomically
 from specrig.decoding.drafters import registry as methods
 from specrig.provenance.digests import (
     audit_digest,
@@ -22,6 +22,7 @@ from specrig.engines import registry as engines
 from specrig.study.load import load_study
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
+from specrig.study.grid import TOGETHER
 from specrig.study.problems import StudyError
 from specrig.corpus.example import TASKS
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT
@@ -62,10 +63,10 @@ FIRST = STUDY.replicates
 
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in TASKS]
 SCORED = [task for task in STUDY.tasks if STUDY.rows.tasks[task].scorer]
-INDEXES = [
-    str(replicate_folder(Path(ROOT, "records", *job), number) / "index.json")
+MEASURED = [
+    f"{ROOT}/measured/{engine}/{pair}/{process}{f'-{number}' if number else ''}"
     for number in range(STUDY.replicates)
-    for job in STUDY.grid.jobs
+    for engine, pair, process in STUDY.grid.processes
 ]
 CURVES = [
     f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.grid.trained
@@ -119,7 +120,8 @@ wildcard_constraints:
     model="|".join(STAGES),
     source="|".join(map(re.escape, STUDY.grid.converted)) or "-",
     method="|".join(sorted({entry.method for entry in STUDY.methods})),
-    again=r"(/replicate-[1-9]\d*)?",
+    process="|".join([TOGETHER, *sorted({entry.method for entry in STUDY.methods})]),
+    again=r"(-[1-9]\d*)?",
 
 
 def write_study():
@@ -172,9 +174,10 @@ def model_files(pair, models):
     return files
 
 
-def method_models(wildcards):
-    """Files of the models that a method needs: the target, and its draft or head."""
-    return model_files(wildcards.pair, ["target", *methods()[wildcards.method].needs])
+def job_models(wildcards):
+    """Files of the models that a job needs: the target, and the draft and heads of its methods."""
+    needs = {need for name in job_methods(wildcards) for need in methods()[name].needs}
+    return model_files(wildcards.pair, ["target", *sorted(needs)])
 
 
 def teachers(wildcards):
@@ -226,14 +229,26 @@ def scored():
     return digest([rows, STUDY.prompts, STUDY.run_generated_code])
 
 
+def job_methods(wildcards):
+    """The methods that a job measures."""
+    return STUDY.grid.processes[wildcards.engine, wildcards.pair, wildcards.process]
+
+
 def job_cells(wildcards):
     """The cells of a measuring job."""
-    return STUDY.grid.jobs[wildcards.engine, wildcards.pair, wildcards.method]
+    return [
+        cell
+        for method in job_methods(wildcards)
+        for cell in STUDY.grid.jobs[wildcards.engine, wildcards.pair, method]
+    ]
 
 
 def job_cell_names(wildcards):
-    """The slug and the options' digest of each cell of a job. A new k changes only this param, so only its cells are measured."""
-    return [f"{cell.slug} {digest(cell.options)}" for cell in job_cells(wildcards)]
+    """Method, slug and the options' digest of each cell of a job. A new k changes only this param, so only its cells are measured."""
+    return [
+        f"{cell.method}/{cell.slug} {digest(cell.options)}"
+        for cell in job_cells(wildcards)
+    ]
 
 
 def audited_options(wildcards):
@@ -271,7 +286,7 @@ def job_settings(wildcards):
 
 def replicate(wildcards):
     """The number of a measuring job's replicate, from 0."""
-    return replicate_of(wildcards.again)
+    return int(wildcards.again[1:] or 0)
 
 
 def measuring_order(wildcards):
@@ -286,13 +301,16 @@ def measuring_order(wildcards):
 
 def failed_cells(wildcards):
     """Cells that failed last time, and files set aside. When this list changes, the next run of Snakemake measures them again."""
-    job = Path(ROOT, "records", wildcards.engine, wildcards.pair, wildcards.method)
-    folder = replicate_folder(job, replicate(wildcards))
-    index = folder / "index.json"
-    failed = json.loads(index.read_text())["failed"] if index.is_file() else []
-    return sorted(failed) + aside(folder)
+    found = []
+    for method in job_methods(wildcards):
+        job = Path(ROOT, "records", wildcards.engine, wildcards.pair, method)
+        folder = replicate_folder(job, replicate(wildcards))
+        index = folder / "index.json"
+        failed = json.loads(index.read_text())["failed"] if index.is_file() else []
+        found += [f"{method}/{name}" for name in sorted(failed) + aside(folder)]
+    return found
 
 
 def job_code(wildcards):
-    """Digest of the code that a measuring job runs."""
-    return job_digest(wildcards.engine, wildcards.method)
+    """Digests of the code that a measuring job runs, one a method."""
+    return [job_digest(wildcards.engine, name) for name in job_methods(wildcards)]

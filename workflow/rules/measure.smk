@@ -1,15 +1,16 @@
-# A job measures all cells of one engine, pair, method and replicate, and loads the models once. It keeps finished cells when it
-# resumes. The records of the first replicate lie in the job's own folder, those of the others in folders below it.
+# A job measures all cells of an engine and a pair in one replicate, or those of one method (the study's key `jobs`). It loads the
+# models once, and keeps finished cells when it resumes. The records lie in a folder for each method, those of the first replicate in the
+# folder itself, those of the others in folders below it.
 
 
 rule measure:
     input:
         prompts=prompt_inputs,
-        models=method_models,
+        models=job_models,
     output:
-        index=f"{ROOT}/records/{{engine}}/{{pair}}/{{method}}{{again}}/index.json",
+        touch(f"{ROOT}/measured/{{engine}}/{{pair}}/{{process}}{{again}}"),
     log:
-        f"{ROOT}/logs/measure/{{engine}}-{{pair}}-{{method}}{{again}}.log",
+        f"{ROOT}/logs/measure/{{engine}}-{{pair}}-{{process}}{{again}}.log",
     priority: measuring_order
     conda:
         "../../environment.yml"
@@ -22,9 +23,11 @@ rule measure:
         settings=job_settings,
         code=job_code,
         failed=failed_cells,
+        methods=job_methods,
+        chosen=lambda wildcards: [f"--method {name}" for name in job_methods(wildcards)],
         replicate=replicate,
     message:
-        "Measuring {wildcards.method} on {wildcards.pair} with {wildcards.engine}, replicate {params.replicate}"
+        "Measuring {params.methods} on {wildcards.pair} with {wildcards.engine}, replicate {params.replicate}"
     shell:
         "python -m specrig measure --study {params.study} --engine {wildcards.engine} --pair {wildcards.pair}"
-        " --method {wildcards.method} --replicate {params.replicate} 2>&1 | tee {log} >&2"
+        " {params.chosen} --replicate {params.replicate} 2>&1 | tee {log} >&2"

@@ -3,7 +3,7 @@
 
 rule report:
     input:
-        indexes=INDEXES,
+        records=MEASURED,
         audits=AUDITS,
         tables=TABLES,
         figures=FIGURES,

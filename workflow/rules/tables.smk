@@ -3,7 +3,7 @@
 
 rule tables:
     input:
-        indexes=INDEXES,
+        records=MEASURED,
         audits=AUDITS,
         reported=REPORTED,
     output:
@@ -64,7 +64,7 @@ rule tables:
 
 rule quality:
     input:
-        indexes=INDEXES,
+        records=MEASURED,
         prompts=[str(STUDY.paths.prompt_file(task, STUDY.root)) for task in SCORED],
     output:
         report(
@@ -90,7 +90,7 @@ rule quality:
 
 rule figures:
     input:
-        indexes=INDEXES,
+        records=MEASURED,
         audits=AUDITS,
         cells=rules.tables.output.cells,
         curves=CURVES,

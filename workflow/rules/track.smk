@@ -4,7 +4,7 @@
 
 rule track:
     input:
-        indexes=INDEXES,
+        records=MEASURED,
         cells=rules.tables.output.cells,
         figures=rules.figures.output,
         report=REPORT,

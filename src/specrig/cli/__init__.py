@@ -109,14 +109,16 @@ def measure(
     study: StudyFile,
     engine: Annotated[str, typer.Option()],
     pair: Annotated[str, typer.Option()],
-    method: Annotated[str, typer.Option()],
+    method: Annotated[
+        list[str] | None, typer.Option(help="May be given several times; without it, every method of the study")
+    ] = None,
     replicate: Annotated[int, typer.Option(help="Which time of `replicates`, from 0")] = 0,
 ) -> None:
-    """Measure those cells of one engine, pair and method that are not measured yet."""
+    """Measure, in one process, those cells of an engine and a pair that are not measured yet."""
     from specrig.measurement.runner import measure
 
     loaded = load(study)
-    measure(loaded, engine, pair, method, loaded.root, replicate)
+    measure(loaded, engine, pair, method or [job[2] for job in loaded.grid.jobs if job[:2] == (engine, pair)], replicate)
 
 
 @app.command()

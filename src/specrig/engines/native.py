@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
@@ -13,7 +16,7 @@ from specrig.engines.base import EngineError, EngineOptions
 from specrig.engines.tokenized import TokenizedEngine
 from specrig.models import needs
 from specrig.models.hub import fetch_folder
-from specrig.models.pair import PairFiles
+from specrig.models.pair import ModelError, PairFiles
 
 if TYPE_CHECKING:
     from specrig.decoding.model import CachedModel
@@ -43,8 +46,11 @@ class Native(TokenizedEngine):
             self.target.even_passes()
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
+        self._loaded_mb: dict[str, float] = {}
+        self._unused_mb = 0.0
         if pair.draft is not None:
-            self.model("draft")  # a draft that cannot be used fails the job, not each of its cells
+            with suppress(ModelError):  # it fails the cells that need it, each with the reason
+                self.model("draft")  # now, since it may narrow the vocabulary of all
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
@@ -62,9 +68,12 @@ class Native(TokenizedEngine):
         """See `Engine`."""
         from specrig.decoding.loop import generate
 
+        drafter = self._drafter(cell)
+        used = {*registry()[cell.method].needs, _key(cell)}
+        self._unused_mb = sum(size for name, size in self._loaded_mb.items() if name not in used)
         return generate(
             self.target,
-            self._drafter(cell),
+            drafter,
             prompts,
             k=cell.k,
             max_new_tokens=max_new_tokens,
@@ -84,19 +93,21 @@ class Native(TokenizedEngine):
             super().reset_peak_memory()
 
     def peak_memory_mb(self) -> float:
-        """Of the GPU's allocator where there is one, else of this process."""
+        """Of the GPU's allocator where there is one, else of this process; without what other methods have loaded."""
         if self.target.device.type == "cuda":
             import torch
 
-            return torch.cuda.max_memory_allocated(self.target.device) / 2**20
-        return super().peak_memory_mb()
+            return torch.cuda.max_memory_allocated(self.target.device) / 2**20 - self._unused_mb
+        return super().peak_memory_mb() - self._unused_mb
 
     def model(self, name: str) -> CachedModel:
         """A model of the pair besides the target (`Resources`)."""
         if name not in self._models:
             if name != "draft":
                 raise EngineError(f"pair {self.pair.name}: a pair has no {name} model")
+            before = self._memory_mb()
             self._models[name] = self.weights.cached(name, self.device)
+            self._loaded_mb[name] = self._memory_mb() - before
             # The gate has made sure that the tokenizers agree, but one embedding may have more padding. Padding is never drawn.
             shared = min(self._models[name].vocab_size, self.target.vocab_size)
             self._models[name].vocab_size = self.target.vocab_size = shared
@@ -109,8 +120,22 @@ class Native(TokenizedEngine):
         return fetch_folder(str(self.pair.heads[name]), self.pair.revisions.get(name))
 
     def _drafter(self, cell: Cell) -> Drafter:
-        key = digest([cell.method, cell.options])
+        key = _key(cell)
         if key not in self._drafters:
-            method = registry()[cell.method]
+            method, before, loaded = registry()[cell.method], self._memory_mb(), sum(self._loaded_mb.values())
             self._drafters[key] = method(method.Options.model_validate(cell.options), self)
+            models = sum(self._loaded_mb.values()) - loaded  # a draft model that it was the first to ask for
+            self._loaded_mb[key] = max(0.0, self._memory_mb() - before - models)
         return self._drafters[key]
+
+    def _memory_mb(self) -> float:
+        """What the GPU's allocator, else this process, holds now, in MiB."""
+        if self.target.device.type == "cuda":
+            import torch
+
+            return torch.cuda.memory_allocated(self.target.device) / 2**20
+        return psutil.Process().memory_info().rss / 2**20
+
+
+def _key(cell: Cell) -> str:
+    return digest([cell.method, cell.options])

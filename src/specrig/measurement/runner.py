@@ -1,33 +1,34 @@
-"""Measures a job: baseline and methods alternate prompt by prompt in one process, and finished cells are kept.
+"""Measures cells: baseline and methods alternate prompt by prompt in one process, and finished cells are kept.
 
 `unpaired` does the same for engines that cannot alternate.
 
-A job (engine, pair, method) loads its models once. Its cells with the same task, temperature and batch size form a block: they
-share prompts, seeds and the baseline, and run interleaved, so that a drift of the machine's clock affects all of them alike.
+One process loads the models once and measures cells of one or more methods. Those with the same task, temperature and batch size form
+blocks, whatever their method: they share prompts, seeds and the baseline, and run interleaved, so that a drift of the machine's clock
+affects all of them alike.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
-from specrig.engines.base import Engine, EngineError
+from specrig.engines.base import Engine
+from specrig.measurement.blocks import blocks
 from specrig.measurement.energy import Meter, metered
-from specrig.measurement.freshness import baseline_of, cell_digests, measured
+from specrig.measurement.freshness import baseline_of
+from specrig.measurement.job import Job
 from specrig.measurement.progress import Advance, progress
 from specrig.measurement.prompts import prepared
-from specrig.measurement.recording import as_run, write_index
-from specrig.measurement.records import Probe, Record, Run, replicate_folder, write_atomically, write_records
+from specrig.measurement.recording import as_run
+from specrig.measurement.records import Probe, Record, Run, write_records
 from specrig.measurement.surroundings import Surroundings
 from specrig.measurement.unpaired import measure_unpaired
 from specrig.models.hub import at_commits
@@ -36,39 +37,23 @@ from specrig.provenance.environment import capture
 from specrig.tasks import Prompt, PromptError
 
 if TYPE_CHECKING:
+    from specrig.models.pair import PairFiles
     from specrig.study.study import Study
 
 WARMUP_TOKENS = 16
 
 
-def measure(study: Study, engine_name: str, pair_name: str, method: str, root: Path, replicate: int = 0) -> None:
-    """Measure the cells of one job's replicate that are not measured yet, below `root` (the study's results folder).
+def measure(study: Study, engine_name: str, pair_name: str, wanted: Sequence[str], replicate: int = 0) -> None:
+    """Measure the cells of the methods `wanted` on one engine and pair, in one replicate, that are not measured yet.
 
-    Writes the record file of each cell as soon as its block is done, then `environment.json` and `index.json`. A cell that fails
-    is listed in the index with the reason and does not stop the others. Raises EngineError if the pair cannot be loaded, and for
-    a replicate that the study does not have.
+    Writes the record file of each cell below the study's results folder as soon as its block is done, in the end `environment.json` and
+    `index.json` of each method. A cell that fails is listed in the index with the reason and does not stop the others. Raises
+    EngineError and ModelError if the target cannot be loaded, EngineError for what the study does not have.
     """
-    job = (engine_name, pair_name, method)
-    cells = [cell for cell in study.grid.cells if cell.job == job]
-    if not cells:
-        raise EngineError(f"study {study.study} has no cells of {'/'.join(job)}")
-    if not 0 <= replicate < study.replicates:
-        raise EngineError(
-            f"study {study.study} has {study.replicates} replicates, counted from 0: there is no replicate {replicate}"
-        )
-    folder = replicate_folder(root / "records" / engine_name / pair_name / method, replicate)
-    pair = study.paths.pair_files(pair_name, root).only(methods()[method].needs)
-    prompts: dict[str, list[Prompt]] = {}
-    failed: dict[str, str] = {}
-    for task in dict.fromkeys(cell.task for cell in cells):
-        try:
-            prompts[task] = prepared(study, task, pair, root)
-        except PromptError as error:
-            print(f"task {task}: {error}", file=sys.stderr)
-            failed |= {cell.slug: str(error) for cell in cells if cell.task == task}
-    usable = [cell for cell in cells if cell.task in prompts]
-    digests = cell_digests(study, usable, pair, prompts, replicate)
-    pending = [cell for cell in usable if not measured(folder / f"{cell.slug}.jsonl", digests[cell])]
+    jobs = {method: Job(study, (engine_name, pair_name, method), replicate) for method in wanted}
+    pair = study.paths.pair_files(pair_name, study.root).only([need for method in wanted for need in methods()[method].needs])
+    prompts, unusable = _prompts(study, {cell.task for job in jobs.values() for cell in job.cells}, pair)
+    pending = {method: cells for method, job in jobs.items() if (cells := job.pending(pair, prompts, unusable))}
     if pending:
         device, pair = study.resolved_device(), at_commits(pair)
         with ExitStack() as open_things:
@@ -76,24 +61,34 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
             meter = open_things.enter_context(_metered(engine))
             machine = Surroundings(device, here=engine.loads_pairs, in_process=engine.paired)
             environment = capture(pair, device=device, threads=study.threads) | engine.environment() | {"energy": meter.source}
-            write_atomically(folder / "environment.json", json.dumps(environment, indent=1))
-            grouped = [
-                (block, prompts[block[0].task][: study.grid.prompt_count(block[0].batch_size)]) for block in _blocks(pending)
-            ]
-            total = sum(_units(study, engine, block, len(own)) for block, own in grouped)
-            with progress("/".join(job), total) as advance:
-                blocks = [
-                    _Block(study, replicate, engine, meter, machine, block, own, digests, folder, advance)
-                    for block, own in grouped
-                ]
-                if engine.paired:
-                    for block in blocks:
-                        failed |= _measure_paired(block, last=block is blocks[-1])
-                else:
-                    failed |= measure_unpaired(blocks, digests, folder)
+            for method in pending:
+                jobs[method].describe(environment)
+            # Engines that alternate run the cells of all methods in common blocks, the others method by method.
+            groups = (
+                [blocks(cell for cells in pending.values() for cell in cells)] if engine.paired else map(_whole, pending.values())
+            )
+            made = [[_Block(engine, meter, machine, cells, prompts[cells[0].task], jobs) for cells in group] for group in groups]
+            with progress(f"{engine_name}/{pair_name}", sum(block.units for group in made for block in group)) as advance:
+                for group in made:
+                    _measure_group(group, advance)
             if engine.loads_pairs:  # last, so that its buffers are in no cell's peak memory
-                write_atomically(folder / "environment.json", json.dumps(environment | {"memory": memory(device)}, indent=1))
-    write_index(folder, cells, digests, failed)
+                for method in pending:
+                    jobs[method].describe(environment | {"memory": memory(device)})
+    for job in jobs.values():
+        job.close()
+
+
+def _prompts(study: Study, tasks: Iterable[str], pair: PairFiles) -> tuple[dict[str, list[Prompt]], dict[str, str]]:
+    """The prompts of each task, and why those of others cannot be had."""
+    found: dict[str, list[Prompt]] = {}
+    unusable: dict[str, str] = {}
+    for task in sorted(tasks):
+        try:
+            found[task] = prepared(study, task, pair, study.root)
+        except PromptError as error:
+            print(f"task {task}: {error}", file=sys.stderr)
+            unusable[task] = str(error)
+    return found, unusable
 
 
 def _metered(engine: Engine) -> AbstractContextManager[Meter]:
@@ -103,46 +98,49 @@ def _metered(engine: Engine) -> AbstractContextManager[Meter]:
     return metered(engine.device, 1 if engine.paired else engine.pair.tensor_parallel)
 
 
-def _blocks(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    # Cells of different batch sizes group their prompts differently, even where they share a baseline that runs alone.
-    blocks: dict[tuple[Cell, int], list[Cell]] = {}
-    for cell in cells:
-        blocks.setdefault((baseline_of(cell), cell.batch_size), []).append(cell)
-    yield from blocks.values()
-
-
-def _units(study: Study, engine: Engine, block: list[Cell], prompts: int) -> int:
-    """Units of progress of a block: its groups of prompts, times (cells + two baseline runs) if cells cannot alternate."""
-    groups = -(-prompts // block[0].batch_size) * study.repeats
-    return groups if engine.paired else groups * (len(block) + 2)
-
-
-def _groups(prompts: list[Prompt], batch_size: int) -> list[list[Prompt]]:
-    return [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
+def _whole(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """Blocks that are not parted: where the baseline cannot alternate, each part would run it twice more."""
+    return blocks(cells, most=len(cells))
 
 
 class _Block:
-    """Cells that share task, temperature, batch size and baseline, with their prompts. It runs them and writes their records."""
+    """Cells that share task, temperature, batch size and baseline, with their prompts. It runs them and writes their records.
+
+    jobs: method -> the job that the method's cells belong to.
+    """
 
     def __init__(
-        self, study: Study, replicate: int, engine: Engine, meter: Meter, machine: Surroundings, cells: list[Cell],
-        prompts: list[Prompt], digests: dict[Cell, str], folder: Path, advance: Advance,
-    ) -> None:  # fmt: skip
-        self.study, self.replicate, self.engine, self.meter, self.machine = study, replicate, engine, meter, machine
-        self.cells, self.digests, self.folder = cells, digests, folder
+        self,
+        engine: Engine,
+        meter: Meter,
+        machine: Surroundings,
+        cells: list[Cell],
+        prompts: list[Prompt],
+        jobs: Mapping[str, Job],
+    ) -> None:
+        self.engine, self.meter, self.machine, self.cells, self.jobs = engine, meter, machine, cells, jobs
+        any_job = jobs[cells[0].method]
+        self.study, self.replicate = any_job.study, any_job.replicate
         self.baseline = baseline_of(cells[0])
-        self.groups = _groups(prompts, cells[0].batch_size)
+        size = cells[0].batch_size
+        prompts = prompts[: self.study.grid.prompt_count(size)]
+        self.groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         self.tokens = {prompt.id: engine.encode(prompt.text) for prompt in prompts}
-        self.failed: dict[str, str] = {}
-        self.rounds = [(repeat, number) for repeat in range(study.repeats) for number in range(len(self.groups))]
+        self.failed: dict[Cell, str] = {}
+        self.rounds = [(repeat, number) for repeat in range(self.study.repeats) for number in range(len(self.groups))]
         self.before: Probe | None = machine.probe()
         self.after: Probe | None = None
-        self._advance = advance
+        self.tell: Advance = lambda description="", amount=1: None
+
+    @property
+    def units(self) -> int:
+        """Units of progress: groups of prompts, times (cells + two baseline runs) if cells cannot alternate."""
+        return len(self.rounds) if self.engine.paired else len(self.rounds) * (len(self.cells) + 2)
 
     def advance(self) -> None:
         """Show that one more group of prompts is done."""
         cell = self.cells[0]
-        self._advance(f"{cell.task} T={cell.temperature:g} b={cell.batch_size}")
+        self.tell(f"{cell.task} T={cell.temperature:g} b={cell.batch_size}")
 
     def warm_up(self, cell: Cell) -> None:
         """Run the first group of prompts `study.warmup` times without recording it."""
@@ -151,7 +149,7 @@ class _Block:
 
     def run_alone(self, cell: Cell) -> list[list[Run]] | None:
         """Run all prompts of a cell, group by group; returns the runs of each group, or None if the cell fails."""
-        self.failed.pop(cell.slug, None)
+        self.failed.pop(cell, None)
         self.warm_up(cell)
         found = []
         for repeat, number in self.rounds:
@@ -163,13 +161,13 @@ class _Block:
 
     def attempt(self, cell: Cell, group: list[Prompt], repeat: int, limit: int) -> list[Run] | None:
         """Run one group of prompts; returns a run for each, or None if the cell fails or failed before (see `failed`)."""
-        if cell.slug in self.failed:
+        if cell in self.failed:
             return None
         try:
             return self._run(cell, group, repeat, limit)
         except Exception as error:
-            self.failed[cell.slug] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-            print(f"{cell.name} failed: {self.failed[cell.slug]}", file=sys.stderr)
+            self.failed[cell] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+            print(f"{cell.name} failed: {self.failed[cell]}", file=sys.stderr)
             if os.environ.get("SPECRIG_DEBUG"):
                 traceback.print_exc()
             return None
@@ -194,13 +192,13 @@ class _Block:
 
     def write(self, cell: Cell, runs: list[list[Run]], baseline: list[list[Run]], drifts: Sequence[float | None]) -> None:
         """Write the cell's record file from its runs and the baseline's, both with one list for each of `rounds`."""
-        records, after = [], self.after or self.machine.probe()
+        records, after, job = [], self.after or self.machine.probe(), self.jobs[cell.method]
         for (repeat, number), found, base, drift in zip(self.rounds, runs, baseline, drifts, strict=True):
             for prompt, run, plain in zip(self.groups[number], found, base, strict=True):
                 records.append(
                     Record(
                         cell=cell,
-                        digest=self.digests[cell],
+                        digest=job.digests[cell],
                         prompt_id=prompt.id,
                         group=number,
                         repeat=repeat,
@@ -219,17 +217,30 @@ class _Block:
                         after=after,
                     )
                 )
-        write_records(self.folder / f"{cell.slug}.jsonl", records)
+        write_records(job.path(cell), records)
 
 
-def _measure_paired(block: _Block, *, last: bool) -> dict[str, str]:
-    """Alternate baseline and cells group by group and write the records; returns slug -> reason for each cell that failed.
+def _measure_group(group: Sequence[_Block], advance: Advance) -> None:
+    """Measure blocks of one engine: block by block where cells alternate, else the blocks of one job; failures go into their jobs."""
+    for block in group:
+        block.tell = advance
+    if not group[0].engine.paired:
+        job = group[0].jobs[group[0].cells[0].method]
+        job.failed |= measure_unpaired(group, job.digests, job.folder)
+        return
+    for block in group:
+        for cell, reason in _measure_paired(block, last=block is group[-1]).items():
+            block.jobs[cell.method].failed[cell] = reason
 
-    last: whether this is the job's last block, after which the machine is probed in any case.
+
+def _measure_paired(block: _Block, *, last: bool) -> dict[Cell, str]:
+    """Alternate baseline and cells group by group and write the records; returns the reason for each cell that failed.
+
+    last: whether this is the last block, after which the machine is probed in any case.
     """
-    block.before = block.machine.probe()
     running = list(dict.fromkeys([block.baseline, *block.cells]))  # one of the cells may be the baseline itself
     found: dict[Cell, list[list[Run]]] = {cell: [] for cell in running}
+    block.before = block.machine.probe()
     for cell in running:
         block.warm_up(cell)
     for repeat, number in block.rounds:
@@ -241,11 +252,11 @@ def _measure_paired(block: _Block, *, last: bool) -> dict[str, str]:
                 found[cell].append(runs)
         block.advance()
     block.after = block.machine.probe(anew=last)
-    if block.baseline.slug in block.failed:
-        reason = block.failed.pop(block.baseline.slug)
-        return {cell.slug: f"the baseline failed: {reason}" for cell in block.cells}
+    if block.baseline in block.failed:
+        reason = block.failed.pop(block.baseline)
+        return dict.fromkeys(block.cells, f"the baseline failed: {reason}")
     for cell in block.cells:
-        if cell.slug not in block.failed:
+        if cell not in block.failed:
             block.write(cell, found[cell], found[block.baseline], [None] * len(block.rounds))
     return block.failed
 

@@ -28,7 +28,7 @@ class Block(Protocol):
 
     baseline: Cell
     cells: list[Cell]
-    failed: dict[str, str]
+    failed: dict[Cell, str]
 
     def run_alone(self, cell: Cell) -> Runs | None:
         """Warm up and run all prompts of a cell; None if the cell fails, with the reason in `failed`."""
@@ -37,8 +37,8 @@ class Block(Protocol):
         """Write the cell's record file."""
 
 
-def measure_unpaired(blocks: Sequence[Block], digests: dict[Cell, str], folder: Path) -> dict[str, str]:
-    """Run the blocks' cells between two runs of their baselines and write records; returns slug -> reason for failed cells."""
+def measure_unpaired(blocks: Sequence[Block], digests: dict[Cell, str], folder: Path) -> dict[Cell, str]:
+    """Run the blocks' cells between two runs of their baselines and write records; returns the reason for each cell that failed."""
     parts = folder / "parts"
 
     def both(block: Block, when: str) -> Runs | None:
@@ -52,19 +52,19 @@ def measure_unpaired(blocks: Sequence[Block], digests: dict[Cell, str], folder: 
     for block, cell in sorted(standing, key=lambda entry: order.index(_engine_of(entry[1]))):
         runs[cell] = _kept(parts / _part(cell), digests[cell], lambda block=block, cell=cell: block.run_alone(cell))  # type: ignore[misc]
     after = [base and both(block, "after") for block, base in zip(blocks, before, strict=True)]
-    failed: dict[str, str] = {}
+    failed: dict[Cell, str] = {}
     unfinished: set[str] = set()
     for block, first, second in zip(blocks, before, after, strict=True):
         if first is None or second is None:
-            reason = block.failed[block.baseline.slug]
-            failed |= {cell.slug: f"the baseline failed: {reason}" for cell in block.cells}
+            reason = block.failed[block.baseline]
+            failed |= dict.fromkeys(block.cells, f"the baseline failed: {reason}")
             unfinished |= {_baseline_part(block, "before"), *map(_part, block.cells)}
             continue
         means, drifts = _mean(first, second)
         for cell in block.cells:
             found = runs[cell]
             if found is None:
-                failed[cell.slug] = block.failed[cell.slug]
+                failed[cell] = block.failed[cell]
             else:
                 block.write(cell, found, means, drifts)
     if unfinished:

@@ -77,6 +77,7 @@ class PretrainedWeights(Weights):
 
     def model(self, part: str, device: str) -> Any:
         """See `Weights`."""
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
 
         pair = self.pair
@@ -88,7 +89,7 @@ class PretrainedWeights(Weights):
         source, revision = self._source(part)
         try:
             model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=self.dtype())
-        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
             raise ModelError(f"{source}: cannot be loaded ({first_line(error)})") from error
         return model.to(device).eval()
 

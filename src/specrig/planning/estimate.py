@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specrig.measurement.blocks import blocks
 from specrig.measurement.freshness import baseline_of
 from specrig.measurement.runner import WARMUP_TOKENS
 from specrig.models import facts
@@ -102,13 +103,14 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
         if size.target is not None
     }
     seconds = 0.0
-    for (_, pair, _), cells in study.grid.jobs.items():
+    for (engine, pair, _), names in study.grid.processes.items():
         if pair not in pass_s:
             continue
-        baselines = {(baseline_of(cell).name, cell.batch_size): baseline_of(cell) for cell in cells}
-        for cell in (*cells, *baselines.values()):
-            rounds = -(-study.grid.prompt_count(cell.batch_size) // cell.batch_size) * study.repeats
-            seconds += (rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS) * pass_s[pair]
+        cells = [cell for method in names for cell in study.grid.jobs[engine, pair, method]]
+        for block in blocks(cells):
+            for cell in (*block, baseline_of(block[0])):
+                rounds = -(-study.grid.prompt_count(block[0].batch_size) // cell.batch_size) * study.repeats
+                seconds += (rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS) * pass_s[pair]
         seconds += next(size.weight_bytes for size in sizes if size.pair == pair) / LOADING
     seconds *= study.replicates
     machine = "an A100 80 GB" if device == "cuda" else "CPU"
@@ -124,7 +126,7 @@ def needs(study: Study) -> str:
     where = "GPU memory" if study.uses_gpu() else "memory"
     known = "" if largest is None else f"up to {(largest.memory_bytes or 0) / GB:,.1f} GB ({largest.pair}) of {where}"
     spent = hours(study, sizes)[0]
-    return f"{len(study.grid.cells)} cells in {len(study.grid.jobs)} jobs{times(study)} · {known or f'{where} not known'} · at most {spent:,.1f} hours of measuring"
+    return f"{len(study.grid.cells)} cells in {len(study.grid.processes)} jobs{times(study)} · {known or f'{where} not known'} · at most {spent:,.1f} hours of measuring"
 
 
 def times(study: Study) -> str:

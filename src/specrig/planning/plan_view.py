@@ -55,7 +55,7 @@ def _jobs(plan: Plan) -> Table:
         table.add_row(" / ".join(job.name), *map(_values, job.values.values()), str(job.cells))
     total = sum(job.cells for job in plan.jobs)
     table.caption = (
-        f"{total} cells in {len(plan.jobs)} jobs{times(study)} · {study.prompts} prompts a task · trains {plan.trains}"
+        f"{total} cells in {len(study.grid.processes)} jobs{times(study)} · {study.prompts} prompts a task · trains {plan.trains}"
     )
     return table
 

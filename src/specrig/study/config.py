@@ -67,6 +67,10 @@ class Config(Settings):
     """How many times one process measures every prompt, each time with another seed."""
     replicates: int = Field(2, ge=1)
     """How often everything is measured: all jobs once, then all again, each in a new process, which shows how far runs differ."""
+    jobs: Literal["pair", "method"] = "pair"
+    """What one process measures: all methods of an engine and pair, which then share the loading and the runs of the baseline; or one
+    method each, for clusters and for GPUs that have no room for all drafts and heads at once. Engines that cannot alternate always
+    measure method by method."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that jobs run on; auto: cuda where there is a GPU, else cpu."""
     threads: int | None = Field(None, ge=1)

@@ -15,6 +15,9 @@ from specrig.models.endpoint import endpoint_of
 from specrig.study.config import Config
 from specrig.study.rows import TRAINED
 
+TOGETHER = "together"
+"""Name of a process that measures all methods of an engine and a pair."""
+
 
 class Refusal(NamedTuple):
     """A cell that its engine cannot run, and why."""
@@ -42,10 +45,19 @@ class Grid:
 
     @cached_property
     def jobs(self) -> dict[tuple[str, str, str], list[Cell]]:
-        """(engine, pair, method) -> the cells of that job, which one process measures."""
+        """(engine, pair, method) -> the cells whose records lie together, in the folder of that name."""
         found: dict[tuple[str, str, str], list[Cell]] = {}
         for cell in self.cells:
             found.setdefault(cell.job, []).append(cell)
+        return found
+
+    @cached_property
+    def processes(self) -> dict[tuple[str, str, str], list[str]]:
+        """(engine, pair, name of a process) -> the methods that this process measures; its name is `together`, or its only method's."""
+        found: dict[tuple[str, str, str], list[str]] = {}
+        for engine, pair, method in self.jobs:
+            together = self._config.jobs == "pair" and engines()[engine].paired
+            found.setdefault((engine, pair, TOGETHER if together else method), []).append(method)
         return found
 
     @cached_property
