@@ -30,7 +30,9 @@ class Engine(ABC):
 
     name: ClassVar[str]
     paired: ClassVar[bool] = True
-    """Whether baseline and method can alternate prompt by prompt in one process."""
+    """Whether baseline and method can alternate prompt by prompt."""
+    in_process: ClassVar[bool] = True
+    """Whether this process runs the models, not children of it."""
     loads_pairs: ClassVar[bool] = True
     """False for an engine that runs no model itself and only measures servers that a study names."""
     untested: ClassVar[str | None] = None
@@ -88,10 +90,15 @@ class Engine(ABC):
         """Which build of the engine runs with these options; empty where all builds compute the same."""
         return ""
 
+    @classmethod
+    def precision(cls, pair: PairFiles) -> str:
+        """What the target's weights are stored as while it runs: the pair's dtype, or the type of quantized weights."""
+        return pair.quantization or pair.dtype
+
     def environment(self) -> dict[str, Any]:
         """What the report needs to know about the engine; it goes into the job's environment.json, beside the machine's description."""
         options = self.options.model_dump(mode="json")
-        known = {"name": self.name, "build": self.build(options), "options": options}
+        known = {"name": self.name, "build": self.build(options), "options": options, "precision": self.precision(self.pair)}
         return {"engine": known | {"untested": self.untested, "differences": dict(self.differences)}}
 
     def reset_peak_memory(self) -> None:
