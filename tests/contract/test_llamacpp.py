@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +22,6 @@ from specrig.decoding.drafters import registry as methods
 from specrig.engines.base import EngineError
 from specrig.engines.llamacpp import LlamaCpp
 from specrig.engines.native import Native
-from specrig.models.gguf import convert
 from specrig.models.pair import ModelError, PairFiles
 from specrig.models.to_gguf import rename_tokens, write_model
 from specrig.models.weights import weights_of
@@ -81,25 +82,29 @@ def test_a_published_model_with_grouped_heads_writes_its_known_text() -> None:
 
 @pytest.fixture
 def quantized(laboratory: PairFiles, tmp_path: Path) -> PairFiles:
-    """The laboratory's target as an 8-bit file that is turned into a folder, and its draft."""
+    """The laboratory's target as an 8-bit file with a tokenizer of its own, beside the folder that it was spread out into."""
+    model, kind = weights_of(laboratory).model("target", "cpu"), gguf.GGMLQuantizationType.Q8_0
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.detach().numpy(), kind), kind))
     whole, file, folder = tmp_path / "whole.gguf", tmp_path / "target.gguf", tmp_path / "converted"
-    write_model(weights_of(laboratory).model("target", "cpu"), whole, "float32")
+    write_model(model, whole, "float32")
     reader, writer = gguf.GGUFReader(whole), gguf.GGUFWriter(file, "llama")
     for name, field in reader.fields.items():
         if not name.startswith(("GGUF.", "general.", "tokenizer.")):
             writer.add_key_value(name, field.contents(), field.types[0])
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(list("abcdefgh"))
-    writer.add_token_types([gguf.TokenType.NORMAL] * 8)
-    writer.add_token_merges(["a b"])
     for tensor in reader.tensors:
-        kind = gguf.GGMLQuantizationType.Q8_0 if tensor.data.ndim > 1 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(tensor.name, gguf.quantize(tensor.data, kind), raw_dtype=kind)
+        stored = kind if tensor.data.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, gguf.quantize(tensor.data, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    convert(str(file), folder, "float32")
+    shutil.copytree(laboratory.target, folder)
+    model.save_pretrained(folder)
+    (folder / "source.json").write_text(json.dumps({"source": str(file)}))
     return replace(laboratory, target=str(folder))
 
 

@@ -41,6 +41,8 @@ class Engine(ABC):
     """Method -> how this engine's version differs from the native one, which explains why its acceptance may differ."""
     one_by_one_samples: ClassVar[int] = 2_048
     """How many samples the exact audit takes of a method that this engine runs one prompt at a time."""
+    audit_options: ClassVar[Mapping[str, Any]] = {}
+    """Options by which the exact audit starts the engine more quickly; none that changes how it samples."""
     simulates: ClassVar[bool] = False
     """Whether it runs pairs of random weights with a declared acceptance."""
 

@@ -11,7 +11,6 @@ import signal
 import sys
 from typing import Any
 
-
 DRAFT_TOP_K = 10
 """Of so many likeliest tokens llama.cpp's drafts choose; it aborts where it would choose them in the model's graph and there are fewer."""
 

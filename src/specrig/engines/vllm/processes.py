@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import signal
 import sys
+from collections.abc import Iterable
 from multiprocessing import connection
 from queue import Queue
 from threading import Thread
@@ -54,14 +55,6 @@ class Processes:
                 return f"its process {core.name} {ending(core.exitcode)}{hint}"
         return ""
 
-    def resident_mb(self) -> float:
-        """Resident memory of this process and of the engine's, in MiB."""
-        found = 0
-        for process in (psutil.Process(), *self.all):
-            with contextlib.suppress(psutil.Error):  # it may just have died
-                found += process.memory_info().rss
-        return found / 2**20
-
     def end(self) -> None:
         """Ask the processes to end, kill those that do not, and return when all are gone."""
         for process in self.all:
@@ -71,6 +64,15 @@ class Processes:
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+def resident_mb(processes: Iterable[psutil.Process]) -> float:
+    """Resident memory of this process and of others, in MiB."""
+    found = 0
+    for process in (psutil.Process(), *processes):
+        with contextlib.suppress(psutil.Error):  # it may just have died
+            found += process.memory_info().rss
+    return found / 2**20
 
 
 def register() -> None:
@@ -90,3 +92,22 @@ def children() -> set[psutil.Process]:
             if "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
                 found.add(child)
     return found
+
+
+def quiet_llvmlite() -> None:
+    """Let a second engine start in one process after n-gram drafting, which imports numba and with it llvmlite.
+
+    vLLM 0.32 looks through the values of every module for `__dict__`. llvmlite's library object takes any attribute, that one too, for a
+    function of the library and fails. Here it raises AttributeError instead, as it should.
+    """
+    if "llvmlite.binding.ffi" not in sys.modules:
+        return
+    kind = type(sys.modules["llvmlite.binding.ffi"].lib)
+    lookup = kind.__getattr__
+
+    def getattr_(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lookup(self, name)
+
+    kind.__getattr__ = getattr_
