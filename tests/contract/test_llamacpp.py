@@ -69,6 +69,17 @@ def _cut(head: Path, kept: list[int]) -> None:
     config.save_pretrained(head)
 
 
+@pytest.mark.parametrize("kind", ["simple", "map-k", "map-k4v", "mod", "cache"])
+def test_every_ngram_type_keeps_the_output_and_counts(laboratory: PairFiles, kind: str) -> None:
+    pair = replace(laboratory, engine_options={"llamacpp": {"ngram": kind}})
+    (plain,) = Native(pair).generate(cell("native", "autoregressive", 0), [PROMPT], max_new_tokens=200, seeds=[0])
+    with LlamaCpp(pair, threads=1) as engine:
+        (found,) = engine.generate(cell("llamacpp", "ngram", 3), [PROMPT], max_new_tokens=200, seeds=[0])
+    assert found.tokens == plain.tokens
+    assert found.counts is not None and found.counts.drafted, "nothing was drafted"
+    assert found.counts.drafted <= 3 * found.counts.rounds
+
+
 @pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/data/stories260K, which is not here")
 def test_a_published_model_with_grouped_heads_writes_its_known_text() -> None:
     with LlamaCpp(PairFiles("stories", str(STORIES)), threads=1) as engine:

@@ -1,5 +1,6 @@
 # A job measures all cells of one engine, pair, method and replicate, and loads the models once. It keeps finished cells when it
-# resumes. The records of the first replicate lie in the job's own folder, those of the others in folders below it.
+# resumes. The records of the first replicate lie in the job's own folder, those of the others in folders below it. What the engine says
+# goes into the log alone (`engines.said`); the terminal shows the job's own lines.
 
 
 rule measure:
@@ -26,5 +27,6 @@ rule measure:
     message:
         "Measuring {wildcards.method} on {wildcards.pair} with {wildcards.engine}, replicate {params.replicate}"
     shell:
-        "python -m specrig measure --study {params.study} --engine {wildcards.engine} --pair {wildcards.pair}"
-        " --method {wildcards.method} --replicate {params.replicate} 2>&1 | tee {log} >&2"
+        ": > {log}; SPECRIG_ENGINE_LOG={log}"
+        " python -m specrig measure --study {params.study} --engine {wildcards.engine} --pair {wildcards.pair}"
+        " --method {wildcards.method} --replicate {params.replicate} 2>&1 | tee -a {log} >&2"

@@ -25,6 +25,7 @@ from specrig.engines.base import EngineError, EngineOptions
 from specrig.engines.http import counters
 from specrig.engines.http.client import Client, HttpEngine, Reply
 from specrig.engines.http.launch import ServerProcess, free_port
+from specrig.engines.llamacpp import serve
 from specrig.models import gate, gguf, hub, to_gguf
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
@@ -53,7 +54,8 @@ class LlamaCpp(HttpEngine):
     differences: ClassVar[Mapping[str, str]] = {
         "draft_model": GREEDY,
         "eagle3": GREEDY,
-        "ngram": "llama.cpp looks up the last n tokens only, the native method shorter suffixes too, down to min_n; it drafts nothing in short contexts",
+        "ngram": "llama.cpp looks up exactly the last n tokens, the native method shorter suffixes too, down to min_n; and it drafts only where "
+        "at least n tokens follow the match",
     }
 
     class Options(EngineOptions):
@@ -159,7 +161,7 @@ class LlamaCpp(HttpEngine):
         if server is None or not server.alive:
             port = free_port()
             url = f"http://127.0.0.1:{port}"
-            command = [sys.executable, "-m", "specrig.engines.llamacpp.serve", json.dumps({**settings, "port": port})]
+            command = [sys.executable, "-c", f"from {serve.__name__} import main; main()", json.dumps({**settings, "port": port})]
             self._servers[self._key] = ServerProcess(command, url, health="/health"), self.client(url)
 
     def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:

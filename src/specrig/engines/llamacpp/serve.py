@@ -1,4 +1,4 @@
-"""llama.cpp's server in a process of its own: `python -m specrig.engines.llamacpp.serve '{"model": …}'`. No engine by itself.
+"""llama.cpp's server in a process of its own, which runs `main` with the server's settings as JSON. No engine by itself.
 
 It ends when it is told to (SIGTERM) or with the process that started it.
 """
@@ -65,7 +65,3 @@ def main() -> None:
     print(server.listening_address, flush=True)
     while True:
         signal.pause()
-
-
-if __name__ == "__main__":
-    main()
