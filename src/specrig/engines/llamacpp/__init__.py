@@ -158,7 +158,10 @@ class LlamaCpp(HttpEngine):
         settings = self.settings(cell)
         self._key = digest(settings)
         server, _ = self._servers.get(self._key, (None, None))
-        if server is None or not server.alive:
+        if server is not None and not server.alive:
+            server.close(keep_log=True)
+            server = None
+        if server is None:
             port = free_port()
             url = f"http://127.0.0.1:{port}"
             command = [sys.executable, "-c", f"from {serve.__name__} import main; main()", json.dumps({**settings, "port": port})]

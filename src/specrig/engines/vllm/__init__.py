@@ -79,7 +79,7 @@ class Vllm(TokenizedEngine):
         super().__init__(pair, device=device, threads=threads)
         self._baseline: Started | None = None
         self._speculating: Started | None = None
-        self._peak_mb = 0.0
+        self._peak_mb, self._measured = 0.0, ""
         self._requests = 0
 
     @classmethod
@@ -112,8 +112,11 @@ class Vllm(TokenizedEngine):
         except Exception as error:
             reason = started.processes.ended() or _said(error)
             quoted = started.log.quoted()
-            self._end(started)
+            self._end(started, failed=True)
             raise EngineError(f"vLLM failed while it decoded: {reason}; {quoted}") from error
+        if started.wanted != self._measured:
+            self._peak_mb, self._measured = 0.0, started.wanted
+        self._peak_mb = max(self._peak_mb, resident_mb(started.processes.all))
         # Engine clocks: the core's timestamps of the first and last token; the first token's latency from the request's arrival.
         first = max(request.times.first_token_ts for request in requests)
         ended = max(request.times.last_token_ts for request in requests)
@@ -177,7 +180,8 @@ class Vllm(TokenizedEngine):
         for started in (self._baseline, self._speculating):
             if started is not None and started.wanted == wanted:
                 return started
-        self._end(self._speculating if beside and speculation else self._baseline)
+        if not (beside and speculation):
+            self._end(self._baseline)
         self._end(self._speculating)
         started = Started(wanted)
         with started.log.listening():
@@ -190,7 +194,7 @@ class Vllm(TokenizedEngine):
             except Exception as error:
                 started.processes.meet()
                 quoted = started.log.quoted()
-                self._end(started)
+                self._end(started, failed=True)
                 raise EngineError(f"vLLM cannot start for {cell.method}: {_said(error)}; {quoted}") from error
         started.processes.meet()
         if self.options.multiprocessing:
@@ -251,9 +255,7 @@ class Vllm(TokenizedEngine):
         return ""
 
     def peak_memory_mb(self) -> float:
-        """The largest resident memory seen after a generation, of this process and the engines' own."""
-        running = [process for started in (self._baseline, self._speculating) if started for process in started.processes.all]
-        self._peak_mb = max(self._peak_mb, resident_mb(running))
+        """The largest resident memory seen after a generation, of this process and those of the engine that generated."""
         return self._peak_mb
 
     def close(self) -> None:
@@ -261,8 +263,8 @@ class Vllm(TokenizedEngine):
         self._end(self._baseline)
         self._end(self._speculating)
 
-    def _end(self, started: Started | None) -> None:
-        """End one of the engines, if it runs."""
+    def _end(self, started: Started | None, *, failed: bool = False) -> None:
+        """End one of the engines, if it runs. failed: keep its log."""
         if started is None:
             return
         self._baseline = None if started is self._baseline else self._baseline
@@ -279,7 +281,7 @@ class Vllm(TokenizedEngine):
 
                     cleanup_dist_env_and_memory()
             started.processes.end()
-        started.log.close()
+        started.log.close(keep=failed)
 
 
 def _said(error: Exception) -> str:
