@@ -64,8 +64,8 @@ class LlamaCpp(HttpEngine):
         weights: Literal["file", "pair"] = "file"
         """Of a target that comes as a GGUF file. file: its weights as they are, quantized; pair: spread out in the pair's dtype, as in
         the other engines."""
-        ngram: Literal["simple", "map-k", "map-k4v", "mod", "cache"] = "simple"
-        """Which of llama.cpp's n-gram types stands for `ngram`. `cache` heeds k alone, not n."""
+        ngram: Literal["simple", "map-k", "map-k4v", "mod"] = "simple"
+        """Which of llama.cpp's n-gram types stands for `ngram`. Its `ngram-cache` is left out: without a file of n-grams it drafted nothing."""
         draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
         """How drafts are drawn above temperature 0."""
         context: int = Field(8192, ge=1)
