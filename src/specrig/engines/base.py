@@ -94,8 +94,8 @@ class Engine(ABC):
 
     @classmethod
     def precision(cls, pair: PairFiles) -> str:
-        """What the target's weights are stored as while it runs: the pair's dtype, or the type of quantized weights."""
-        return pair.quantization or pair.dtype
+        """What the engine computes in: the pair's dtype, or the type of the weights that it runs instead."""
+        return pair.dtype
 
     def environment(self) -> dict[str, Any]:
         """What the report needs to know about the engine; it goes into the job's environment.json, beside the machine's description."""
