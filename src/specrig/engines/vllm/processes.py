@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from multiprocessing import connection
 from queue import Queue
@@ -48,11 +49,14 @@ class Processes:
 
     def ended(self) -> str:
         """How an engine core ended, for the error's message; empty while all of them run. vLLM's own error does not say how."""
-        for core in self._cores:
-            core.join(1)  # its connection may break a moment before
-            if core.exitcode is not None:
-                hint = " (by someone, or by the system when memory ran out)" if core.exitcode == -signal.SIGKILL else ""
-                return f"its process {core.name} {ending(core.exitcode)}{hint}"
+        # Its connection may break a moment before it ends; and where vLLM's own thread has waited for it too, the code comes a moment later.
+        deadline = time.monotonic() + 1
+        while self._cores and time.monotonic() < deadline:
+            for core in self._cores:
+                if core.exitcode is not None:
+                    hint = " (by someone, or by the system when memory ran out)" if core.exitcode == -signal.SIGKILL else ""
+                    return f"its process {core.name} {ending(core.exitcode)}{hint}"
+            time.sleep(0.02)
         return ""
 
     def end(self) -> None:
