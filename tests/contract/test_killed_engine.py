@@ -16,7 +16,7 @@ import yaml
 
 from specrig.audit.laboratory import build
 from specrig.cell import Cell
-from specrig.engines.vllm import Vllm
+from specrig.engines.vllm import Started, Vllm
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import WARMUP_TOKENS, measure
 from specrig.study.load import load_study
@@ -58,22 +58,22 @@ class Watched:
         self.victim = victim
         stream = Vllm._stream
 
-        def watched(engine: Vllm, cell: Cell, prompts: Any, limit: int, seeds: Any) -> Any:
+        def watched(engine: Vllm, started: Started, cell: Cell, prompts: Any, limit: int, seeds: Any) -> Any:
             if limit > WARMUP_TOKENS:
                 self.ran[cell.slug] += 1
                 if cell.slug == self.victim and self.ran[cell.slug] == 2:
-                    self.kill_later(engine)
-            return stream(engine, cell, prompts, limit, seeds)
+                    self.kill_later(started)
+            return stream(engine, started, cell, prompts, limit, seeds)
 
         monkeypatch.setattr(Vllm, "_stream", watched)
 
-    def kill_later(self, engine: Vllm) -> None:
-        running = engine._llm.llm_engine
+    def kill_later(self, started: Started) -> None:
+        running = started.llm.llm_engine
         step, steps = running.step, iter(range(1, 1000))
 
         def stepped() -> Any:
             if next(steps) == 3:
-                for child in engine._processes.all:
+                for child in started.processes.all:
                     child.kill()
             return step()
 
@@ -125,7 +125,7 @@ pair = replace(build(Path(sys.argv[1])), engine_options={"vllm": {"eager": True,
 engine = Vllm(pair, threads=1)
 cell = Cell(engine="vllm", pair="laboratory", method="autoregressive", k=0, task="t", temperature=0.0)
 engine.generate(cell, [[1, 2, 3]], max_new_tokens=4, seeds=[0])
-Path(sys.argv[2]).write_text(" ".join(str(process.pid) for process in engine._processes.all))
+Path(sys.argv[2]).write_text(" ".join(str(process.pid) for process in engine._baseline.processes.all))
 os.kill(os.getpid(), 9)
 """
 

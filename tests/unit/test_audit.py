@@ -13,7 +13,7 @@ from specrig.audit import exact
 from specrig.audit.distribution import ChiSquared, g_test, next_token_test
 from specrig.audit.exact import LENGTH, ExactTest, sample
 from specrig.audit.family import FAMILY_WISE, failures, judged, strictest
-from specrig.audit.identity import first_divergence
+from specrig.audit.identity import TIE_TOLERANCE, first_divergence, tie_tolerance
 from specrig.audit.laboratory import VOCABULARY, build
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.run import COLUMNS, audit_exact
@@ -252,3 +252,8 @@ def test_a_truncated_output_is_no_match() -> None:
     assert divergence is not None
     assert divergence.gap == float("inf")
     assert first_divergence(record([5, 3], [5, 3]), [7], lambda _: [0.0] * 10) is None
+
+
+def test_a_tie_is_judged_by_what_the_engine_computes_in() -> None:
+    assert tie_tolerance("Q4_1") == tie_tolerance("bfloat16") > tie_tolerance("float16") > tie_tolerance("float32")
+    assert tie_tolerance("unheard of") == min(TIE_TOLERANCE.values())

@@ -71,6 +71,18 @@ def test_noise_is_no_disagreement_and_a_real_difference_is() -> None:
     assert found["disagrees"] and found["difference_low"] > 0 and found["relative_difference"] > 0.15
 
 
+def test_speed_is_held_against_the_first_engine_prompt_by_prompt() -> None:
+    ours = records()
+    slow = [
+        record.model_copy(update={"run": record.run.model_copy(update={"decode_s": record.run.decode_s * (2 + number % 2)})})
+        for number, record in enumerate(elsewhere(ours))
+    ]
+    found = row(slow, ours)
+    assert found["relative_speed"] == pytest.approx(6**-0.5)
+    assert 1 / 3 < found["relative_speed_low"] < 6**-0.5 < found["relative_speed_high"] < 1 / 2
+    assert np.isnan(row([record.model_copy(update={"prompt_id": "x"}) for record in slow], ours)["relative_speed"])
+
+
 def test_only_common_prompts_are_compared() -> None:
     theirs = elsewhere(records()[4:])
     found = row(theirs, records())

@@ -19,8 +19,9 @@ rule audit_exact:
     message:
         "Testing the samples of {wildcards.method} in {wildcards.engine} against an exact distribution"
     shell:
-        "python -m specrig audit-exact --study {params.study} --engine {wildcards.engine} --method {wildcards.method}"
-        " 2>&1 | tee {log} >&2"
+        ": > {log}; SPECRIG_ENGINE_LOG={log}"
+        " python -m specrig audit-exact --study {params.study} --engine {wildcards.engine} --method {wildcards.method}"
+        " 2>&1 | tee -a {log} >&2"
 
 
 rule audit:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from specrig.analysis import acceptance, replicates, speedup
 from specrig.analysis.cells import IDENTITY, by_cell
-from specrig.analysis.statistics import LEVEL, Interval, ratio_difference_interval
+from specrig.analysis.statistics import LEVEL, Interval, mean_interval, ratio_difference_interval
 from specrig.measurement.records import Record
 
 SETTING = [name for name in IDENTITY if name != "engine"]
@@ -24,6 +24,7 @@ SETTING = [name for name in IDENTITY if name != "engine"]
 COLUMNS = [
     *SETTING,
     *["engine", "reference", "lossless", "common_prompts", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"],
+    *["relative_speed", "relative_speed_low", "relative_speed_high"],
     *["speedup", "speedup_low", "speedup_high", "acceptance_length", "acceptance_length_low", "acceptance_length_high"],
     *["difference", "difference_low", "difference_high", "relative_difference", "same_output", "disagrees", "reason"],
 ]
@@ -50,7 +51,8 @@ def compare(
     engines: names in the study's order. The first of them that measured a setting is that setting's reference; engines that are
     not listed follow by name. differences: (engine, method) -> what the engine is known to do differently.
 
-    The columns are `COLUMNS`; all figures are computed on the prompts that every engine of the setting answered. `difference` is
+    The columns are `COLUMNS`; all figures are computed on the prompts that every engine of the setting answered. `relative_speed` is
+    tokens/s over the reference's, a geometric mean over prompts with a 95 % interval, paired by prompt. `difference` is
     τ minus the reference's τ with a 95 % interval, paired by prompt, with rounds counted alike in both. `disagrees` says that the
     interval excludes 0 at a level corrected for the number of comparisons (Bonferroni): a table of engines that agree contains a
     false alarm about once in twenty tables. `reason` is empty where there is nothing to explain.
@@ -75,7 +77,10 @@ def compare(
             head["lossless"] = all(record.lossless for record in found[name])
             known = (differences or {}).get((name, head["method"])) or (differences or {}).get((names[0], head["method"]), "")
             rows.append(
-                head | _figures(kept[name], pools) | _disagreement(kept[name], kept[names[0]], name == names[0], known, level)
+                head
+                | _figures(kept[name], pools)
+                | _relative_speed(kept[name], kept[names[0]])
+                | _disagreement(kept[name], kept[names[0]], name == names[0], known, level)
             )
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -97,6 +102,18 @@ def _figures(records: list[Record], pools: Mapping[str, Mapping[tuple[str, str],
     for name, value, (low, high) in zip(names, values, intervals, strict=True):
         found |= {name: value, f"{name}_low": low, f"{name}_high": high}
     return found
+
+
+def _relative_speed(records: list[Record], reference: list[Record]) -> dict[str, float]:
+    """How fast the engine decodes over how fast the reference does, prompt by prompt; NaN without prompts in common."""
+    names = ("relative_speed", "relative_speed_low", "relative_speed_high")
+    if not records:
+        return dict.fromkeys(names, float("nan"))
+    ours, theirs = (speedup.log_rates(speedup.group_times(side)).groupby(level="group").mean() for side in (records, reference))
+    logs = (ours - theirs).dropna()
+    if not len(logs):
+        return dict.fromkeys(names, float("nan"))
+    return dict(zip(names, np.exp([logs.mean(), *mean_interval(logs)]).tolist(), strict=True))
 
 
 def _disagreement(records: list[Record], reference: list[Record], is_reference: bool, known: str, level: float) -> dict[str, Any]:

@@ -129,6 +129,7 @@ def exact_test(
     kind = registry()[engine_name]
     if rows_of(kind, cell) == 1:
         samples = min(samples, kind.one_by_one_samples)
-    with kind(replace(pair, engine_options=dict(options or {})), device=device, threads=None) as engine:
+    own = {**(options or {}).get(engine_name, {}), **kind.audit_options}
+    with kind(replace(pair, engine_options={**(options or {}), engine_name: own}), device=device, threads=None) as engine:
         found = sample(engine, cell, samples)
     return judge(Native(pair).target, found, cell.temperature)

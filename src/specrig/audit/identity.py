@@ -19,7 +19,12 @@ Logits = Callable[[Sequence[int]], Sequence[float]]
 
 
 def tie_tolerance(dtype: str) -> float:
-    """The `TIE_TOLERANCE` of a target's precision; of one that is not listed that of float32, the strictest."""
+    """The `TIE_TOLERANCE` of a target's precision; of one that is not listed that of float32, the strictest.
+
+    Of weights quantized as GGUF has them (Q4_1, Q8_0, …) that of bfloat16: llama.cpp rounds what it multiplies with them to 8 bits too.
+    """
+    if dtype.startswith("Q"):
+        return TIE_TOLERANCE["bfloat16"]
     return TIE_TOLERANCE.get(dtype, TIE_TOLERANCE["float32"])
 
 

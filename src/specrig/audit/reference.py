@@ -60,12 +60,13 @@ def compare_baselines(
         # The longest prompt: windows and caches show their faults late.
         record = max(members, key=lambda member: (member.prompt_tokens, member.prompt_id))
         try:
+            precision = registry()[record.cell.engine].precision(files)
             own = generate(record, study, files, root)
             found = record.baseline.tokens if greedy else plain(_greedy_cell(record, "native"), own.prompt)
         except (RuntimeError, ValueError) as error:  # the engine's and the model's reasons, and memory
             yield Comparison(record, None, f"not compared: {first_line(error)}")
         else:
-            yield compare(record, found, own, files.dtype)
+            yield compare(record, found, own, precision)
 
 
 def _engine(record: Record) -> str:

@@ -143,7 +143,7 @@ def _baseline(made: Comparison) -> dict[str, Any]:
 
 
 def _identity(records: list[Record], target: Target) -> dict[str, Any]:
-    tolerance = tie_tolerance(target.files.dtype)
+    tolerance = tie_tolerance(engines()[records[0].cell.engine].precision(target.files))
     divergences = [
         divergence
         for record in records

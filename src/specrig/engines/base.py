@@ -30,7 +30,9 @@ class Engine(ABC):
 
     name: ClassVar[str]
     paired: ClassVar[bool] = True
-    """Whether baseline and method can alternate prompt by prompt in one process."""
+    """Whether baseline and method can alternate prompt by prompt."""
+    in_process: ClassVar[bool] = True
+    """Whether this process runs the models, not children of it."""
     loads_pairs: ClassVar[bool] = True
     """False for an engine that runs no model itself and only measures servers that a study names."""
     untested: ClassVar[str | None] = None
@@ -39,6 +41,8 @@ class Engine(ABC):
     """Method -> how this engine's version differs from the native one, which explains why its acceptance may differ."""
     one_by_one_samples: ClassVar[int] = 2_048
     """How many samples the exact audit takes of a method that this engine runs one prompt at a time."""
+    audit_options: ClassVar[Mapping[str, Any]] = {}
+    """Options by which the exact audit starts the engine more quickly; none that changes how it samples."""
     simulates: ClassVar[bool] = False
     """Whether it runs pairs of random weights with a declared acceptance."""
 
@@ -88,10 +92,15 @@ class Engine(ABC):
         """Which build of the engine runs with these options; empty where all builds compute the same."""
         return ""
 
+    @classmethod
+    def precision(cls, pair: PairFiles) -> str:
+        """What the engine computes in: the pair's dtype, or the type of the weights that it runs instead."""
+        return pair.dtype
+
     def environment(self) -> dict[str, Any]:
         """What the report needs to know about the engine; it goes into the job's environment.json, beside the machine's description."""
         options = self.options.model_dump(mode="json")
-        known = {"name": self.name, "build": self.build(options), "options": options}
+        known = {"name": self.name, "build": self.build(options), "options": options, "precision": self.precision(self.pair)}
         return {"engine": known | {"untested": self.untested, "differences": dict(self.differences)}}
 
     def reset_peak_memory(self) -> None:

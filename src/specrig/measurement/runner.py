@@ -59,7 +59,7 @@ def measure(study: Study, engine_name: str, pair_name: str, wanted: Sequence[str
         with ExitStack() as open_things:
             engine = open_things.enter_context(engines()[engine_name](pair, device=device, threads=study.threads))
             meter = open_things.enter_context(_metered(engine))
-            machine = Surroundings(device, here=engine.loads_pairs, in_process=engine.paired)
+            machine = Surroundings(device, here=engine.loads_pairs, in_process=engine.in_process)
             environment = capture(pair, device=device, threads=study.threads) | engine.environment() | {"energy": meter.source}
             for method in pending:
                 jobs[method].describe(environment)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections import Counter
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,6 +108,23 @@ def _config(file: Path, model: str) -> dict[str, Any]:
         "tie_word_embeddings": not any(tensor.name == "output.weight" for tensor in reader.tensors),
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def source_file(folder: str) -> Path | None:
+    """The GGUF file that a model folder was converted from; None for any other folder. Raises ModelError where the file is gone."""
+    known = Path(folder) / "source.json"
+    return located(json.loads(known.read_text(encoding="utf-8"))["source"]) if known.is_file() else None
+
+
+@cache
+def stored_type(file: Path) -> str:
+    """The type of most of a file's weights, as GGUF names it, e.g. Q4_1."""
+    from gguf import GGUFReader
+
+    weights: Counter[str] = Counter()
+    for tensor in GGUFReader(file).tensors:
+        weights[tensor.tensor_type.name] += int(tensor.n_elements)
+    return weights.most_common(1)[0][0]
 
 
 def convert(model: str, out: Path, dtype: str) -> None:

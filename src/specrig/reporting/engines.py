@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.engines import SETTING, compare
 from specrig.reporting import grid
+from specrig.reporting.environment import precisions
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.panels import empty, legend_below, make_panels, top_of
 from specrig.reporting.study_data import StudyData
@@ -88,6 +89,7 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
                 *map(Entry, labels),
                 Entry(str(row["common_prompts"])),
                 Entry(grid.number(row["tokens_per_s"], 1)),
+                Entry("1" if reference else grid.number(row["relative_speed"]), _spread(row, "relative_speed", reference)),
                 Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
                 Entry(grid.number(row["acceptance_length"])),
                 Entry("" if reference else difference, " ".join(filter(None, (spread, mark))), bold=bool(row["disagrees"])),
@@ -95,18 +97,25 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         )
     notes = [f"{letter}: {reason}." for reason, letter in letters.items()]
     notes += [f"Untested on hardware: {engine} ({reason})." for engine, reason in untested(study).items()]
+    notes += [
+        f"{engine} runs {pair}'s target in {kind}."
+        for engine, pairs in precisions(study.jobs).items()
+        for pair, kind in pairs.items()
+        if len({found.get(pair) for found in precisions(study.jobs).values()} - {None}) > 1
+    ]
     notes += [ALONE] if compared.empty else []
     notes += [] if compared["lossless"].astype(bool).all() else [LOSSY_NOTE]
     return Grid(
         header=[
             *(name.replace("_", " ") for name in varying),
-            *["method", "k", "engine", "prompts", "tokens/s", "speedup", "τ", "difference in τ"],
+            *["method", "k", "engine", "prompts", "tokens/s", "of the first", "speedup", "τ", "difference in τ"],
         ],
         rows=rows,
         labels=len(varying) + 3,
         caption=(
-            "The same cells in several engines, on the prompts that all of them answered. The difference in τ is against the first "
-            "engine of the cell, with a 95 % interval over prompts, paired; bold where it leaves 0 out though that level is corrected for the number of rows."
+            "The same cells in several engines, on the prompts that all of them answered. Of the first: tokens/s over those of the first "
+            "engine of the cell, prompt by prompt, in jobs one after the other. The difference in τ is against that "
+            "engine, with a 95 % interval over prompts, paired; bold where it leaves 0 out though that level is corrected for the number of rows."
         ),
         label=f"tab:{study.name}-engines",
         notes=notes,
@@ -157,6 +166,11 @@ def _best_k(compared: pd.DataFrame) -> pd.DataFrame:
     best = {(method, variant): k for (method, variant, k), _ in cast("Any", logs.sort_values(na_position="first").items())}
     kept = [best.get((row["method"], row["variant"])) == row["k"] for row in row_dicts(compared)]
     return compared[kept]
+
+
+def _spread(row: dict[str, Any], name: str, reference: bool) -> str:
+    """A column's interval; none for the engine that the others are held against."""
+    return "" if reference else grid.interval(row[f"{name}_low"], row[f"{name}_high"])
 
 
 def _varies(frame: pd.DataFrame, name: str) -> bool:

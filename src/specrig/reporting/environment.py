@@ -76,9 +76,11 @@ def engine_notes(jobs: list[Job], cells: pd.DataFrame) -> list[str]:
             (job.environment["engine"] for job in jobs if job.engine == name and "engine" in job.environment), {}
         )
         options = ", ".join(f"{key} {value}" for key, value in (engine.get("options") or {}).items())
+        weights = ", ".join(f"{kind} ({pair})" for pair, kind in precisions(jobs).get(name, {}).items())
         drifts = cells.loc[cells["engine"] == name, "baseline_drift"].dropna()
         parts = [
             engine.get("build"),
+            f"weights: {weights}" if weights else None,
             f"options: {options}" if options else None,
             "its baseline ran before and after each job's methods, and the mean of both counts; per token the second run took from "
             f"{drifts.min():+.0%} to {drifts.max():+.0%} longer than the first"
@@ -88,6 +90,15 @@ def engine_notes(jobs: list[Job], cells: pd.DataFrame) -> list[str]:
         if any(parts):
             notes.append(f"Engine {name}: {'; '.join(filter(None, parts))}.")
     return notes
+
+
+def precisions(jobs: list[Job]) -> dict[str, dict[str, str]]:
+    """Engine -> pair -> what the target's weights were stored as; of records without it nothing is said."""
+    found: dict[str, dict[str, str]] = {}
+    for job in jobs:
+        if precision := (job.environment.get("engine") or {}).get("precision"):
+            found.setdefault(job.engine, {})[job.pair] = str(precision)
+    return found
 
 
 def energy_note(jobs: list[Job]) -> str | None:

@@ -92,6 +92,16 @@ class Client:
         except EngineError:
             return None
 
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON answer to a POST. Raises EngineError as `stream` does."""
+        from requests import RequestException
+
+        try:
+            response = self._checked(self.session.post(self.url + path, json=body, timeout=(CONNECT_S, SILENCE_S)), path)
+        except RequestException as error:
+            raise self._broken(error, 0) from error
+        return self._event(response.content)
+
     @cached_property
     def model(self) -> str:
         """The name of the first model that the server lists."""

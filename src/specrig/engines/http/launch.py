@@ -9,22 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 
 from specrig.engines.base import EngineError
 from specrig.engines.http.client import Client
+from specrig.engines.said import EngineLog
 
 READY_S = 1200.0
 """How long a server may take to load: tens of GB of weights from a slow disk, and kernels to compile."""
 STOP_S = 20.0
 """How long it may take to end by itself before it is killed."""
-TAIL = 15
-"""Lines of its log that an error quotes."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -36,18 +33,17 @@ class ServerProcess:
     """
 
     def __init__(self, command: Sequence[str], url: str, *, health: str, ready_s: float = READY_S) -> None:
-        handle, name = tempfile.mkstemp(prefix="specrig-server-", suffix=".log")
-        self.log = Path(name)
+        self.said = EngineLog()
+        self.log = self.said.path
         self.name = " ".join(command[:3])
-        with os.fdopen(handle, "wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,
-            )
+        self.process = subprocess.Popen(
+            command,
+            stdout=self.said.handle,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,
+        )
         self._family: set[psutil.Process] = set()
         try:
             self._wait(Client(url), health, ready_s)
@@ -61,7 +57,7 @@ class ServerProcess:
             if self.process.poll() is not None:
                 raise EngineError(self.ended("before it was ready"))
             if time.monotonic() > deadline:
-                raise EngineError(f"{self.name} was not ready after {ready_s:g} s; {self._quoted()}")
+                raise EngineError(f"{self.name} was not ready after {ready_s:g} s; {self.said.quoted()}")
             time.sleep(0.2)
         self._meet()
 
@@ -84,14 +80,7 @@ class ServerProcess:
 
     def ended(self, when: str) -> str:
         """A message about the server's end: how it ended, when, and the last lines of its log."""
-        return f"{self.name} {ending(self.process.poll())} {when}; {self._quoted()}"
-
-    def _quoted(self) -> str:
-        lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()][-TAIL:]
-        if not lines:
-            return "its log is empty"
-        # The last line names the exception: it belongs where only the first line of a message is kept.
-        return "\n".join([f"its log ends with: {lines[-1].strip()}", *lines, f"(whole log: {self.log})"])
+        return f"{self.name} {ending(self.process.poll())} {when}; {self.said.quoted()}"
 
     def close(self, *, keep_log: bool = False) -> None:
         """Ask the process and all it started to end, kill those that do not, and return when all are gone."""
@@ -105,8 +94,7 @@ class ServerProcess:
                     member.send_signal(sent)
             _, members = psutil.wait_procs(members, timeout=STOP_S)
         self.process.wait()
-        if not keep_log:
-            self.log.unlink(missing_ok=True)
+        self.said.close(keep=keep_log)
 
 
 def ending(code: int | None) -> str:

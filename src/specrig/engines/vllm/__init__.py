@@ -2,6 +2,7 @@
 
 `speculative_config`, `per_request_spec_decode_metrics` and the request metrics are those of vLLM 0.32 (docs.vllm.ai, "Speculative
 Decoding"). Speculation is fixed when an engine starts, so one (method, k, options) is one engine, and the next one replaces it.
+What vLLM and its processes write goes into a log (`engines.said`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,9 +22,10 @@ from pydantic import Field
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation
 from specrig.engines.base import EngineError, EngineOptions
+from specrig.engines.said import EngineLog
 from specrig.engines.tokenized import TokenizedEngine
 from specrig.engines.vllm import cpu_sampling
-from specrig.engines.vllm.processes import Processes
+from specrig.engines.vllm.processes import Processes, quiet_llvmlite, resident_mb
 from specrig.engines.vllm.speculation import ARCTIC, CHAINS, METHODS, Request, speculation_of
 from specrig.models.pair import PairFiles
 
@@ -30,11 +33,22 @@ KV_CACHE_BYTES = 1 << 30
 """Cache of the CPU build, unless the pair's row gives its share of memory; by default it would take half the machine's memory."""
 
 
+@dataclass(slots=True)
+class Started:
+    """One start of vLLM. wanted: the digest of how it speculates."""
+
+    wanted: str
+    llm: Any = None
+    processes: Processes = field(default_factory=Processes)
+    log: EngineLog = field(default_factory=EngineLog)
+
+
 class Vllm(TokenizedEngine):
     """Starts vLLM when a cell first needs it. One start serves all cells of one (method, k, options), which the runner asks for in turn."""
 
     name = "vllm"
     paired = False
+    in_process = False
     differences: ClassVar[Mapping[str, str]] = {
         "draft_model": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
         "eagle": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
@@ -43,6 +57,9 @@ class Vllm(TokenizedEngine):
         "suffix": "vLLM's trees (arctic-inference) take the continuation seen first among equally frequent ones, the native method the "
         "latest; they count the suffix's own, unfinished occurrence too",
     }
+
+    audit_options: ClassVar[Mapping[str, Any]] = {"eager": True, "multiprocessing": False}
+    """Seconds instead of a minute a start; its sampler is neither compiled nor another one in a child process."""
 
     class Options(EngineOptions):
         """vLLM's own choices, the same for baseline and methods."""
@@ -60,10 +77,9 @@ class Vllm(TokenizedEngine):
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
-        self._llm: Any = None
-        self._running = ""
-        self._processes = Processes()
-        self._peak_mb = 0.0
+        self._baseline: Started | None = None
+        self._speculating: Started | None = None
+        self._peak_mb, self._measured = 0.0, ""
         self._requests = 0
 
     @classmethod
@@ -89,13 +105,18 @@ class Vllm(TokenizedEngine):
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
         """See `Engine`. An engine that dies is closed, so that the next cell starts a new one."""
-        self._ready(cell)
+        started = self._ready(cell)
         try:
-            requests = self._stream(cell, prompts, max_new_tokens, seeds)
+            with started.log.listening():
+                requests = self._stream(started, cell, prompts, max_new_tokens, seeds)
         except Exception as error:
-            reason = self._processes.ended() or _said(error)
-            self.close()
-            raise EngineError(f"vLLM failed while it decoded: {reason}") from error
+            reason = started.processes.ended() or _said(error)
+            quoted = started.log.quoted()
+            self._end(started, failed=True)
+            raise EngineError(f"vLLM failed while it decoded: {reason}; {quoted}") from error
+        if started.wanted != self._measured:
+            self._peak_mb, self._measured = 0.0, started.wanted
+        self._peak_mb = max(self._peak_mb, resident_mb(started.processes.all))
         # Engine clocks: the core's timestamps of the first and last token; the first token's latency from the request's arrival.
         first = max(request.times.first_token_ts for request in requests)
         ended = max(request.times.last_token_ts for request in requests)
@@ -114,12 +135,14 @@ class Vllm(TokenizedEngine):
             for request in requests
         ]
 
-    def _stream(self, cell: Cell, prompts: Sequence[Sequence[int]], max_new_tokens: int, seeds: Sequence[int]) -> list[Request]:
+    def _stream(
+        self, started: Started, cell: Cell, prompts: Sequence[Sequence[int]], max_new_tokens: int, seeds: Sequence[int]
+    ) -> list[Request]:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        engine = self._llm.llm_engine
+        engine = started.llm.llm_engine
         found: dict[str, Request] = {}
         for prompt, seed in zip(prompts, seeds, strict=True):
             self._requests += 1
@@ -146,27 +169,41 @@ class Vllm(TokenizedEngine):
                     request.times, request.speculation = output.metrics, completion.spec_decode_metrics
         return list(found.values())
 
-    def _ready(self, cell: Cell) -> None:
-        """Make sure that the engine runs with the cell's method, k and options; another one is ended first. Raises EngineError."""
-        speculation = speculation_of(cell, self.pair, self.options.draft_sampling)
-        wanted = digest(speculation)
-        if self._llm is not None and self._running == wanted:
-            return
-        self.close()
-        self._prepare()
-        from vllm import LLM
+    def _ready(self, cell: Cell) -> Started:
+        """The engine with the cell's method, k and options. Raises EngineError where it does not start.
 
-        self._processes = Processes()
-        try:
-            self._llm = LLM(**self.arguments(), **speculation)
-        except Exception as error:
-            self._processes.meet()
-            self.close()
-            raise EngineError(f"vLLM cannot start for {cell.method}: {_said(error)}") from error
-        self._processes.meet()
+        One that speculates replaces the last one. The baseline's is kept beside it where the memory is the machine's, not a GPU's: then it
+        starts once for both of its turns.
+        """
+        speculation = speculation_of(cell, self.pair, self.options.draft_sampling)
+        wanted, beside = digest(speculation), self.options.multiprocessing and self.device == "cpu"
+        for started in (self._baseline, self._speculating):
+            if started is not None and started.wanted == wanted:
+                return started
+        if not (beside and speculation):
+            self._end(self._baseline)
+        self._end(self._speculating)
+        started = Started(wanted)
+        with started.log.listening():
+            self._prepare()
+            from vllm import LLM
+
+            started.processes = Processes()
+            try:
+                started.llm = LLM(**self.arguments(), **speculation)
+            except Exception as error:
+                started.processes.meet()
+                quoted = started.log.quoted()
+                self._end(started, failed=True)
+                raise EngineError(f"vLLM cannot start for {cell.method}: {_said(error)}; {quoted}") from error
+        started.processes.meet()
         if self.options.multiprocessing:
-            self._processes.wake(self._llm.llm_engine.engine_core.outputs_queue)
-        self._running = wanted
+            started.processes.wake(started.llm.llm_engine.engine_core.outputs_queue)
+        if speculation:
+            self._speculating = started
+        else:
+            self._baseline = started
+        return started
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of `vllm.LLM` without those of speculation. The prefix cache is off, so that a prompt measured twice is prefilled twice."""
@@ -202,7 +239,7 @@ class Vllm(TokenizedEngine):
         if self.options.multiprocessing and self.device == "cpu" and openmp.is_file() and "omp" not in loaded:
             os.environ["LD_PRELOAD"] = ":".join(filter(None, (str(openmp), loaded)))
         cpu_sampling.choose(self.options.cpu_sampling == "cured")
-        _quiet_llvmlite()
+        quiet_llvmlite()
 
     @classmethod
     def build(cls, options: Mapping[str, Any]) -> str:
@@ -218,44 +255,35 @@ class Vllm(TokenizedEngine):
         return ""
 
     def peak_memory_mb(self) -> float:
-        """The largest resident memory seen after a generation, of this process and the engine's own."""
-        self._peak_mb = max(self._peak_mb, self._processes.resident_mb())
+        """The largest resident memory seen after a generation, of this process and those of the engine that generated."""
         return self._peak_mb
 
     def close(self) -> None:
-        """End the engine and every process it started, and free its memory."""
-        llm, self._llm, self._running = self._llm, None, ""
-        if llm is not None:
-            with contextlib.suppress(Exception):  # of one that is dead already
-                llm.llm_engine.engine_core.shutdown()
-            del llm
-            gc.collect()
-            if not self.options.multiprocessing:
-                from vllm.distributed import cleanup_dist_env_and_memory
+        """End the engines and every process they started, and free their memory."""
+        self._end(self._baseline)
+        self._end(self._speculating)
 
-                cleanup_dist_env_and_memory()
-        self._processes.end()
+    def _end(self, started: Started | None, *, failed: bool = False) -> None:
+        """End one of the engines, if it runs. failed: keep its log."""
+        if started is None:
+            return
+        self._baseline = None if started is self._baseline else self._baseline
+        self._speculating = None if started is self._speculating else self._speculating
+        with started.log.listening():
+            llm, started.llm = started.llm, None
+            if llm is not None:
+                with contextlib.suppress(Exception):  # of one that is dead already
+                    llm.llm_engine.engine_core.shutdown()
+                del llm
+                gc.collect()
+                if not self.options.multiprocessing:
+                    from vllm.distributed import cleanup_dist_env_and_memory
+
+                    cleanup_dist_env_and_memory()
+            started.processes.end()
+        started.log.close(keep=failed)
 
 
 def _said(error: Exception) -> str:
     """An error on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _quiet_llvmlite() -> None:
-    """Let a second engine start in one process after n-gram drafting, which imports numba and with it llvmlite.
-
-    vLLM 0.32 looks through the values of every module for `__dict__`. llvmlite's library object takes any attribute, that one too, for a
-    function of the library and fails. Here it raises AttributeError instead, as it should.
-    """
-    if "llvmlite.binding.ffi" not in sys.modules:
-        return
-    kind = type(sys.modules["llvmlite.binding.ffi"].lib)
-    lookup = kind.__getattr__
-
-    def getattr_(self: Any, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lookup(self, name)
-
-    kind.__getattr__ = getattr_

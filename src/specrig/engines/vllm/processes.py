@@ -6,6 +6,8 @@ import contextlib
 import multiprocessing
 import signal
 import sys
+import time
+from collections.abc import Iterable
 from multiprocessing import connection
 from queue import Queue
 from threading import Thread
@@ -47,20 +49,15 @@ class Processes:
 
     def ended(self) -> str:
         """How an engine core ended, for the error's message; empty while all of them run. vLLM's own error does not say how."""
-        for core in self._cores:
-            core.join(1)  # its connection may break a moment before
-            if core.exitcode is not None:
-                hint = " (by someone, or by the system when memory ran out)" if core.exitcode == -signal.SIGKILL else ""
-                return f"its process {core.name} {ending(core.exitcode)}{hint}"
+        # Its connection may break a moment before it ends; and where vLLM's own thread has waited for it too, the code comes a moment later.
+        deadline = time.monotonic() + 1
+        while self._cores and time.monotonic() < deadline:
+            for core in self._cores:
+                if core.exitcode is not None:
+                    hint = " (by someone, or by the system when memory ran out)" if core.exitcode == -signal.SIGKILL else ""
+                    return f"its process {core.name} {ending(core.exitcode)}{hint}"
+            time.sleep(0.02)
         return ""
-
-    def resident_mb(self) -> float:
-        """Resident memory of this process and of the engine's, in MiB."""
-        found = 0
-        for process in (psutil.Process(), *self.all):
-            with contextlib.suppress(psutil.Error):  # it may just have died
-                found += process.memory_info().rss
-        return found / 2**20
 
     def end(self) -> None:
         """Ask the processes to end, kill those that do not, and return when all are gone."""
@@ -71,6 +68,15 @@ class Processes:
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+
+def resident_mb(processes: Iterable[psutil.Process]) -> float:
+    """Resident memory of this process and of others, in MiB."""
+    found = 0
+    for process in (psutil.Process(), *processes):
+        with contextlib.suppress(psutil.Error):  # it may just have died
+            found += process.memory_info().rss
+    return found / 2**20
 
 
 def register() -> None:
@@ -90,3 +96,22 @@ def children() -> set[psutil.Process]:
             if "multiprocessing.resource_tracker" not in " ".join(child.cmdline()):
                 found.add(child)
     return found
+
+
+def quiet_llvmlite() -> None:
+    """Let a second engine start in one process after n-gram drafting, which imports numba and with it llvmlite.
+
+    vLLM 0.32 looks through the values of every module for `__dict__`. llvmlite's library object takes any attribute, that one too, for a
+    function of the library and fails. Here it raises AttributeError instead, as it should.
+    """
+    if "llvmlite.binding.ffi" not in sys.modules:
+        return
+    kind = type(sys.modules["llvmlite.binding.ffi"].lib)
+    lookup = kind.__getattr__
+
+    def getattr_(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lookup(self, name)
+
+    kind.__getattr__ = getattr_

@@ -1,0 +1,228 @@
+"""llama.cpp, what people run on a laptop: its server, from the package xllamacpp, in child processes.
+
+Fields of `/completion` and of its `timings` are those of llama.cpp's documentation ("llama.cpp HTTP Server"). Speculation is fixed when a
+server starts. So each method, k and set of options has a server of its own, beside the baseline's, and they take turns prompt by prompt:
+a server that waits costs memory, of which the weights are shared (they are mapped from one file), but no time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import psutil
+from pydantic import Field
+
+from specrig.cell import Cell, digest
+from specrig.decoding.types import Counts
+from specrig.engines.base import EngineError, EngineOptions
+from specrig.engines.http import counters
+from specrig.engines.http.client import Client, HttpEngine, Reply
+from specrig.engines.http.launch import ServerProcess, free_port
+from specrig.engines.llamacpp import serve
+from specrig.models import gate, gguf, hub, to_gguf
+from specrig.models.pair import PairFiles
+from specrig.models.weights import weights_of
+
+TYPES = {
+    "autoregressive": None,
+    "naive_batching": None,
+    "draft_model": "draft-simple",
+    "eagle3": "draft-eagle3",
+    "ngram": "ngram",
+}
+"""Method -> llama.cpp's type of speculation; for `ngram` the option `ngram` says which."""
+DRAFTS = {"draft_model": "draft", "eagle3": "eagle3"}
+"""Method -> the part of the pair that drafts."""
+CHAINS = {"draft_model": ("acceptance", "exact"), "ngram": ("acceptance", "exact"), "eagle3": ("nodes", 0)}
+"""Method -> the option that must have this value: llama.cpp verifies chains, token by token."""
+GREEDY = "above temperature 0 llama.cpp drafts greedily and keeps a draft token where its own sample is the same one, unless draft_sampling is probabilistic"
+
+
+class LlamaCpp(HttpEngine):
+    """Writes the pair as GGUF files when a cell first needs them and keeps one server for each (method, k, options, batch size)."""
+
+    name = "llamacpp"
+    in_process = False
+    untested = "its CPU build alone was tried, not those for GPUs"
+    differences: ClassVar[Mapping[str, str]] = {
+        "draft_model": GREEDY,
+        "eagle3": GREEDY,
+        "ngram": "llama.cpp looks up exactly the last n tokens, the native method shorter suffixes too, down to min_n; and it drafts only where "
+        "at least n tokens follow the match",
+    }
+
+    class Options(EngineOptions):
+        """How llama.cpp runs a pair."""
+
+        weights: Literal["file", "pair"] = "file"
+        """Of a target that comes as a GGUF file. file: its weights as they are, quantized; pair: spread out in the pair's dtype, as in
+        the other engines."""
+        ngram: Literal["simple", "map-k", "map-k4v", "mod"] = "simple"
+        """Which of llama.cpp's n-gram types stands for `ngram`. Its `ngram-cache` is left out: without a file of n-grams it drafted nothing."""
+        draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
+        """How drafts are drawn above temperature 0."""
+        context: int = Field(8192, ge=1)
+        """Positions for each prompt and its output, at most; fewer where the model has fewer."""
+
+    def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
+        super().__init__(pair, device=device, threads=threads)
+        self.weights = weights_of(pair)
+        self.eos = self.weights.eos
+        self._folder = tempfile.TemporaryDirectory(prefix="specrig-gguf-")
+        self._servers: dict[str, tuple[ServerProcess, Client]] = {}
+        self._key = ""
+        self._peak_mb = 0.0
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """See `Engine`."""
+        if importlib.util.find_spec("xllamacpp") is not None and importlib.util.find_spec("gguf") is not None:
+            return None
+        return "llama.cpp is not installed: pip install 'specrig[llamacpp]'"
+
+    @classmethod
+    def refuses(cls, cell: Cell) -> str | None:
+        """Methods that llama.cpp lacks, trees and lossy acceptance."""
+        if cell.method not in TYPES:
+            return f"llama.cpp has no {cell.method}; it has {', '.join(TYPES)}"
+        name, needed = CHAINS.get(cell.method, ("", None))
+        if cell.options.get(name, needed) != needed:
+            return f"llama.cpp verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
+        return None
+
+    @classmethod
+    def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
+        """Folders of an architecture that is not written as GGUF."""
+        return to_gguf.refuses(config)
+
+    @classmethod
+    def precision(cls, pair: PairFiles) -> str:
+        """See `Engine`."""
+        options = cls.Options.model_validate(pair.engine_options.get(cls.name, {}))
+        file = gguf.source_file(pair.target) if options.weights == "file" else None
+        return pair.dtype if file is None else gguf.stored_type(file)
+
+    @classmethod
+    def build(cls, options: Mapping[str, Any]) -> str:
+        """Package and version."""
+        from importlib.metadata import version
+
+        return f"xllamacpp {version('xllamacpp')}" if cls.missing() is None else ""
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """What `serve` needs to know for a cell, its port aside. Writes the files that it names."""
+        pair, kind = self.pair, TYPES[cell.method]
+        speculation: dict[str, Any] | None = None
+        if kind == "ngram":
+            speculation = {"type": f"ngram-{self.options.ngram}", "n": cell.options.get("n", 3)}
+        elif kind is not None:
+            probabilistic = self.options.draft_sampling == "probabilistic" and cell.temperature > 0
+            speculation = {"type": kind, "draft": self._file(DRAFTS[cell.method]), "probabilistic": probabilistic}
+        return {
+            "model": self._file("target"),
+            "context": min(filter(None, (gate.context(pair), pair.max_model_len, self.options.context))),
+            "vocabulary": gate.config(pair.target, pair.target_revision)["vocab_size"],
+            "slots": cell.batch_size,
+            "threads": self.threads or os.cpu_count(),
+            "device": self.device,
+            "exact_cache": self.precision(pair) == "float32",
+            "speculation": speculation and {**speculation, "k": cell.k},
+        }
+
+    def _file(self, part: str) -> str:
+        """The GGUF file of a part of the pair, written on first use. Raises EngineError for a part that the pair lacks."""
+        pair, out = self.pair, Path(self._folder.name, f"{part}.gguf")
+        source = pair.sources.get(part)
+        if source is None:
+            raise EngineError(f"pair {pair.name}: it names no {part}, which this method needs; fill its column in pairs.tsv")
+        if not out.exists():
+            file = gguf.source_file(source) if self.options.weights == "file" else None
+            if part == "eagle3":
+                head = hub.fetch_folder(source, pair.revisions.get(part))
+                to_gguf.write_eagle3(head, gate.config(pair.target, pair.target_revision), out, pair.dtype)
+            elif file is not None:
+                to_gguf.rename_tokens(file, out)
+            else:
+                to_gguf.write_model(self.weights.model(part, "cpu"), out, pair.dtype)
+        return str(out)
+
+    def ready(self, cell: Cell) -> None:
+        """Make sure that the cell's server runs."""
+        settings = self.settings(cell)
+        self._key = digest(settings)
+        server, _ = self._servers.get(self._key, (None, None))
+        if server is not None and not server.alive:
+            server.close(keep_log=True)
+            server = None
+        if server is None:
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+            command = [sys.executable, "-c", f"from {serve.__name__} import main; main()", json.dumps({**settings, "port": port})]
+            self._servers[self._key] = ServerProcess(command, url, health="/health"), self.client(url)
+
+    def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
+        """See `HttpEngine`. The times are the server's own, from a prompt's first pass to its last token: no stream disturbs its threads."""
+        server, client = self._servers[self._key]
+        body = {
+            "prompt": list(prompt),
+            "n_predict": max_new_tokens,
+            "samplers": ["temperature"],  # none of those that llama.cpp applies by default
+            "temperature": cell.temperature,
+            "seed": seed,
+            "stop": [to_gguf.token(token) for token in sorted(self.eos)],
+            "return_tokens": True,
+            "cache_prompt": False,
+        }
+        try:
+            before = self._counted(client) if alone else None
+            said = client.post("/completion", body)
+            after = self._counted(client) if alone else None
+            self._peak_mb = psutil.Process(server.process.pid).memory_info().rss / 2**20
+        except (EngineError, psutil.Error) as error:
+            if server.died():
+                raise EngineError(server.ended(f"while it answered for {cell.name}")) from error
+            raise
+        reply = answer(said, client.url)
+        if TYPES[cell.method] is None:
+            return reply
+        if before is not None and after is not None:
+            reply.counts = counters.counts(before, after, len(reply.tokens))
+        else:
+            drafted, accepted = (said["timings"].get(name, 0) for name in ("draft_n", "draft_n_accepted"))
+            reply.counts = Counts(len(reply.tokens) - 1 - accepted, drafted, accepted)
+        return reply
+
+    @staticmethod
+    def _counted(client: Client) -> counters.Counters:
+        return counters.parse(client.get("/metrics").text)
+
+    def peak_memory_mb(self) -> float:
+        """Resident memory of the cell's server after its last answer, of which the weights are shared with the other servers."""
+        return self._peak_mb
+
+    def close(self) -> None:
+        """End the servers and remove the files."""
+        for server, _ in self._servers.values():
+            server.close()
+        self._servers.clear()
+        super().close()
+        self._folder.cleanup()
+
+
+def answer(said: dict[str, Any], url: str) -> Reply:
+    """The reply that an answer of `/completion` holds. Raises EngineError for one that ended for another reason than ours."""
+    tokens, timings = [int(token) for token in said["tokens"]], said["timings"]
+    if said["stop_type"] not in ("limit", "word") or said["truncated"]:
+        raise EngineError(
+            f"{url}: the answer ended with stop type {said['stop_type']!r}, neither at a token that ends it nor at its limit"
+        )
+    first, rest = timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
+    arrivals = [(first, 1), (first + rest, len(tokens))]
+    return Reply(tokens, arrivals[: len(tokens)], "eos" if said["stop_type"] == "word" else "length")

@@ -1,0 +1,67 @@
+"""llama.cpp's server in a process of its own, which runs `main` with the server's settings as JSON. No engine by itself.
+
+It ends when it is told to (SIGTERM) or with the process that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+DRAFT_TOP_K = 10
+"""Of so many likeliest tokens llama.cpp's drafts choose; it aborts where it would choose them in the model's graph and there are fewer."""
+
+
+def parameters(settings: dict[str, Any]) -> Any:
+    """`xllamacpp.CommonParams` of the settings that `LlamaCpp.settings` makes."""
+    import xllamacpp
+
+    found = xllamacpp.CommonParams()
+    found.model.path = settings["model"]
+    found.hostnames, found.port = ["127.0.0.1"], settings["port"]
+    found.n_ctx, found.n_parallel = settings["context"] * settings["slots"], settings["slots"]
+    found.fit_params, found.ui, found.endpoint_metrics = False, False, True
+    found.cache_prompt, found.cache_ram_mib = False, 0  # a prompt measured twice is prefilled twice
+    drafting = found.speculative.draft
+    for threads in (found.cpuparams, found.cpuparams_batch, drafting.cpuparams, drafting.cpuparams_batch):
+        threads.n_threads = settings["threads"]
+    drafting.backend_sampling = settings["vocabulary"] >= DRAFT_TOP_K
+    if settings["device"] == "cpu":
+        found.n_gpu_layers = drafting.n_gpu_layers = 0
+    if settings["exact_cache"]:  # llama.cpp keeps keys and values in fp16 otherwise, which flash attention wants
+        kind = xllamacpp.ggml_type.GGML_TYPE_F32
+        found.cache_type_k = found.cache_type_v = drafting.cache_type_k = drafting.cache_type_v = kind
+        found.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    speculate(found.speculative, settings["speculation"], xllamacpp.common_speculative_type)
+    return found
+
+
+def speculate(found: Any, asked: dict[str, Any] | None, types: Any) -> None:
+    """Set `CommonParamsSpeculative` as `asked`: its `type` as llama.cpp's command line names it, k, and what the type needs."""
+    if asked is None:
+        return
+    found.types = [getattr(types, "COMMON_SPECULATIVE_TYPE_" + asked["type"].upper().replace("-", "_"))]
+    k = asked["k"]
+    found.draft.n_max, found.draft.n_min, found.draft.p_min = k, 0, 0.0
+    if "draft" in asked:
+        found.draft.mparams.path = asked["draft"]
+        found.draft.probabilistic = asked["probabilistic"]
+        return
+    for name in ("ngram_simple", "ngram_map_k", "ngram_map_k4v"):
+        sizes = getattr(found, name)
+        sizes.size_n, sizes.size_m = asked["n"], k
+    found.ngram_mod.n_match, found.ngram_mod.n_min, found.ngram_mod.n_max = asked["n"], 0, k
+
+
+def main() -> None:
+    """Serve until a signal comes."""
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion is the last line of the log then, not a debugger's
+    import xllamacpp
+
+    server = xllamacpp.Server(parameters(json.loads(sys.argv[1])))
+    print(server.listening_address, flush=True)
+    while True:
+        signal.pause()

@@ -1,0 +1,165 @@
+"""Model folders written as GGUF files, the only format that llama.cpp reads; importing this loads no torch.
+
+Text is nobody's business here: prompts and outputs are token ids. So a file's vocabulary is made up, token 17 is called `<17>`, and the
+text of an output names its ids. No name is one that llama.cpp takes for an end of sequence, so a request says itself where to stop, and
+target and draft share one vocabulary by construction. Keys and tensor names are those of llama.cpp (gguf-py, `constants.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specrig.models.pair import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""dtype -> GGUF's name of it."""
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Names of a Llama's tensors here -> in GGUF."""
+EAGLE3 = {"fc": "fc", "norm": "output_norm", "lm_head": "output", "midlayer.hidden_norm": "blk.0.attn_norm_2"}
+"""The same of what an EAGLE-3 head has besides its layer."""
+
+
+def token(index: int) -> str:
+    """The made-up text of a token."""
+    return f"<{index}>"
+
+
+def refuses(config: dict[str, Any]) -> str | None:
+    """Why a model of this config.json is not written; None if it is."""
+    kind = config.get("model_type")
+    if kind != "llama":
+        return (
+            f"only Llama's architecture is written as GGUF, this is {kind!r}; name a GGUF file of the model as its source instead"
+        )
+    rope = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("rope_type", "default")
+    if rope != "default" or config.get("attention_bias") or config.get("mlp_bias") or config.get("hidden_act", "silu") != "silu":
+        return (
+            "scaled rotary positions, biases and other activations are not written as GGUF; name a GGUF file of the model instead"
+        )
+    return None
+
+
+def write_model(model: Any, out: Path, dtype: str) -> None:
+    """Write a loaded `LlamaForCausalLM` in `dtype`; norms stay fp32, as llama.cpp wants them. Raises ModelError for another model."""
+    config = model.config
+    if (reason := refuses(config.to_dict())) is not None:
+        raise ModelError(f"{config.name_or_path}: {reason}")
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        part = name.removesuffix(".weight")
+        if part in TOP:
+            if part != "lm_head" or not config.tie_word_embeddings:
+                tensors[TOP[part]] = tensor
+        else:
+            _, _, layer, inner = part.split(".", 3)
+            tensors[f"blk.{layer}.{LAYER[inner]}"] = tensor
+    _write(out, "llama", config, config.num_hidden_layers, tensors, dtype, {})
+
+
+def write_eagle3(folder: Path, target: dict[str, Any], out: Path, dtype: str) -> None:
+    """Write the EAGLE-3 head in `folder` of a target with the config.json `target`; llama.cpp takes the embedding from the target.
+
+    GGUF's `d2t` holds the target's ids themselves, not their distance from the draft's. Raises ModelError for a head of another build.
+    """
+    import torch
+    from transformers import AutoConfig
+
+    from specrig.decoding.heads import checkpoint, eagle3
+    from specrig.decoding.types import DecodingError
+
+    config = AutoConfig.from_pretrained(folder)
+    try:
+        layers = eagle3.read_aux_layers(config, target["num_hidden_layers"])
+    except DecodingError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    found = checkpoint.read(folder)
+    names = EAGLE3 | {f"midlayer.{ours}": f"blk.0.{theirs}" for ours, theirs in LAYER.items()}
+    tensors = {theirs: found[f"{ours}.weight"] for ours, theirs in names.items()}
+    if "d2t" in found:
+        tensors["d2t"] = found["d2t"] + torch.arange(len(found["d2t"]))
+    extra = {"target_layers": list(layers), "target_hidden_size": target["hidden_size"]}
+    _write(out, "eagle3", config, 1, tensors, dtype, extra)
+
+
+def rename_tokens(file: Path, out: Path) -> None:
+    """Copy a GGUF file with its weights as they are and the made-up vocabulary."""
+    from gguf import GGUFReader, GGUFWriter
+
+    reader = GGUFReader(file)
+    kind = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(out, kind)
+    for name, field in reader.fields.items():
+        if not name.startswith(("GGUF.", "tokenizer.")) and name != "general.architecture":
+            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        if tensor.name == "token_embd.weight":
+            _name_tokens(writer, int(tensor.shape[1]))  # GGUF writes shapes with the width first
+    _save(writer)
+
+
+def _write(out: Path, kind: str, config: Any, layers: int, tensors: dict[str, Tensor], dtype: str, extra: dict[str, Any]) -> None:
+    import torch
+    from gguf import GGMLQuantizationType, GGUFWriter, quantize
+
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    writer = GGUFWriter(out, kind)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_rope_dimension_count(width)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    for key, value in extra.items():
+        (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{kind}.{key}", value)
+    _name_tokens(writer, config.vocab_size)
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            writer.add_tensor(name, tensor.to(torch.int64).numpy())
+            continue
+        if name.endswith(("attn_q", "attn_k")):
+            tensor = _interleaved(tensor, heads if name.endswith("q") else kv_heads)
+        stored = GGMLQuantizationType[TYPES[dtype] if tensor.dim() > 1 else "F32"]
+        writer.add_tensor(f"{name}.weight", quantize(tensor.float().contiguous().numpy(), stored), raw_dtype=stored)
+    _save(writer)
+
+
+def _interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Rows of a query or key projection `[H·W, D]` in llama.cpp's order: it rotates neighbours, where we rotate halves of a head."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def _name_tokens(writer: Any, size: int) -> None:
+    # Of llama.cpp's tokenizers this is the one that has no special tokens unless a file names them, and that asks for no merges.
+    writer.add_tokenizer_model("rwkv")
+    writer.add_token_list([token(index) for index in range(size)])
+    writer.add_token_types([1] * size)
+
+
+def _save(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
