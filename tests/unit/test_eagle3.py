@@ -340,7 +340,7 @@ def test_the_stage_trains_with_a_falling_loss_and_goes_on_after_a_kill(
     stage = STAGES["eagle3"]
     assert (stage.module, stage.function, stage.keys) == (train_head.__module__, train_head.__name__, ("eagle3",))
     whole, cut = begun(folder, tmp_path / "whole"), begun(folder, tmp_path / "cut")
-    train_head(recipe, folder / "corpus", whole, progress=False)
+    train_head(recipe, folder / "corpus", whole, whole / "target", progress=False)
     rows = [json.loads(line) for line in (whole / "eagle3" / "training.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == recipe.eagle3.steps and sum(losses[-5:]) < sum(losses[:5])
@@ -353,12 +353,12 @@ def test_the_stage_trains_with_a_falling_loss_and_goes_on_after_a_kill(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(State, "keep", save_and_die)
-        train_head(recipe, folder / "corpus", cut, progress=False)
+        train_head(recipe, folder / "corpus", cut, cut / "target", progress=False)
     assert not (cut / "eagle3").exists()
     taken: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(State, "keep", lambda state, step: taken.append(step))
-        train_head(recipe, folder / "corpus", cut, progress=False)
+        train_head(recipe, folder / "corpus", cut, cut / "target", progress=False)
     assert taken == list(range(8, recipe.eagle3.steps + 1))
     one, two = (load_file(made / "eagle3" / "model.safetensors") for made in (whole, cut))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)

@@ -244,7 +244,7 @@ def trained_again(train: Callable[..., None], recipe: Recipe, folder: Path, out:
     out.mkdir()
     for name in ("target", "draft", TEXT):
         (out / name).symlink_to(folder / name)
-    train(recipe, folder / "corpus", out, progress=False)
+    train(recipe, folder / "corpus", out, out / "target", progress=False)
     return out
 
 
@@ -277,7 +277,7 @@ def test_the_drafts_heads_learn_from_the_target(pair: tuple[Recipe, Path], tmp_p
 def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
     recipe, folder = pair
     base = trained_again(train_heads, recipe, folder, tmp_path / "base")
-    train_jointly(recipe, folder / "corpus", base, tmp_path / "joint", progress=False)
+    train_jointly(recipe, folder / "corpus", base, tmp_path / "joint", base / "target", progress=False)
     assert sorted(path.name for path in (tmp_path / "joint").iterdir()) == ["medusa", "target"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "joint" / "target")
     before = AutoModelForCausalLM.from_pretrained(folder / "target")
@@ -294,8 +294,8 @@ def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path],
 
 def test_heads_without_a_model_are_refused(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no trained target there"):
-        train_heads(pair[0], pair[1] / "corpus", tmp_path, progress=False)
+        train_heads(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "target", progress=False)
     (tmp_path / "target").symlink_to(pair[1] / "target")
     (tmp_path / TEXT).symlink_to(pair[1] / TEXT)
     with pytest.raises(TrainingError, match="no trained medusa there"):
-        train_jointly(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "joint", progress=False)
+        train_jointly(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "joint", tmp_path / "target", progress=False)

@@ -21,10 +21,11 @@ from specrig.training.generate import continuations
 from specrig.training.language_model import next_token_loss, train_target
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer, orthogonalise
+from specrig.training.prompts import heldout_prompts
 from specrig.training.recipe import TINY, Growth, Optimisation, Recipe, Shape
 from specrig.training.run import TrainingError, model_folder, training, within_memory
 from specrig.training.stages import TEXT
-from specrig.training.target_text import heldout_prompts, read_text, write_text
+from specrig.training.target_text import read_text, write_text
 from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from specrig.training.trainer import (
     Heldout,
@@ -57,7 +58,7 @@ TEN_STEPS = TINY_RECIPE.model_copy(
 def uncut(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target of `TEN_STEPS`, trained without a break."""
     out = tmp_path_factory.mktemp("uncut")
-    train_target(TEN_STEPS, tiny_pair / "corpus", out, progress=False)
+    train_target(TEN_STEPS, tiny_pair / "corpus", out, out / "target", progress=False)
     return out / "target"
 
 
@@ -222,13 +223,13 @@ def test_a_training_that_was_cut_goes_on_to_the_same_weights(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(State, "keep", save_and_die)
-        train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
     again = tmp_path / "target"
     assert not again.exists()
     taken: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(State, "keep", lambda state, step: taken.append(step))
-        train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
     assert taken == list(range(cut + 1, 11))
     states = [llama.load(folder).state_dict() for folder in (uncut, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -251,8 +252,8 @@ def test_losses_read_now_and_then_make_the_same_curve_and_a_checkpoint_misses_no
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(State, "due", lambda state: True)
         patch.setattr(State, "save", save_and_die)
-        train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
-    train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
+    train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
     each, seldom = (
         [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
         for folder in (uncut, tmp_path / "target")
@@ -283,7 +284,7 @@ def test_a_batch_in_parts_takes_the_step_of_the_whole_batch(pair: Path, tmp_path
             update={"steps": 2, "evaluations": 1, "accumulate": parts, "warmup": 0.0, "optimizer": "adamw", "lr": 1e-3}
         )
         recipe = TINY_RECIPE.model_copy(update={"target_training": one})
-        train_target(recipe, pair / "corpus", tmp_path / name, progress=False)
+        train_target(recipe, pair / "corpus", tmp_path / name, tmp_path / name / "target", progress=False)
         rows = [json.loads(line) for line in (tmp_path / name / "target/training.jsonl").read_text().splitlines()]
         weights.append(
             (rows[0]["loss"], [row["tokens"] for row in rows if "loss" in row], llama.load(tmp_path / name / "target"))
@@ -300,7 +301,7 @@ def test_a_batch_in_parts_takes_the_step_of_the_whole_batch(pair: Path, tmp_path
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named(pair: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"PyTorch sees no GPU here; set `device: cpu`"):
-        train_target(TINY_RECIPE, pair / "corpus", tmp_path, progress=False, device="cuda")
+        train_target(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target", progress=False, device="cuda")
     assert not list(tmp_path.iterdir())
 
 
@@ -315,7 +316,7 @@ def test_writing_side_by_side_changes_no_greedy_text(pair: Path, tmp_path: Path)
     found = []
     for batch in (1, 3):
         text = TINY_RECIPE.text.model_copy(update={"temperatures": (0.0,), "batch": batch, "sequence": 64})
-        write_text(TINY_RECIPE.model_copy(update={"text": text}), pair / "corpus", tmp_path)
+        write_text(TINY_RECIPE.model_copy(update={"text": text}), pair / "corpus", tmp_path, tmp_path / "target")
         found.append(read_text(tmp_path).train)
     assert found[0].shape == found[1].shape and len(found[0]) > 2
     assert (found[0] == found[1]).float().mean() > 0.9  # bfloat16 sums of another shape may break ties differently
@@ -377,17 +378,17 @@ def test_the_loss_curve_falls_and_holds_the_heldout_losses(pair: Path, name: str
 
 def test_a_draft_without_a_target_or_its_text_is_refused(pair: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no trained target there"):
-        train_draft(TINY_RECIPE, pair / "corpus", tmp_path, progress=False)
+        train_draft(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
     (tmp_path / "target").symlink_to(pair / "models" / "target")
     with pytest.raises(TrainingError, match="write it first with `specrig write-text`"):
-        train_draft(TINY_RECIPE, pair / "corpus", tmp_path, progress=False)
+        train_draft(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
 
 
 def test_what_the_target_writes(pair: Path, tmp_path: Path) -> None:
     text, settings = read_text(pair / "models"), TINY_RECIPE.text
     assert text.train.shape == (settings.sequences, settings.sequence + 1) and text.train.dtype == torch.int64
     tokenizer = load_tokenizer(pair / "models" / "target")
-    prompts = heldout_prompts(TINY_RECIPE, pair / "corpus", tokenizer)
+    prompts = heldout_prompts(TINY_RECIPE, pair / "corpus", pair / "models/target")
     assert 4 <= len(prompts) <= settings.heldout_sequences
     assert text.heldout.shape == text.written.shape == (len(prompts), settings.sequence + 1)
     eos = tokenizer.token_to_id(END_OF_TEXT)
@@ -397,7 +398,7 @@ def test_what_the_target_writes(pair: Path, tmp_path: Path) -> None:
         assert text.written[row, len(prompt)] and eos not in written[:-1]
         assert len(prompt) + len(written) == settings.sequence + 1 or written[-1] == eos
     (tmp_path / "target").symlink_to(pair / "models" / "target")
-    write_text(TINY_RECIPE, pair / "corpus", tmp_path)
+    write_text(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target")
     assert torch.equal(read_text(tmp_path).train, text.train)
 
 

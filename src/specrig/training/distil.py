@@ -18,7 +18,7 @@ from specrig.training.llama import Llama
 from specrig.training.losses import distillation
 from specrig.training.recipe import Recipe
 from specrig.training.run import training
-from specrig.training.target_text import learnt_from, read_text, row_batches, states, trained
+from specrig.training.target_text import learnt_from, present, read_text, row_batches, states
 from specrig.training.tokenizer import end_of_text, load_tokenizer, save_tokenizer
 from specrig.training.trainer import (
     PackedText,
@@ -35,14 +35,14 @@ Taught = tuple[Tensor, Tensor | None]
 """Tokens `[B, T + 1]`, and the teacher's hidden states `[B, T, D]` of all but the last where they are known already."""
 
 
-def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
-    """Distil `models`/target into the model folder `models`/draft, with the target's tokenizer.
+def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+    """Distil the model in the folder `target` into the model folder `models`/draft, with the target's tokenizer.
 
     Also writes its `training.jsonl`. Raises CorpusError and TrainingError like `train_target`, and TrainingError when there
     is no target or no text of it.
     """
     where = place(device)
-    target, own = trained(models, "target"), read_text(models).train
+    target, own = present(target, "target"), read_text(models).train
     rows = corpus.read(corpus_dir / "train.jsonl")
     tokenizer = load_tokenizer(target)
     eos = end_of_text(tokenizer)
@@ -50,7 +50,7 @@ def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, 
     teacher = llama.load(target).to(where).eval()
     heldout = read_heldout(corpus_dir, tokenizer, eos)
     model = Llama(recipe.draft, teacher.vocabulary).initialise(recipe.seed + 1).to(where)
-    with training(models / "draft", settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
+    with training(models / "draft", settings.steps, progress, learnt_from(recipe, corpus_dir, models, target)) as run:
         together = settings.batch // settings.accumulate
         text = iter(PackedText(tokenize(rows, tokenizer, eos), together, settings.sequence, recipe.seed + 1))
         batches = _mixed(text, own, teacher, recipe)

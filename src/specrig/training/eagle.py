@@ -29,7 +29,7 @@ from specrig.training.losses import distillation
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
 from specrig.training.run import training
-from specrig.training.target_text import learnt_from, read_text, row_batches, states, trained, with_corpus
+from specrig.training.target_text import learnt_from, present, read_text, row_batches, states, with_corpus
 from specrig.training.tokenizer import end_of_text, load_tokenizer
 from specrig.training.trainer import autocast, moved, place
 
@@ -198,19 +198,21 @@ class HeadKind(Generic[Head, Settings]):
     """Of (head, target, tokens `[B, T + 1]`, the target's states of them, settings, generator of noise): the loss, one number."""
 
 
-def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
-    """Train an EAGLE head for `models`/target and write the folder `models`/eagle: see `fit`."""
-    fit(HeadKind("eagle", recipe.eagle, Layer, head_loss), recipe, corpus_dir, models, progress=progress, device=device)
+def train_head(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+    """Train an EAGLE head for the model in `target` and write the folder `models`/eagle: see `fit`."""
+    fit(HeadKind("eagle", recipe.eagle, Layer, head_loss), recipe, corpus_dir, models, target, progress=progress, device=device)
 
 
-def fit(kind: HeadKind[Head, Settings], recipe: Recipe, corpus_dir: Path, models: Path, *, progress: bool, device: str) -> None:
-    """Train a head of this kind for `models`/target and write `models`/`kind.name` (config.json, model.safetensors).
+def fit(
+    kind: HeadKind[Head, Settings], recipe: Recipe, corpus_dir: Path, models: Path, target: Path, *, progress: bool, device: str
+) -> None:
+    """Train a head of this kind for the model in `target` and write `models`/`kind.name` (config.json, model.safetensors).
 
     Also writes its `training.jsonl`: the loss, and at the end the agreement with the target by depth. Raises CorpusError for a
     missing corpus, TrainingError when there is no target or no text of it, or the loss is not finite.
     """
     settings = kind.settings
-    target, text, where = trained(models, "target"), read_text(models), place(device)
+    target, text, where = present(target, "target"), read_text(models), place(device)
     tokenizer = load_tokenizer(target)
     teacher = llama.load(target).to(where).eval().requires_grad_(False)
     head = kind.make(teacher)
@@ -218,7 +220,7 @@ def fit(kind: HeadKind[Head, Settings], recipe: Recipe, corpus_dir: Path, models
     schedule = Optimisation(steps=settings.steps, batch=settings.batch, lr=settings.lr, matrix_lr=settings.matrix_lr)
     optimizer = Optimizer(head, schedule)
     generator = torch.Generator(where).manual_seed(recipe.seed + 3)
-    with training(models / kind.name, settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
+    with training(models / kind.name, settings.steps, progress, learnt_from(recipe, corpus_dir, models, target)) as run:
         run.begin({"head": (head, optimizer)}, [generator])
         texts = moved(with_corpus(text.train, settings.corpus_sequences, corpus_dir, tokenizer, recipe.seed + 3), where)
         hidden = states(teacher, texts, head.streams)  # once: a step then costs the head alone

@@ -119,8 +119,8 @@ def frequent(texts: Tensor, count: int, vocabulary: int) -> Tensor:
     return found[:count].sort().values
 
 
-def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
-    """Train an EAGLE-3 head for `models`/target and write the folder `models`/eagle3: see `eagle.fit`."""
+def train_head(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+    """Train an EAGLE-3 head for the model in `target` and write the folder `models`/eagle3: see `eagle.fit`."""
     wanted = recipe.eagle3.draft_vocabulary
 
     def make(target: Llama) -> Layer:
@@ -129,4 +129,4 @@ def train_head(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, d
         return Layer(target, frequent(read_text(models).train, wanted, target.vocabulary))
 
     kind = eagle.HeadKind("eagle3", recipe.eagle3, make, head_loss)
-    eagle.fit(kind, recipe, corpus_dir, models, progress=progress, device=device)
+    eagle.fit(kind, recipe, corpus_dir, models, target, progress=progress, device=device)

@@ -22,7 +22,7 @@ from specrig.training.medusa_recipe import MedusaTraining
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
 from specrig.training.run import Curve, Run, model_folder, training, within_memory
-from specrig.training.target_text import learnt_from, read_text, row_batches, states, trained, with_corpus
+from specrig.training.target_text import learnt_from, present, read_text, row_batches, states, with_corpus
 from specrig.training.tokenizer import end_of_text, load_tokenizer, save_tokenizer
 from specrig.training.trainer import autocast, moved, place, rows_at_once
 
@@ -90,42 +90,47 @@ def heads_loss(heads: Heads, lm_head: Tensor, hidden: Tensor, goal: Tensor, toke
     return total
 
 
-def train_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
-    """Medusa-1: train heads on the frozen `models`/target and write the folder `models`/medusa (config.json, model.safetensors).
+def train_heads(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+    """Medusa-1: train heads on the frozen model in `target` and write the folder `models`/medusa (config.json, model.safetensors).
 
     Also writes its `training.jsonl`: the loss, and at the end how often each head's first choice is what the target says to held-out
     prompts. Raises CorpusError for a missing corpus, TrainingError when there is no model or text, or the loss is not finite.
     """
-    _train_frozen(recipe, corpus_dir, models, of="target", name="medusa", progress=progress, device=device)
+    _train_frozen(recipe, corpus_dir, models, target, of=target, name="medusa", progress=progress, device=device)
 
 
-def train_draft_heads(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
+def train_draft_heads(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
     """Train heads on the frozen `models`/draft and write `models`/draft_medusa. Their teacher is the target, which will verify them."""
-    _train_frozen(recipe, corpus_dir, models, of="draft", name="draft_medusa", progress=progress, device=device)
+    draft = present(models / "draft", "draft")
+    _train_frozen(recipe, corpus_dir, models, target, of=draft, name="draft_medusa", progress=progress, device=device)
 
 
-def _train_frozen(recipe: Recipe, corpus_dir: Path, models: Path, *, of: str, name: str, progress: bool, device: str) -> None:
-    """Train heads on the frozen model `models`/`of` and write them to `models`/`name`."""
+def _train_frozen(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, *, of: Path, name: str, progress: bool, device: str
+) -> None:
+    """Train heads on the frozen model in `of` and write them to `models`/`name`."""
     with within_memory(name):
-        session = Session(recipe, corpus_dir, models, of, device)
+        session = Session(recipe, corpus_dir, models, target, of, device)
     with training(models / name, session.settings.steps, progress, session.key) as run:
         heads = Heads(session.model, session.settings).to(session.where)
         session.fit(heads, run)
         session.finish(heads, run)
 
 
-def train_jointly(recipe: Recipe, corpus_dir: Path, base: Path, models: Path, progress: bool, device: str = "cpu") -> None:
-    """Medusa-2: train the target of the pair folder `base` further, together with its heads; writes `models`/target and /medusa.
+def train_jointly(
+    recipe: Recipe, corpus_dir: Path, base: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
+) -> None:
+    """Medusa-2: train `target`, the target of the pair folder `base`, further, together with its heads; writes `models`/target and /medusa.
 
     The heads begin as `base`/medusa, which were trained alone, as in the paper's warm-up (section 2.2.2). The model's own loss is its
     KL divergence from the model before this training, so that it changes little (self-distillation, section 2.3.2). Raises like
     `train_heads`.
     """
     with within_memory(models.name):
-        session = Session(recipe, corpus_dir, base, "target", device)
+        session = Session(recipe, corpus_dir, base, target, target, device)
     steps = recipe.medusa.joint.steps
     heads = Heads(session.model, session.settings)
-    heads.restore(trained(base, "medusa"))
+    heads.restore(present(base / "medusa", "medusa"))
     with model_folder(models / "target") as folder, training(models / "medusa", steps, progress, session.key) as run:
         with Curve(folder / "training.jsonl", "target", steps, False) as own:
             session.fit_jointly(heads.to(session.where), own, run)
@@ -137,18 +142,19 @@ def train_jointly(recipe: Recipe, corpus_dir: Path, base: Path, models: Path, pr
 class Session:
     """What Medusa's trainings share: the models, the text with its hidden states, the two training loops, and the measuring.
 
-    name: the model that gets heads, `target` or `draft`. The teacher is always the target.
+    of: the folder of the model that gets heads, the target's own or a draft's. The teacher is always the target.
     """
 
-    def __init__(self, recipe: Recipe, corpus_dir: Path, models: Path, name: str, device: str) -> None:
+    def __init__(self, recipe: Recipe, corpus_dir: Path, models: Path, target: Path, of: Path, device: str) -> None:
+        present(of, "target")
         self.where = place(device)
-        folder, self.text = trained(models, name), read_text(models)
+        self.text = read_text(models)
         self.recipe, self.settings = recipe, recipe.medusa
-        self.tokenizer = load_tokenizer(folder)
+        self.tokenizer = load_tokenizer(of)
         self.eos = end_of_text(self.tokenizer)
-        self.key = learnt_from(recipe, corpus_dir, models, *dict.fromkeys((name, "target")))
-        self.model = self._load(folder)
-        self.teacher = self.model if name == "target" else self._load(trained(models, "target"))
+        self.key = learnt_from(recipe, corpus_dir, models, *dict.fromkeys((of, target)))
+        self.model = self._load(of)
+        self.teacher = self.model if of == target else self._load(present(target, "target"))
         texts = with_corpus(self.text.train, self.settings.corpus_sequences, corpus_dir, self.tokenizer, recipe.seed + 5)
         self.texts = moved(texts, self.where)  # `[N, T + 1]`
         self.hidden = states(self.model, self.texts)

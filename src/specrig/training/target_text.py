@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from specrig.corpus import gather as corpus
-from specrig.corpus.example import TASKS, number
 from specrig.training import llama
 from specrig.training.generate import continuations
 from specrig.training.llama import Llama
+from specrig.training.prompts import heldout_prompts, training_prompts
 from specrig.training.recipe import Recipe
 from specrig.training.run import TrainingError, key_of, within_memory
 from specrig.training.stages import TEXT
@@ -39,17 +39,17 @@ class TargetText:
     """Which tokens of `heldout` the target wrote, its end-of-text included: `[M, text.sequence + 1]` bool."""
 
 
-def write_text(recipe: Recipe, corpus_dir: Path, models: Path, device: str = "cpu") -> None:
-    """Let `models`/target continue prompts of the corpus and write `models`/text.safetensors.
+def write_text(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, device: str = "cpu") -> None:
+    """Let the model in the folder `target` continue prompts and write `models`/text.safetensors.
 
     Raises CorpusError for a missing corpus, TrainingError when there is no target.
     """
-    target, width, together = trained(models, "target"), recipe.text.sequence + 1, recipe.text.batch
+    target, width, together = present(target, "target"), recipe.text.sequence + 1, recipe.text.batch
     tokenizer = load_tokenizer(target)
     # In bfloat16, twice as fast: what it writes is text, its teaching stays float32's.
     writer = llama.load(target).to(place(device)).eval().bfloat16()
-    prompts = training_prompts(recipe, corpus_dir, tokenizer)
-    asked = heldout_prompts(recipe, corpus_dir, tokenizer)
+    prompts = training_prompts(recipe, corpus_dir, target)
+    asked = heldout_prompts(recipe, corpus_dir, target)
     with within_memory("the target's text"):
         made = [
             continuations(writer, prompts[start : start + together], width, recipe.text.temperatures, recipe.seed + start)
@@ -73,43 +73,17 @@ def read_text(models: Path) -> TargetText:
     return TargetText(**load_file(models / TEXT))
 
 
-def learnt_from(recipe: Recipe, corpus_dir: Path, models: Path, *names: str) -> str:
-    """`key_of` a training that learns from the corpus, from the target's text, and from the models `names` of the pair."""
-    return key_of(recipe, corpus_dir / "train.jsonl", models / TEXT, *(models / name / "model.safetensors" for name in names))
+def learnt_from(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path) -> str:
+    """`key_of` a training that learns from the corpus, from the text of the pair's target, and from the models in `folders`."""
+    weights = (file for folder in folders for file in sorted(folder.glob("*.safetensors")))
+    return key_of(recipe, corpus_dir / "train.jsonl", models / TEXT, *weights)
 
 
-def trained(models: Path, name: str) -> Path:
-    """`models`/`name`. Raises TrainingError when no model is there."""
-    folder = models / name
-    if not (folder / "model.safetensors").is_file():
+def present(folder: Path, name: str) -> Path:
+    """`folder`, which holds the pair's model `name`. Raises TrainingError when no weights are there."""
+    if not any(folder.glob("*.safetensors")):
         raise TrainingError(f"{folder}: no trained {name} there; train it first with `specrig train --model {name}`")
     return folder
-
-
-def training_prompts(recipe: Recipe, corpus_dir: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of training prompts, shortest first, equally many of every task. A prompt takes at most half of a sequence."""
-    rows = corpus.read(corpus_dir / "train.jsonl")
-    prompts: list[list[int]] = []
-    for task in TASKS:
-        mine = sorted({row["prompt"] for row in rows if row["task"] == task}, key=lambda p: number(recipe.seed, p))
-        prompts += _fitting(mine[: 2 * recipe.text.sequences], tokenizer, recipe.text.sequences, recipe.text.sequence)
-    return sorted(prompts, key=len)
-
-
-def heldout_prompts(recipe: Recipe, corpus_dir: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of held-out prompts, chosen in the same way."""
-    rows = corpus.read(corpus_dir / "heldout.jsonl")
-    prompts: list[list[int]] = []
-    for task in TASKS:
-        mine = [row["prompt"] for row in rows if row["task"] == task]
-        prompts += _fitting(mine, tokenizer, recipe.text.heldout_sequences, recipe.text.sequence)
-    return sorted(prompts, key=len)
-
-
-def _fitting(prompts: list[str], tokenizer: Tokenizer, count: int, sequence: int) -> list[list[int]]:
-    """A task's share of `count` prompts, those that fill at most half of a sequence."""
-    ids = (encoding.ids for encoding in tokenizer.encode_batch(prompts))
-    return [prompt for prompt in ids if 0 < len(prompt) <= (sequence + 1) // 2][: count // len(TASKS)]
 
 
 def _written(texts: Tensor, prompts: list[list[int]], eos: int) -> Tensor:
