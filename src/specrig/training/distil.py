@@ -36,8 +36,9 @@ def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, pr
     Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect. Raises CorpusError and TrainingError
     like `train_target`, and TrainingError when there is no target or no text of it.
     """
-    where = place(device)
-    text, tutor = read_text(models), teacher.load(present(target, "target"), where)
+    present(target, "target")
+    where, text = place(device), read_text(models)
+    tutor = teacher.load(target, where)
     settings = recipe.draft_training
     drafted = frequent(text.train, recipe.distillation.draft_vocabulary, tutor.vocabulary)
     model = Llama(recipe.draft, tutor.vocabulary).initialise(recipe.seed + 1)

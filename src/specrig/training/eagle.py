@@ -197,18 +197,18 @@ def learnt(batch: Texts) -> Tensor:
 
 
 @torch.no_grad()
-def measured(head: Layer, target: Teacher, heldout: Texts) -> tuple[Tensor, Tensor]:
+def measured(head: Layer, target: Teacher, heldout: Texts, states: Tensor | StoredStates) -> tuple[Tensor, Tensor]:
     """For `acceptance.report`, of texts that the target wrote greedily: which drafts are right, and which were asked for, `[K, N, T]`.
 
+    states: the target's, of these texts and of the head's streams, `[N, T + 1, (F + 1) D]`.
     A round that begins at entry t drafts token t + 2 in its first step, t + 3 in the next from entry t + 1, and so on.
     """
     right: list[list[Tensor]] = [[] for _ in range(acceptance.DEPTH)]
-    for rows in heldout.tokens.split(rows_at_once(target.where)):
-        rows = moved(rows, target.where)
-        states = target.states(rows, head.streams)
+    for numbers in torch.arange(len(heldout.tokens)).split(rows_at_once(target.where)):
+        rows, given = moved(heldout.tokens[numbers], target.where), states[numbers]
         with autocast(target.where):
             embedded = F.embedding(rows[:, 1:], target.embedding)
-            for step, predicted in enumerate(head(embedded, states[:, :-1], acceptance.DEPTH)):
+            for step, predicted in enumerate(head(embedded, given[:, :-1], acceptance.DEPTH)):
                 right[step].append((head.choice(predicted[:, :-1]) == rows[:, 2:]).cpu())
     choices = heldout.choices(target.eos)
     asked = [ahead(choices[:, 2:], step) & choices[:, 1:-1] for step in range(acceptance.DEPTH)]
@@ -242,9 +242,9 @@ def fit(
     Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect (`acceptance.report`). Raises
     CorpusError for a missing corpus, TrainingError when there is no target or no text of it, or the loss is not finite.
     """
-    settings, where = kind.settings, place(device)
-    text = read_text(models)
-    tutor = teacher.load(present(target, "target"), where)
+    present(target, "target")
+    settings, where, text = kind.settings, place(device), read_text(models)
+    tutor = teacher.load(target, where)
     head = kind.make(tutor, frequent(text.train, settings.draft_vocabulary, tutor.vocabulary))
     head.initialise(recipe.seed + 3).to(where)
     schedule = Optimisation(steps=settings.steps, batch=settings.batch, lr=settings.lr, matrix_lr=settings.matrix_lr)
@@ -257,13 +257,14 @@ def fit(
         hidden = StoredStates(
             run.folder, "target", key, tutor, texts.tokens, head.streams
         )  # once: a step then costs the head alone
+        shown = StoredStates(run.folder, "heldout", key, tutor, text.heldout.tokens, head.streams)
         batches = row_batches(len(texts.tokens), settings.batch, recipe.seed + 4)
         for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):
             batch = Texts(moved(texts.tokens[rows], where), moved(texts.written[rows], where))
             loss = kind.loss_of(head, tutor, batch, hidden[rows], settings, generator)
             run.take_step(step, [loss], tokens=step * batch.tokens.numel(), lr=settings.lr)
             if step in settings.evaluated():
-                found = acceptance.report(*measured(head, tutor, text.heldout))
+                found = acceptance.report(*measured(head, tutor, text.heldout, shown))
                 run.curve.write(step, **found)
                 run.curve.say(acceptance.told(found))
         head.save(run.folder, tutor.config)

@@ -23,7 +23,7 @@ from specrig.training.recipe import Optimisation, Recipe
 from specrig.training.run import Curve, Run, model_folder, training
 from specrig.training.states import StoredStates
 from specrig.training.target_text import Texts, frequent, learnt_from, present, read_text, row_batches, with_corpus
-from specrig.training.teacher import Output, copy_tokenizer
+from specrig.training.teacher import Output, Teacher, copy_tokenizer
 from specrig.training.trainer import autocast, moved, place
 
 
@@ -94,10 +94,11 @@ class Session:
     def __init__(
         self, recipe: Recipe, corpus_dir: Path, models: Path, target: Path, of: Path, device: str, *, learns: bool = False
     ) -> None:
+        present(target, "target")
         self.where = place(device)
         self.recipe, self.settings, self.text = recipe, recipe.medusa, read_text(models)
         self.key = learnt_from(recipe, corpus_dir, models, *dict.fromkeys((of, target)))
-        self.teacher = teacher.load(present(target, "target"), self.where, learns=learns)
+        self.teacher = teacher.load(target, self.where, learns=learns)
         self.model = self.teacher if of == target else teacher.load(of, self.where)
         self.texts = with_corpus(self.text.train, self.settings.corpus_sequences, corpus_dir, target, recipe.seed + 5)
 
@@ -115,6 +116,7 @@ class Session:
         alike = self.teacher is self.model
         taught = hidden if alike else StoredStates(run.folder, "target", self.key, self.teacher, self.texts.tokens)
         teaching = self._among(heads, self.teacher.output)
+        shown = self._shown()
         for step, rows, batch in self._batches(run.done, settings.steps, self.recipe.seed + 5):
             given = hidden[rows]
             with autocast(self.where):
@@ -122,7 +124,7 @@ class Session:
                 loss = heads_loss(heads, heads.output, given, goal, teaching, batch, settings)
             run.take_step(step, [loss], tokens=step * batch.tokens.numel(), lr=settings.lr)
             if step in settings.evaluated() and step < settings.steps:
-                run.curve.write(step, **acceptance.report(*measured(heads, self.model, self.text.heldout, self.teacher.eos)))
+                run.curve.write(step, **acceptance.report(*measured(heads, *shown)))
 
     def fit_jointly(self, heads: Heads, own_curve: Curve, run: Run) -> None:
         """Train heads and model together. The teacher is the model before this training, by its LM head and stored hidden states."""
@@ -158,9 +160,9 @@ class Session:
 
     def finish(self, heads: Heads, run: Run) -> None:
         """Measure the heads and write their checkpoint."""
-        heldout = self.text.heldout
-        first, *accuracy = rank_accuracies(heads, self.model, heldout, self.teacher.eos)
-        found = acceptance.report(*measured(heads, self.model, heldout, self.teacher.eos))
+        shown = self._shown()
+        first, *accuracy = rank_accuracies(heads, *shown)
+        found = acceptance.report(*measured(heads, *shown))
         run.curve.write(run.curve.steps, accuracy=[shares[0] for shares in accuracy], **found)
         run.curve.say(acceptance.told(found))
         config = checkpoint.heads_config(
@@ -172,6 +174,11 @@ class Session:
             measured={"accuracy": accuracy, "first": first},
         )
         checkpoint.save(run.folder, config, heads.tensors())
+
+    def _shown(self) -> tuple[Teacher, Texts, Tensor, tuple[int, ...]]:
+        """What heads are measured on: the model, held-out texts, the model's states of them, the end tokens."""
+        heldout = self.text.heldout
+        return self.model, heldout, self.model.states_of(heldout.tokens), self.teacher.eos
 
     def _among(self, heads: Heads, output: Output) -> Output:
         return output.among(None if heads.drafted is None else heads.drafted.to(self.where))

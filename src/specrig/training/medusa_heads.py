@@ -98,13 +98,13 @@ def heads_loss(
 
 
 @torch.no_grad()
-def rank_accuracies(heads: Heads, model: Teacher, heldout: Texts, eos: Sequence[int]) -> list[list[float]]:
+def rank_accuracies(heads: Heads, model: Teacher, heldout: Texts, hidden: Tensor, eos: Sequence[int]) -> list[list[float]]:
     """How often the choice of each rank is the token that came, `[1 + K][RANKS]`: of the model's LM head, then of every head.
 
-    heldout: texts that the target wrote greedily. Only positions count at which a draft would be made: the next token and the predicted
+    heldout: texts that the target wrote greedily; hidden: the model's states of them, `[N, T, D]`. Only positions count at which a draft would be made: the next token and the predicted
     token were both chosen by the target. A token that the heads cannot draft is of no rank.
     """
-    hidden, choices = model.states_of(heldout.tokens), heldout.choices(eos)
+    choices = heldout.choices(eos)
     found: list[list[float]] = []
     with autocast(model.where):
         for reach in range(1, 2 + len(heads)):
@@ -125,9 +125,9 @@ def rank_accuracies(heads: Heads, model: Teacher, heldout: Texts, eos: Sequence[
 
 
 @torch.no_grad()
-def measured(heads: Heads, model: Teacher, heldout: Texts, eos: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """For `acceptance.report`: a round at position t drafts token t + 2 + i by head i; `[K, N, T]`."""
-    hidden, choices = model.states_of(heldout.tokens), heldout.choices(eos)
+def measured(heads: Heads, model: Teacher, heldout: Texts, hidden: Tensor, eos: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """For `acceptance.report`, see `rank_accuracies`: a round at position t drafts token t + 2 + i by head i; `[K, N, T]`."""
+    choices = heldout.choices(eos)
     right, asked = [], []
     for index, head in enumerate(heads):
         there = ahead(choices, index + 2) & ahead(choices, 1)
