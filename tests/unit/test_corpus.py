@@ -88,12 +88,16 @@ def test_another_seed_holds_out_something_else(train: Rows) -> None:
     assert {example.source for example in other} != mine
 
 
+def example(prompt: str, completion: str, source: str, heldout: bool, instruction: str = "") -> Example:
+    return Example("code", prompt, completion, source, heldout, instruction or f"Write {prompt}", completion)
+
+
 def test_a_copied_function_is_not_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def examples(seed: int, share: float) -> list[Example]:
-        trained = [Example("code", f"def f{i}():\n", "    body\n" * 300, "a.py", False) for i in range(40)]
-        held = [Example("code", f"def g{i}():\n", f"    other{i}\n", "b.py", True) for i in range(20)]
-        copies = [Example("code", f"def f{i}():\n", f"    fresh{i}\n", "b.py", True) for i in range(10)]
-        same_body = [Example("code", f"def h{i}():\n", "    body\n", "b.py", True) for i in range(5)]
+        trained = [example(f"def f{i}():\n", "    body\n" * 300, "a.py", False) for i in range(40)]
+        held = [example(f"def g{i}():\n", f"    other{i}\n", "b.py", True) for i in range(20)]
+        copies = [example(f"def f{i}():\n", f"    fresh{i}\n", "b.py", True) for i in range(10)]
+        same_body = [example(f"def h{i}():\n", "    body\n", "b.py", True) for i in range(5)]
         return trained[:3] + copies[:2] + held[:8] + same_body[:2] + held[8:] + trained[3:]
 
     monkeypatch.setitem(corpus.SOURCES, "code", examples)
@@ -102,9 +106,7 @@ def test_a_copied_function_is_not_held_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_too_few_heldout_examples_are_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        corpus.SOURCES, "code", lambda seed, share: iter([Example("code", "def f():\n", "    pass\n", "a", False)])
-    )
+    monkeypatch.setitem(corpus.SOURCES, "code", lambda seed, share: iter([example("def f():\n", "    pass\n", "a", False)]))
     with pytest.raises(CorpusError, match=r"task 'code': only 0 held-out .* lower corpus\.prompts"):
         corpus.gather("code", SETTINGS, 0)
 

@@ -33,6 +33,7 @@ from specrig.measurement.unpaired import measure_unpaired
 from specrig.models.hub import at_commits
 from specrig.provenance.bandwidth import memory
 from specrig.provenance.environment import capture
+from specrig.provenance.trained_for import check_trained_for
 from specrig.tasks import Prompt, PromptError
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def measure(study: Study, engine_name: str, pair_name: str, method: str, root: P
     digests = cell_digests(study, usable, pair, prompts, replicate)
     pending = [cell for cell in usable if not measured(folder / f"{cell.slug}.jsonl", digests[cell])]
     if pending:
+        check_trained_for(pair)
         device, pair = study.resolved_device(), at_commits(pair)
         with ExitStack() as open_things:
             engine = open_things.enter_context(engines()[engine_name](pair, device=device, threads=study.threads))

@@ -6,7 +6,7 @@ T tokens, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,16 +39,19 @@ class TargetText:
     """Which tokens of `heldout` the target wrote, its end-of-text included: `[M, text.sequence + 1]` bool."""
 
 
-def write_text(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, device: str = "cpu") -> None:
+def write_text(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, device: str = "cpu", without: Collection[str] = ()
+) -> None:
     """Let the model in the folder `target` continue prompts and write `models`/text.safetensors.
 
+    without: prompts that it must not be asked (`prompts.training_prompts`).
     Raises CorpusError for a missing corpus, TrainingError when there is no target.
     """
     target, width, together = present(target, "target"), recipe.text.sequence + 1, recipe.text.batch
     tokenizer = load_tokenizer(target)
     # In bfloat16, twice as fast: what it writes is text, its teaching stays float32's.
     writer = llama.load(target).to(place(device)).eval().bfloat16()
-    prompts = training_prompts(recipe, corpus_dir, target)
+    prompts = training_prompts(recipe, corpus_dir, target, without)
     asked = heldout_prompts(recipe, corpus_dir, target)
     with within_memory("the target's text"):
         made = [
