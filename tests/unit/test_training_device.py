@@ -51,7 +51,7 @@ def test_every_stage_trains_where_it_is_told(text: Path, tmp_path: Path, device:
         assert [line["step"] for line in lines if "loss" in line] == list(range(1, len(losses) + 1)), folder
         assert min(losses[-2:]) < losses[0] or folder.parent.name == "joint", (folder, losses)
         assert all(tensor.isfinite().all() for tensor in load_file(folder / "model.safetensors").values())
-    assert read_text(models).train.shape == (12, 257)
+    assert read_text(models).train.tokens.shape == (12, 257)
     for folder in (models / "target", models / "draft", tmp_path / "joint/target"):
         assert AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight.device.type == "cpu"
 

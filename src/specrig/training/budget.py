@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from specrig.models.facts import Shape as Target
 from specrig.training.eagle3_recipe import Eagle3Training
 from specrig.training.eagle_recipe import HeadTraining
-from specrig.training.recipe import Optimisation, Recipe, Shape
+from specrig.training.medusa_recipe import MedusaTraining
+from specrig.training.recipe import Distillation, Optimisation, Recipe, Shape
 
 LEARNING = 3
 """Forward and backward pass in forward passes."""
@@ -71,7 +72,8 @@ def _weights(recipe: Recipe, model: str, target: Target) -> float:
         return float(recipe.draft.parameters(V))
     if model in ("medusa", "draft_medusa", "joint"):
         width = recipe.draft.hidden if model == "draft_medusa" else D
-        return float(recipe.medusa.heads * width * (width + _drafted(recipe.medusa, target)))
+        drafted = _drafted(recipe.medusa, target)
+        return float(recipe.medusa.heads * width * (width + (drafted if recipe.medusa.owns(drafted) else 0)))
     if model == "eagle":
         return _eagle_weights(recipe.eagle, target, 2, 1) - _drafted(recipe.eagle, target) * D  # it shares the target's LM head
     return _eagle_weights(recipe.eagle3, target, EAGLE3_STREAMS, 2) if model == "eagle3" else 0.0
@@ -85,9 +87,9 @@ def _vocabulary(target: Target) -> int:
     return int(target.config["vocab_size"])
 
 
-def _drafted(settings: object, target: Target) -> int:
+def _drafted(settings: Distillation | MedusaTraining | HeadTraining, target: Target) -> int:
     """Tokens that can be drafted."""
-    return min(getattr(settings, "draft_vocabulary", None) or _vocabulary(target), _vocabulary(target))
+    return min(settings.draft_vocabulary or _vocabulary(target), _vocabulary(target))
 
 
 def _teaches(target: Target, sequence: int) -> float:

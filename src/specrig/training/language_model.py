@@ -14,7 +14,7 @@ from specrig.training.losses import cross_entropy
 from specrig.training.recipe import Recipe
 from specrig.training.run import key_of, training
 from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokenizer
-from specrig.training.trainer import PackedText, autocast, evaluate, moved, place, read_heldout, tokenize, train
+from specrig.training.trainer import PackedText, autocast, evaluate, moved, place, read_heldout, tokenize, told, train
 
 
 def train_target(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
@@ -34,8 +34,8 @@ def train_target(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, p
     layers = settings.growth[0].layers if settings.growth else recipe.target.layers
     model = Llama(recipe.target, tokenizer.get_vocab_size(), layers).initialise(recipe.seed).to(where)
     with training(target, settings.steps, progress, key_of(recipe, corpus_dir / "train.jsonl")) as run:
-        train(model, settings, batches, next_token_loss(model), lambda: evaluate(model, heldout), run)
-        llama.save(model, run.folder, eos)
+        train(model, settings, batches, next_token_loss(model), lambda: told(evaluate(model, heldout)), run)
+        llama.save(model, run.folder, (eos,))
         save_tokenizer(tokenizer, run.folder, recipe.target.context)
 
 
