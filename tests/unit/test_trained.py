@@ -92,7 +92,6 @@ def test_medusa_2_of_a_foreign_target(workplace: Path) -> None:
     [
         ("own\towner/model\t\t\tmedusa=trained eagel=trained\n", ["own', heads: no training makes a head 'eagel'", "did you mean 'eagle'?"]),
         ("own\towner/model\t\t\teagle=trained\n", ["medusa needs a medusa and pair 'own' has none"]),
-        ("own\towner/model\towner/small\t\ttrained\n", ["own', heads: Medusa heads of a draft are trained only on a draft that is trained"]),
         ("own\towner/model\ttrained:gone\t\ttrained\n", ["own', draft: 'gone' is no row whose draft is trained"]),
         ("own\towner/model\ttrained\t\ttrained\nb\towner/other\ttrained:own\t\ttrained\n", ["b', draft: 'own' has another target (owner/model)"]),
         ("own\towner/model\t\t\t\ntwo\tmedusa2:own\ttrained\t\t\n", ["two', target: 'own' is no row whose Medusa heads are trained"]),

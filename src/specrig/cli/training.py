@@ -50,8 +50,9 @@ def train(
 
     _set_threads(loaded, threads)
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
-    corpus, device, target = loaded.root / "corpus", loaded.resolved_device(), _teacher(loaded, pair)
-    stages.train(model, loaded.training, corpus, folder, target, progress, device)
+    corpus, device, target = loaded.root / "corpus", loaded.resolved_device(), _folder(loaded, pair, "target")
+    draft = _folder(loaded, pair, "draft") if model == "draft_medusa" else None
+    stages.train(model, loaded.training, corpus, folder, target, progress, device, draft)
     if model != "target":
         note(folder / model, *_target(loaded, pair))
 
@@ -66,7 +67,7 @@ def write_text(study: StudyFile, pair: PairName) -> None:
     for task in sorted({cell.task for cell in loaded.grid.cells if cell.pair == pair and loaded.rows.tasks[cell.task].chat}):
         check_template(task, files)  # before hours of training, not after them
     _set_threads(loaded)
-    models, target, device = loaded.root / "models" / pair, _teacher(loaded, pair), loaded.resolved_device()
+    models, target, device = loaded.root / "models" / pair, _folder(loaded, pair, "target"), loaded.resolved_device()
     write(loaded.training, loaded.root / "corpus", models, target, device, loaded.evaluated(loaded.root))
 
 
@@ -82,7 +83,8 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     _set_threads(loaded)
     models = loaded.root / "models"
     progress, device = sys.stderr.isatty(), loaded.resolved_device()
-    train(loaded.training, loaded.root / "corpus", models / base, models / pair, _teacher(loaded, base), progress, device)
+    target = _folder(loaded, base, "target")
+    train(loaded.training, loaded.root / "corpus", models / base, models / pair, target, progress, device)
     note(models / pair / "medusa", *_target(loaded, pair))
 
 
@@ -92,14 +94,15 @@ def _target(study: Study, pair: str) -> tuple[str, str | None]:
     return files.target, files.target_revision
 
 
-def _teacher(study: Study, pair: str) -> Path:
-    """The folder of a pair's target; of one on the hub its files are fetched first. Raises ModelError for one that is no decoder."""
+def _folder(study: Study, pair: str, part: str) -> Path:
+    """The folder of a pair's target or draft; of one on the hub its files are fetched first. Raises ModelError for one that is no decoder."""
     from specrig.models import gate, hub
 
-    target, revision = _target(study, pair)
-    if study.rows.pairs[pair].trained_in("target") is None:
-        gate.check_decoder(target, revision)
-    return hub.fetch_folder(target, revision, only=hub.MODEL) if not Path(target).exists() else Path(target)
+    files = study.paths.pair_files(pair, study.root)
+    source, revision = files.sources[part], files.revisions.get(part)
+    if study.rows.pairs[pair].trained_in(part) is None:
+        gate.check_decoder(source, revision)
+    return Path(source) if Path(source).is_dir() else hub.fetch_folder(source, revision, only=hub.MODEL)
 
 
 def _set_threads(study: Study, threads: int | None = None) -> None:

@@ -51,9 +51,6 @@ def _mistake(row: Pair, part: str, maker: str, rows: dict[str, Pair]) -> tuple[s
     if row.quantization is not None:
         fix = f"train on a row of the target without quantization, and say `{TRAINED}:<that row>` here"
         return f"a target that its engine quantizes as {row.quantization} cannot teach", fix
-    if part == "draft_medusa" and row.trained_in("draft") != row.pair:
-        fix = f"say `{TRAINED}` in the column draft, or name a folder: draft_medusa=<folder>"
-        return "Medusa heads of a draft are trained only on a draft that is trained too", fix
     return None
 
 
