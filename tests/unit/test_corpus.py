@@ -157,7 +157,7 @@ def test_code_completes_its_prompt_to_valid_python(train: Rows) -> None:
 
 def test_rows_are_json_lines_that_keep_the_boundary(built: Path) -> None:
     line = (built / "corpus" / "train.jsonl").read_text(encoding="utf-8").split("\n")[0]
-    assert set(json.loads(line)) == {"task", "text", "prompt", "completion", "source"}
+    assert set(json.loads(line)) == {"task", "text", "prompt", "completion", "source", "instruction", "answer"}
 
 
 def test_limits_let_packages_and_longer_texts_in_and_hold_files_out_of_both_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

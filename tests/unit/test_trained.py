@@ -163,7 +163,7 @@ def test_a_head_of_another_target_is_refused(workplace: Path) -> None:
 
 def test_a_target_is_the_same_wherever_and_however_it_lies(workplace: Path) -> None:
     one = model_folder("one")
-    moved = shutil.copytree(one, "models/moved")
+    moved = Path(shutil.copytree(one, "models/moved"))
     assert identity(str(one)) == identity(str(moved))
     (moved / "config.json").write_text("{}")
     assert identity(str(one)) != identity(str(moved))

@@ -48,7 +48,7 @@ def _mistake(row: Pair, part: str, maker: str, rows: dict[str, Pair]) -> tuple[s
             fix = f"say `{TRAINED}`: what drafts for a target learns from that target"
             return f"{maker!r} has another target ({other.target}) than this row ({row.target})", fix
         return None
-    if row.quantization is not None:
+    if row.quantization is not None and row.trained_in("target") is None:
         fix = f"train on a row of the target without quantization, and say `{TRAINED}:<that row>` here"
         return f"a target that its engine quantizes as {row.quantization} cannot teach", fix
     return None
