@@ -74,7 +74,7 @@ def train_jointly(
     optimiser need 12 bytes a weight besides its activations. Raises like `train_heads`.
     """
     steps = recipe.medusa.joint.steps
-    session = Session(recipe, corpus_dir, base, target, target, device)
+    session = Session(recipe, corpus_dir, base, target, target, device, learns=True)
     heads = session.heads()
     heads.restore(present(base / "medusa", "medusa"))
     with model_folder(models / "target") as folder, training(models / "medusa", steps, progress, session.key) as run:
@@ -91,11 +91,13 @@ class Session:
     of: the folder of the model that gets heads, the target's own or a draft's. The teacher is always the target.
     """
 
-    def __init__(self, recipe: Recipe, corpus_dir: Path, models: Path, target: Path, of: Path, device: str) -> None:
+    def __init__(
+        self, recipe: Recipe, corpus_dir: Path, models: Path, target: Path, of: Path, device: str, *, learns: bool = False
+    ) -> None:
         self.where = place(device)
         self.recipe, self.settings, self.text = recipe, recipe.medusa, read_text(models)
         self.key = learnt_from(recipe, corpus_dir, models, *dict.fromkeys((of, target)))
-        self.teacher = teacher.load(present(target, "target"), self.where)
+        self.teacher = teacher.load(present(target, "target"), self.where, learns=learns)
         self.model = self.teacher if of == target else teacher.load(of, self.where)
         self.texts = with_corpus(self.text.train, self.settings.corpus_sequences, corpus_dir, target, recipe.seed + 5)
 

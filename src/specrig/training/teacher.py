@@ -109,9 +109,12 @@ class Teacher:
         return [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)] + [self.output.weight]
 
 
-def load(folder: Path, where: torch.device) -> Teacher:
-    """The model of a folder: in float32 on a CPU, on a GPU in the precision it is stored in. Raises TrainingError."""
-    kind: Any = torch.float32 if where.type == "cpu" else "auto"
+def load(folder: Path, where: torch.device, *, learns: bool = False) -> Teacher:
+    """The model of a folder: in float32 on a CPU and where its weights are to learn, else in the precision it is stored in.
+
+    Raises TrainingError for a folder that transformers cannot load, that names no end token, or whose model cannot teach.
+    """
+    kind: Any = torch.float32 if learns or where.type == "cpu" else "auto"
     return Teacher(read_model(folder, kind), end_tokens(folder), where)
 
 
