@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from specrig.corpus import gather as corpus
-from specrig.corpus import source_text
+from specrig.corpus import instructions, source_text
 from specrig.corpus.example import TASKS, CorpusError, Example
 from specrig.corpus.recipe import Corpus
 from specrig.tasks import read_prompts
@@ -158,6 +158,46 @@ def test_code_completes_its_prompt_to_valid_python(train: Rows) -> None:
 def test_rows_are_json_lines_that_keep_the_boundary(built: Path) -> None:
     line = (built / "corpus" / "train.jsonl").read_text(encoding="utf-8").split("\n")[0]
     assert set(json.loads(line)) == {"task", "text", "prompt", "completion", "source", "instruction", "answer"}
+
+
+def test_the_same_examples_as_requests_to_an_assistant(built: Path) -> None:
+    begins = {
+        "code": ("Write a Python ", "Write the Python "), "translation": ("Translate into ",),
+        "summarization": ("Summarize the following documentation in one sentence:\n\n",),
+        "creative_writing": ("Write a short story ", "Continue this story: "),
+    }  # fmt: skip
+    for task in TASKS:
+        asked = read_prompts(built / "prompts" / f"{task}_chat.jsonl")
+        assert len(asked) == SETTINGS.prompts and all(prompt.reference.strip() for prompt in asked)
+        assert all(prompt.text.startswith(begins[task]) for prompt in asked)
+        assert not {prompt.text for prompt in asked} & {
+            prompt.text for prompt in read_prompts(built / "prompts" / f"{task}.jsonl")
+        }
+    answers = [prompt.reference for prompt in read_prompts(built / "prompts" / "code_chat.jsonl")]
+    for answer in answers:
+        compile(answer.removeprefix("```python\n").removesuffix("```"), "answer", "exec")
+
+
+def test_a_request_for_code_is_a_sentence() -> None:
+    assert (
+        instructions.code("def f(a,\n      b) -> int:", "Return the sum.")
+        == "Write a Python function `f(a, b) -> int` that returns the sum."
+    )
+    assert instructions.code("async def g(self):", "Tries again.") == "Write a Python method `g(self)` that tries again."
+    assert instructions.code("def h():", "A helper.") == "Write the Python function `h()`. Its documentation says: A helper."
+    for verb, third in (("Copy", "copies"), ("Match", "matches"), ("Display", "displays"), ("Process", "processes")):
+        assert f"that {third} it" in instructions.code("def f():", f"{verb} it")
+
+
+def test_no_request_of_training_is_held_out_in_another_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examples(seed: int, share: float) -> list[Example]:
+        trained = [example(f"def f{i}():\n", "    body\n" * 300, "a.py", False, f"Sort list {i}!") for i in range(40)]
+        held = [example(f"def g{i}():\n", f"    other{i}\n", "b.py", True, f"sort  list {30 + i}") for i in range(30)]
+        return trained + held
+
+    monkeypatch.setitem(corpus.SOURCES, "code", examples)
+    _, heldout = corpus.gather("code", SETTINGS, 0)
+    assert len(heldout) >= SETTINGS.prompts and {e.instruction for e in heldout} <= {f"sort  list {n}" for n in range(40, 60)}
 
 
 def test_limits_let_packages_and_longer_texts_in_and_hold_files_out_of_both_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
