@@ -191,13 +191,13 @@ def test_a_request_for_code_is_a_sentence() -> None:
 
 def test_no_request_of_training_is_held_out_in_another_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
     def examples(seed: int, share: float) -> list[Example]:
-        trained = [example(f"def f{i}():\n", "    body\n" * 300, "a.py", False, f"Sort list {i}!") for i in range(40)]
-        held = [example(f"def g{i}():\n", f"    other{i}\n", "b.py", True, f"sort  list {30 + i}") for i in range(30)]
+        trained = [example(f"def f{i}():\n", "    body\n" * 50, "a.py", False, f"Sort list {i}!") for i in range(40)]
+        held = [example(f"def g{i}():\n", f"    other{i}\n", "b.py", True, f"sort  list {36 + i}") for i in range(30)]
         return trained + held
 
     monkeypatch.setitem(corpus.SOURCES, "code", examples)
     _, heldout = corpus.gather("code", SETTINGS, 0)
-    assert len(heldout) >= SETTINGS.prompts and {e.instruction for e in heldout} <= {f"sort  list {n}" for n in range(40, 60)}
+    assert {e.instruction for e in heldout} == {f"sort  list {n}" for n in range(40, 52)}
 
 
 def test_limits_let_packages_and_longer_texts_in_and_hold_files_out_of_both_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
