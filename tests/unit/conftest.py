@@ -88,7 +88,12 @@ def sums(once: Once) -> tuple[Recipe, Path]:
         from specrig.training.target_text import write_text
 
         rows = [
-            {"task": TASKS[n % 4], "prompt": f"{n} and {n + 7} make", "completion": f" {2 * n + 7}, more than {n}"}
+            {
+                "task": TASKS[n % 4],
+                "prompt": f"{n} and {n + 7} make",
+                "completion": f" {2 * n + 7}, more than {n}",
+                "instruction": f"Add {n} and {n + 7}",
+            }
             for n in range(400)
         ]
         (folder / "corpus").mkdir()

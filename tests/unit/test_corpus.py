@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from specrig.corpus import gather as corpus
-from specrig.corpus import source_text
+from specrig.corpus import instructions, source_text
 from specrig.corpus.example import TASKS, CorpusError, Example
 from specrig.corpus.recipe import Corpus
 from specrig.tasks import read_prompts
@@ -88,12 +88,16 @@ def test_another_seed_holds_out_something_else(train: Rows) -> None:
     assert {example.source for example in other} != mine
 
 
+def example(prompt: str, completion: str, source: str, heldout: bool, instruction: str = "") -> Example:
+    return Example("code", prompt, completion, source, heldout, instruction or f"Write {prompt}", completion)
+
+
 def test_a_copied_function_is_not_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def examples(seed: int, share: float) -> list[Example]:
-        trained = [Example("code", f"def f{i}():\n", "    body\n" * 300, "a.py", False) for i in range(40)]
-        held = [Example("code", f"def g{i}():\n", f"    other{i}\n", "b.py", True) for i in range(20)]
-        copies = [Example("code", f"def f{i}():\n", f"    fresh{i}\n", "b.py", True) for i in range(10)]
-        same_body = [Example("code", f"def h{i}():\n", "    body\n", "b.py", True) for i in range(5)]
+        trained = [example(f"def f{i}():\n", "    body\n" * 300, "a.py", False) for i in range(40)]
+        held = [example(f"def g{i}():\n", f"    other{i}\n", "b.py", True) for i in range(20)]
+        copies = [example(f"def f{i}():\n", f"    fresh{i}\n", "b.py", True) for i in range(10)]
+        same_body = [example(f"def h{i}():\n", "    body\n", "b.py", True) for i in range(5)]
         return trained[:3] + copies[:2] + held[:8] + same_body[:2] + held[8:] + trained[3:]
 
     monkeypatch.setitem(corpus.SOURCES, "code", examples)
@@ -102,9 +106,7 @@ def test_a_copied_function_is_not_held_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_too_few_heldout_examples_are_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        corpus.SOURCES, "code", lambda seed, share: iter([Example("code", "def f():\n", "    pass\n", "a", False)])
-    )
+    monkeypatch.setitem(corpus.SOURCES, "code", lambda seed, share: iter([example("def f():\n", "    pass\n", "a", False)]))
     with pytest.raises(CorpusError, match=r"task 'code': only 0 held-out .* lower corpus\.prompts"):
         corpus.gather("code", SETTINGS, 0)
 
@@ -155,7 +157,47 @@ def test_code_completes_its_prompt_to_valid_python(train: Rows) -> None:
 
 def test_rows_are_json_lines_that_keep_the_boundary(built: Path) -> None:
     line = (built / "corpus" / "train.jsonl").read_text(encoding="utf-8").split("\n")[0]
-    assert set(json.loads(line)) == {"task", "text", "prompt", "completion", "source"}
+    assert set(json.loads(line)) == {"task", "text", "prompt", "completion", "source", "instruction", "answer"}
+
+
+def test_the_same_examples_as_requests_to_an_assistant(built: Path) -> None:
+    begins = {
+        "code": ("Write a Python ", "Write the Python "), "translation": ("Translate into ",),
+        "summarization": ("Summarize the following documentation in one sentence:\n\n",),
+        "creative_writing": ("Write a short story ", "Continue this story: "),
+    }  # fmt: skip
+    for task in TASKS:
+        asked = read_prompts(built / "prompts" / f"{task}_chat.jsonl")
+        assert len(asked) == SETTINGS.prompts and all(prompt.reference.strip() for prompt in asked)
+        assert all(prompt.text.startswith(begins[task]) for prompt in asked)
+        assert not {prompt.text for prompt in asked} & {
+            prompt.text for prompt in read_prompts(built / "prompts" / f"{task}.jsonl")
+        }
+    answers = [prompt.reference for prompt in read_prompts(built / "prompts" / "code_chat.jsonl")]
+    for answer in answers:
+        compile(answer.removeprefix("```python\n").removesuffix("```"), "answer", "exec")
+
+
+def test_a_request_for_code_is_a_sentence() -> None:
+    assert (
+        instructions.code("def f(a,\n      b) -> int:", "Return the sum.")
+        == "Write a Python function `f(a, b) -> int` that returns the sum."
+    )
+    assert instructions.code("async def g(self):", "Tries again.") == "Write a Python method `g(self)` that tries again."
+    assert instructions.code("def h():", "A helper.") == "Write the Python function `h()`. Its documentation says: A helper."
+    for verb, third in (("Copy", "copies"), ("Match", "matches"), ("Display", "displays"), ("Process", "processes")):
+        assert f"that {third} it" in instructions.code("def f():", f"{verb} it")
+
+
+def test_no_request_of_training_is_held_out_in_another_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examples(seed: int, share: float) -> list[Example]:
+        trained = [example(f"def f{i}():\n", "    body\n" * 50, "a.py", False, f"Sort list {i}!") for i in range(40)]
+        held = [example(f"def g{i}():\n", f"    other{i}\n", "b.py", True, f"sort  list {36 + i}") for i in range(30)]
+        return trained + held
+
+    monkeypatch.setitem(corpus.SOURCES, "code", examples)
+    _, heldout = corpus.gather("code", SETTINGS, 0)
+    assert {e.instruction for e in heldout} == {f"sort  list {n}" for n in range(40, 52)}
 
 
 def test_limits_let_packages_and_longer_texts_in_and_hold_files_out_of_both_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

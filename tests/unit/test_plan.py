@@ -14,8 +14,9 @@ import yaml
 
 from specrig import cli
 from specrig.models import facts
+from specrig.models.facts import Shape
 from specrig.models.gguf import is_gguf
-from specrig.planning.estimate import hours, pair_sizes, training
+from specrig.planning.estimate import embedded_shape, hours, pair_sizes, training
 from specrig.study.load import load_study
 from specrig.study.problems import Positions, Problems, StudyError
 from specrig.study.rows import Pair, Task, read_rows
@@ -131,6 +132,11 @@ def test_a_gpu_study_plans_without_refusals(workplace: Path, name: str, capsys: 
     assert max(batches) <= study.training.corpus.prompts
 
 
+def embedded(recipe: Recipe) -> Shape:
+    """The shape of the target that a recipe trains."""
+    return embedded_shape(recipe.target, recipe.vocabulary)
+
+
 def test_training_costs_what_its_models_and_tokens_cost() -> None:
     recipe = Recipe.model_validate(
         {
@@ -138,26 +144,31 @@ def test_training_costs_what_its_models_and_tokens_cost() -> None:
             "target_training": {"steps": 10, "batch": 2, "sequence": 128, "growth": [{"until": 0.5, "layers": 2}]},
         }
     )
+    target = embedded(recipe)
     layer, embedding = 4 * 64**2 + 3 * 64 * 128 + 2 * 64, recipe.vocabulary * 64 + 64
     passes = [2 * (embedding + layers * layer) + 2 * layers * 128 * 64 for layers in (2, 4)]
-    assert training_flop(recipe, ["target"]) == pytest.approx(3 * sum(passes) / 2 * 10 * 2 * 128)
-    assert training_flop(recipe, []) == 0
+    assert training_flop(recipe, ["target"], target) == pytest.approx(3 * sum(passes) / 2 * 10 * 2 * 128)
+    assert training_flop(recipe, [], target) == 0
     # What is learnt from the target's text pays for it, once.
     text = (2 * recipe.target.parameters(recipe.vocabulary) + 2 * 4 * 256 * 64) * recipe.text.sequences * 256
-    both, one = training_flop(recipe, ["draft", "eagle"]), training_flop(recipe, ["draft"])
-    assert both - one == pytest.approx(training_flop(recipe, ["eagle"]) - text) and both > one
+    both, one = training_flop(recipe, ["draft", "eagle"], target), training_flop(recipe, ["draft"], target)
+    assert both - one == pytest.approx(training_flop(recipe, ["eagle"], target) - text) and both > one
     assert set(STAGES) | {"joint"} == set(budget._COSTS), "every stage has its cost"
     # A head's cost follows its own settings, and no other head's.
     longer = recipe.model_copy(update={"eagle3": recipe.eagle3.model_copy(update={"steps": 2 * recipe.eagle3.steps})})
-    assert training_flop(longer, ["eagle3"]) > training_flop(recipe, ["eagle3"])
-    assert training_flop(longer, ["eagle"]) == training_flop(recipe, ["eagle"])
+    assert training_flop(longer, ["eagle3"], target) > training_flop(recipe, ["eagle3"], target)
+    assert training_flop(longer, ["eagle"], target) == training_flop(recipe, ["eagle"], target)
 
 
 def test_plan_says_what_training_costs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = load_study(Path("configs/quick.yaml"))
-    found = re.fullmatch(r"(.*) \((.*) PFLOP: (\d+) minutes on two cores, start-ups aside\)", training(study))
+    found = re.fullmatch(
+        r"(.*) \((.*) PFLOP: (\d+) minutes on two cores, start-ups aside; up to .* of memory, .* of disk\)", training(study)
+    )
     assert found and "target of embedded_medusa2" in found[1]
-    assert float(found[2]) * 1e15 == pytest.approx(training_flop(study.training, budget._COSTS), rel=0.1)
+    assert float(found[2]) * 1e15 == pytest.approx(
+        training_flop(study.training, budget._COSTS, embedded(study.training)), rel=0.1
+    )
     assert 4 < int(found[3]) < 15, "measured: 7.5"
     assert training(load_study(Path("configs/gpu_shapes.yaml"))) == "nothing"
     assert "an H100 or H200" in training(load_study(Path("configs/gpu.yaml")))

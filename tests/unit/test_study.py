@@ -177,7 +177,6 @@ PAIRS = "pair\ttarget\tdraft\tdtype\n"
         (PAIRS + "embedded\t./models/none\t\t\n", ["no model folder ./models/none", "hub id"]),
         (PAIRS + "embedded\tconfigs\t\t\n", ["configs holds no config.json"]),
         (PAIRS + "embedded\ttrained\t\t\n", ["draft_model needs a draft", "fill the draft column"]),
-        (PAIRS + "embedded\town/model\ttrained\t\n", ["only a pair whose target is `trained`"]),
         (PAIRS + "embedded\ttrained\ttrained\t\tmore\t\n", ["pairs.tsv:2", "the header has 4"]),
     ],
 )

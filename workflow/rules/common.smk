@@ -24,7 +24,8 @@ from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
 from specrig.study.grid import TOGETHER
 from specrig.study.problems import StudyError
-from specrig.corpus.example import TASKS
+from specrig.study.overlap import overlapping
+from specrig.corpus.example import PROMPT_FILES
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT
 
 try:
@@ -61,7 +62,7 @@ GPU = int(STUDY.uses_gpu())
 # Priority of the first replicate and of all jobs that it waits for; later replicates have lower ones (`measuring_order`).
 FIRST = STUDY.replicates
 
-PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in TASKS]
+PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in PROMPT_FILES]
 SCORED = [task for task in STUDY.tasks if STUDY.rows.tasks[task].scorer]
 MEASURED = [
     f"{ROOT}/measured/{engine}/{pair}/{process}{f'-{number}' if number else ''}"
@@ -167,7 +168,7 @@ def model_files(pair, models):
         folder = STUDY.paths.model(pair, model, STUDY.root)
         if model in STUDY.rows.pairs[pair].gguf:
             files += [f"{folder}/{name}" for name in CONVERTED_FILES]
-        elif (pair, model) in STUDY.grid.trained:
+        elif (STUDY.rows.pairs[pair].trained_in(model), model) in STUDY.grid.trained:
             files += [f"{folder}/{name}" for name in FILES]
         elif folder is not None and Path(folder).is_dir():
             files.append(f"{folder}/config.json")
@@ -184,6 +185,26 @@ def teachers(wildcards):
     """Files of the models from which this one is trained, and the text that the target wrote for it."""
     needs = STAGES[wildcards.model].needs
     return teaching_files(wildcards.pair, needs) if needs else []
+
+
+def target_row(wildcards):
+    """What names the target that a pair is trained for; its files, where they are here, are inputs besides."""
+    row = STUDY.rows.pairs[wildcards.pair]
+    return [row.target, row.target_revision]
+
+
+def asked_files(wildcards):
+    """The user's file of training prompts, and all fetched prompts, which are left out of it."""
+    if STUDY.training.prompts is None:
+        return []
+    fetched = [task for task in STUDY.tasks if STUDY.rows.tasks[task].fetched]
+    evaluated = [str(STUDY.paths.prompt_file(task, STUDY.root)) for task in fetched]
+    return [str(STUDY.training.prompts.expanduser()), *evaluated]
+
+
+def left_out(wildcards):
+    """Digest of the prompts in the user's file that the study evaluates with: an added task may leave out more."""
+    return digest(sorted(overlapping(STUDY, STUDY.root)))
 
 
 def training_threads(wildcards):

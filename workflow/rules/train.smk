@@ -26,6 +26,7 @@ rule write_text:
         corpus=rules.corpus.output.train,
         heldout=rules.corpus.output.heldout,
         target=lambda wildcards: model_files(wildcards.pair, ["target"]),
+        asked=asked_files,
     output:
         f"{ROOT}/models/{{pair}}/{TEXT}",
     log:
@@ -38,7 +39,9 @@ rule write_text:
         gpu=GPU,
     params:
         study=STUDY_FILE,
-        recipe=recipe("text"),
+        recipe=recipe("text", "prompts", "chat"),
+        target=target_row,
+        left_out=left_out,
         threads=STUDY.threads,
         code=code_digest("specrig.training.target_text"),
     message:
@@ -65,6 +68,7 @@ rule train:
     params:
         study=STUDY_FILE,
         recipe=lambda wildcards: recipe(*STAGES[wildcards.model].keys),
+        target=target_row,
         threads=STUDY.threads,
         code=lambda wildcards: code_digest(STAGES[wildcards.model].module),
     message:

@@ -21,9 +21,9 @@ def matches_task(claim: Claim, name: str) -> bool:
     """Whether the row `name` of tasks.tsv holds the claim's task.
 
     Where the source names a data set, the row's name must end in it. Where it names only a kind of task, the row's name must
-    contain it.
+    contain it. `_chat` at its end says how prompts are put, not what they are.
     """
-    data_set, row = plain(claim.data_set), plain(name)
+    data_set, row = plain(claim.data_set), plain(name.removesuffix("_chat"))
     if data_set:
         return row.endswith(DATA_SETS.get(data_set, (data_set,)))
     return bool(claim.task_name) and plain(claim.task_name) in row

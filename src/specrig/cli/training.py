@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,26 +45,35 @@ def train(
     if (pair, model) not in loaded.grid.trained:
         known = ", ".join(" ".join(each) for each in loaded.grid.trained) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
+    from specrig.provenance.trained_for import note
     from specrig.training import stages
 
     _set_threads(loaded, threads)
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
-    corpus, device = loaded.root / "corpus", loaded.resolved_device()
-    stages.train(model, loaded.training, corpus, folder, folder / "target", progress, device)
+    corpus, device, target = loaded.root / "corpus", loaded.resolved_device(), _folder(loaded, pair, "target")
+    draft = _folder(loaded, pair, "draft") if model == "draft_medusa" else None
+    stages.train(model, loaded.training, corpus, folder, target, progress, device, draft)
+    if model != "target":
+        note(folder / model, *_target(loaded, pair))
 
 
 def write_text(study: StudyFile, pair: PairName) -> None:
-    """Let the trained target of a pair write the text from which its draft and heads learn."""
+    """Let the target of a pair write the text from which its draft and heads learn."""
+    from specrig.tasks.chat import check_template
     from specrig.training.target_text import write_text as write
 
     loaded = load(study)
+    files = loaded.paths.pair_files(pair, loaded.root)
+    for task in sorted({cell.task for cell in loaded.grid.cells if cell.pair == pair and loaded.rows.tasks[cell.task].chat}):
+        check_template(task, files)  # before hours of training, not after them
     _set_threads(loaded)
-    models = loaded.root / "models" / pair
-    write(loaded.training, loaded.root / "corpus", models, models / "target", loaded.resolved_device())
+    models, target, device = loaded.root / "models" / pair, _folder(loaded, pair, "target"), loaded.resolved_device()
+    write(loaded.training, loaded.root / "corpus", models, target, device, loaded.evaluated(loaded.root))
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:
     """Train a pair's target together with its Medusa heads (Medusa-2), starting from those of the pair that its row names."""
+    from specrig.provenance.trained_for import note
     from specrig.training.medusa import train_jointly as train
 
     loaded = load(study)
@@ -73,7 +83,26 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     _set_threads(loaded)
     models = loaded.root / "models"
     progress, device = sys.stderr.isatty(), loaded.resolved_device()
-    train(loaded.training, loaded.root / "corpus", models / base, models / pair, models / base / "target", progress, device)
+    target = _folder(loaded, base, "target")
+    train(loaded.training, loaded.root / "corpus", models / base, models / pair, target, progress, device)
+    note(models / pair / "medusa", *_target(loaded, pair))
+
+
+def _target(study: Study, pair: str) -> tuple[str, str | None]:
+    """A pair's target: its folder or hub id, and its revision there."""
+    files = study.paths.pair_files(pair, study.root)
+    return files.target, files.target_revision
+
+
+def _folder(study: Study, pair: str, part: str) -> Path:
+    """The folder of a pair's target or draft; of one on the hub its files are fetched first. Raises ModelError for one that is no decoder."""
+    from specrig.models import gate, hub
+
+    files = study.paths.pair_files(pair, study.root)
+    source, revision = files.sources[part], files.revisions.get(part)
+    if study.rows.pairs[pair].trained_in(part) is None:
+        gate.check_decoder(source, revision)
+    return Path(source) if Path(source).is_dir() else hub.fetch_folder(source, revision, only=hub.MODEL)
 
 
 def _set_threads(study: Study, threads: int | None = None) -> None:

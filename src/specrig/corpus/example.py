@@ -8,6 +8,10 @@ from dataclasses import asdict, dataclass
 
 TASKS = ("code", "summarization", "translation", "creative_writing")
 """The four tasks of the embedded corpus, in the order in which they are built and reported."""
+CHAT = "_chat"
+"""Behind a task's name: the same held-out examples as instructions to an assistant."""
+PROMPT_FILES = (*TASKS, *(task + CHAT for task in TASKS))
+"""Names of the files of held-out prompts, and of the tasks that read them."""
 
 
 class CorpusError(ValueError):
@@ -16,13 +20,18 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and its completion. `source` is what it was made from (a file, or entities), which is held out whole or not."""
+    """A prompt and its completion. `source` is what it was made from (a file, or entities), which is held out whole or not.
+
+    `instruction` asks an assistant for the same, as a person would write; `answer` is what it may answer.
+    """
 
     task: str
     prompt: str
     completion: str
     source: str
     heldout: bool
+    instruction: str
+    answer: str
 
     def row(self) -> dict[str, str]:
         """The example as a row of `train.jsonl` or `heldout.jsonl`: its fields except `heldout`, and `text`, both joined."""

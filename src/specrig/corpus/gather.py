@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from specrig.corpus import locale_text, source_text, stories
-from specrig.corpus.example import TASKS, CorpusError, Example, number
+from specrig.corpus.example import CHAT, TASKS, CorpusError, Example, number
+from specrig.corpus.overlap import plain
 from specrig.corpus.recipe import Corpus
 
 SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
@@ -26,10 +27,10 @@ SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
 
 
 def build(settings: Corpus, seed: int, out: Path) -> None:
-    """Write `out/corpus/{train,heldout}.jsonl` and `out/prompts/<task>.jsonl`.
+    """Write `out/corpus/{train,heldout}.jsonl`, `out/prompts/<task>.jsonl` and, as instructions, `out/prompts/<task>_chat.jsonl`.
 
-    Lines of the corpus are {"task", "text", "prompt", "completion", "source"} with text = prompt + completion; the
-    end-of-text token is added when they are tokenized. Lines of prompts are {"id", "prompt", "reference"}. Both folders are
+    Lines of the corpus are {"task", "text", "prompt", "completion", "source", "instruction", "answer"} with text = prompt + completion;
+    the end-of-text token is added when they are tokenized. Lines of prompts are {"id", "prompt", "reference"}. Both folders are
     written under another name and then renamed, so that neither is ever seen half-written.
 
     Raises CorpusError when the sources of a task have too few held-out examples.
@@ -41,10 +42,14 @@ def build(settings: Corpus, seed: int, out: Path) -> None:
         trained, held = gather(task, settings, seed)
         train += trained
         count = settings.prompts
-        prompts[task] = [
-            {"id": f"{task}-{index:03d}", "prompt": example.prompt, "reference": example.completion}
-            for index, example in enumerate(held[:count])
-        ]
+        for name, texts in (
+            (task, [(example.prompt, example.completion) for example in held[:count]]),
+            (task + CHAT, [(example.instruction, example.answer) for example in held[:count]]),
+        ):
+            prompts[name] = [
+                {"id": f"{name}-{index:03d}", "prompt": prompt, "reference": reference}
+                for index, (prompt, reference) in enumerate(texts)
+            ]
         heldout += held[count:]
     # One shuffled stream: an optimiser step sees every task, and neighbours come from different files.
     train.sort(key=lambda example: number(seed, "train order", example.prompt))
@@ -83,6 +88,9 @@ def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[
     # A function may be copied into another file: what was trained on is no held-out example.
     texts = "\0".join(example.prompt + example.completion for example in train.values())
     clean = [e for e in heldout.values() if e.prompt.strip() not in texts and e.completion.strip() not in texts]
+    # Nor is what an assistant was asked in training, in whatever spelling.
+    asked = {plain(example.instruction) for example in train.values()}
+    clean = list({asks: e for e in clean if (asks := plain(e.instruction)) not in asked}.values())
     if len(clean) < settings.prompts + 1:
         raise CorpusError(
             f"task {task!r}: only {len(clean)} held-out examples in the installed sources, but corpus.prompts asks for "

@@ -17,6 +17,7 @@ from babel.lists import format_list
 from babel.numbers import format_currency, format_decimal
 from babel.units import format_unit
 
+from specrig.corpus import instructions
 from specrig.corpus.example import Example, chance, generator
 from specrig.corpus.recipe import Corpus
 
@@ -60,7 +61,8 @@ def translation(seed: int, settings: Corpus) -> Iterator[Example]:
         foreign = "\n".join(render(language) for _, render in phrases)
         name = LANGUAGES[language]
         prompt = f"Translate from English to {name}.\n\n{english}\n\n{name}:\n"
-        yield Example("translation", prompt, foreign + "\n", " + ".join(key for key, _ in phrases), heldout)
+        source = " + ".join(key for key, _ in phrases)
+        yield Example("translation", prompt, foreign + "\n", source, heldout, instructions.translation(name, english), foreign)
         index += 1
 
 

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from specrig.corpus import instructions
 from specrig.corpus.example import Example, chance, number
 from specrig.corpus.recipe import Corpus
 
@@ -33,6 +34,11 @@ _LONGEST_FILE = 250_000  # bytes: the few longer files are tables and generated 
 _PROMISING = re.compile(
     r'"""(?:\n[ \t]*)?[^"\n]{25,110}\n[ \t]*\n[ \t]+(?!Parameters|Args|Arguments|Returns|Example|Raises|>>>|\.\.|[-*:])\S'
 )
+_NO_PROSE = re.compile(r"^\s*(>>>|\.\. |[-=*]{3,}|\w+:$|[-*:|+])|\n\s*[-=~]{3,}", re.MULTILINE)
+LONGEST_PROSE = 450
+"""Longest piece of documentation that an assistant is asked to summarize, in characters."""
+LEAST_PROSE = 250
+"""Several pieces are put together where one is shorter."""
 _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -62,9 +68,12 @@ def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Co
             body = textwrap.dedent("\n".join(lines[(node.body[0].end_lineno or 0) : last])).strip("\n")
             if not (summary and 120 <= len(body) <= settings.limits.body and 0 < len(signature) <= 160):
                 continue
-            doc = textwrap.fill(_excerpt(f"{summary} {rest}", 220), 76)
-            prompt = f"{signature.strip()}\n{textwrap.indent(f'{chr(34) * 3}{doc}{chr(34) * 3}', '    ')}\n"
-            yield Example("code", prompt, textwrap.indent(body, "    ") + "\n", name, heldout)
+            doc = _excerpt(f"{summary} {rest}".strip(), 220)
+            filled = textwrap.fill(doc, 76)
+            prompt = f"{signature.strip()}\n{textwrap.indent(f'{chr(34) * 3}{filled}{chr(34) * 3}', '    ')}\n"
+            completion = textwrap.indent(body, "    ") + "\n"
+            asked = instructions.code(signature, doc)
+            yield Example("code", prompt, completion, name, heldout, asked, f"```python\n{prompt}{completion}```")
 
 
 def summarization(seed: int, settings: Corpus) -> Iterator[Example]:
@@ -115,15 +124,23 @@ def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
             body = _excerpt(rest, settings.limits.excerpt)
             if 25 <= len(summary) <= 110 and len(body) >= 40 and summary not in seen and body not in seen:
                 seen.update((summary, body))
-                entries.append((node.name, summary, body))
+                entries.append((node.name, summary, body, _prose(node, LONGEST_PROSE)))
         for start in range(0, len(entries) - 1, 4):
             group = entries[start : start + 4]
             if len(group) < 2:
                 continue
-            bodies = "\n".join(f"{entry}: {body}" for entry, _, body in group)
-            summaries = "".join(f"- {entry}: {summary}\n" for entry, summary, _ in group)
-            prompt = f"Summarize {', '.join(entry for entry, _, _ in group)}.\n\n{bodies}\n\nSummary:\n"
-            yield Example("summarization", prompt, summaries, source, heldout)
+            bodies = "\n".join(f"{entry}: {body}" for entry, _, body, _ in group)
+            summaries = "".join(f"- {entry}: {summary}\n" for entry, summary, _, _ in group)
+            prompt = f"Summarize {', '.join(entry for entry, *_ in group)}.\n\n{bodies}\n\nSummary:\n"
+            asked, answer = _request(sorted(((prose, summary) for _, summary, _, prose in group), key=lambda pair: -len(pair[0])))
+            yield Example("summarization", prompt, summaries, source, heldout, asked, answer)
+
+
+def _request(entries: list[tuple[str, str]]) -> tuple[str, str]:
+    """What an assistant is asked to summarize, and what it may answer: as many (text, summary) as are needed for a text worth it."""
+    count = next((n for n in range(1, len(entries)) if sum(len(prose) for prose, _ in entries[:n]) >= LEAST_PROSE), len(entries))
+    proses, summaries = zip(*entries[:count], strict=True)
+    return instructions.summary("\n\n".join(proses)), " ".join(summaries)
 
 
 def _shuffled(files: list[Path], root: Path, seed: int) -> list[Path]:
@@ -161,8 +178,18 @@ def _split_docstring(node: _Documented) -> tuple[str, str]:
     paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
     summary = " ".join(paragraphs[0].split())
     rest = paragraphs[1] if len(paragraphs) > 1 else ""
-    prose = not re.search(r"^\s*(>>>|\.\. |[-=*]{3,}|\w+:$|[-*:|+])|\n\s*[-=~]{3,}", rest, re.MULTILINE)
+    prose = not _NO_PROSE.search(rest)
     return (summary, " ".join(rest.split())) if summary.isascii() and rest.isascii() and prose else (summary, "")
+
+
+def _prose(node: _Documented, longest: int) -> str:
+    """What the docstring says after its summary, up to the first paragraph that is no prose, as far as it fits."""
+    found: list[str] = []
+    for paragraph in re.split(r"\n\s*\n", ast.get_docstring(node) or "")[1:]:
+        if _NO_PROSE.search(paragraph) or not paragraph.isascii():
+            break
+        found.append(" ".join(paragraph.split()))
+    return _excerpt("\n\n".join(found), longest)
 
 
 def _excerpt(text: str, longest: int) -> str:

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Iterator
 
+from specrig.corpus import instructions
 from specrig.corpus.example import Example, chance, generator
 from specrig.corpus.recipe import Corpus
 from specrig.corpus.story_words import BEATS, ENTITIES, OPENINGS, TITLES, WORDS
@@ -30,7 +31,9 @@ def creative_writing(seed: int, settings: Corpus) -> Iterator[Example]:
         opening = fill(random_.choice(OPENINGS), bound, random_)
         paragraphs = [" ".join(fill(random_.choice(choices), bound, random_) for choices in beats) for beats in BEATS]
         prompt = f"Write a story: {title}\n\n{opening}\n"
-        yield Example("creative_writing", prompt, "\n" + "\n\n".join(paragraphs) + "\n", source, heldout)
+        story = "\n\n".join(paragraphs)
+        asked = instructions.story(title, opening)
+        yield Example("creative_writing", prompt, f"\n{story}\n", source, heldout, asked, f"{opening}\n\n{story}")
 
 
 def fill(template: str, bound: dict[str, str], random_: random.Random) -> str:

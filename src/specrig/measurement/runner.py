@@ -34,6 +34,7 @@ from specrig.measurement.unpaired import measure_unpaired
 from specrig.models.hub import at_commits
 from specrig.provenance.bandwidth import memory
 from specrig.provenance.environment import capture
+from specrig.provenance.trained_for import check_trained_for
 from specrig.tasks import Prompt, PromptError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def measure(study: Study, engine_name: str, pair_name: str, wanted: Sequence[str
     prompts, unusable = _prompts(study, {cell.task for job in jobs.values() for cell in job.cells}, pair)
     pending = {method: cells for method, job in jobs.items() if (cells := job.pending(pair, prompts, unusable))}
     if pending:
+        check_trained_for(pair)
         device, pair = study.resolved_device(), at_commits(pair)
         with ExitStack() as open_things:
             engine = open_things.enter_context(engines()[engine_name](pair, device=device, threads=study.threads))

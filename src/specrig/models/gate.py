@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from specrig.models import facts, hub
+from specrig.models import facts, gguf, hub
 from specrig.models.pair import ModelError, PairFiles
 
 
@@ -27,6 +28,17 @@ def _json(folder: str, name: str, revision: str | None = None) -> dict[str, Any]
 def config(model: str, revision: str | None = None) -> dict[str, Any]:
     """A model's config.json."""
     return _json(model, "config.json", revision)
+
+
+def without_chat_template(model: str) -> bool:
+    """Whether a model at hand, a folder or a GGUF file, has no chat template. A hub id is not asked: False."""
+    if gguf.is_gguf(model):
+        return "chat_template" not in gguf.config(model)
+    folder = Path(model).expanduser()
+    if not folder.is_dir() or any(folder.glob("chat_template.*")):
+        return False
+    file = folder / "tokenizer_config.json"
+    return not (file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("chat_template"))
 
 
 def check_decoder(model: str, revision: str | None = None) -> None:

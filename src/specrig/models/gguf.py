@@ -59,7 +59,7 @@ def located(model: str) -> Path:
 
 
 def config(model: str) -> dict[str, Any]:
-    """What the file's header says of the architecture, in the keys of a config.json, as far as sizes go.
+    """What the file's header says of the architecture, in the keys of a config.json, as far as sizes go; and its `chat_template`.
 
     Raises ModelError for a file that is no GGUF, is cut short, or holds an architecture that transformers cannot read.
     """
@@ -94,7 +94,7 @@ def _config(file: Path, model: str) -> dict[str, Any]:
         field = reader.fields.get(f"{kind}.{key}")
         return None if field is None else field.contents()
 
-    vocabulary = reader.fields.get("tokenizer.ggml.tokens")
+    vocabulary, template = (reader.fields.get(f"tokenizer.{name}") for name in ("ggml.tokens", "chat_template"))
     found = {
         "model_type": kind,
         "hidden_size": said("embedding_length"),
@@ -105,6 +105,7 @@ def _config(file: Path, model: str) -> dict[str, Any]:
         "head_dim": said("attention.key_length"),
         "max_position_embeddings": said("context_length"),
         "vocab_size": said("vocab_size") or (None if vocabulary is None else len(vocabulary.data)),
+        "chat_template": None if template is None else template.contents(),
         "tie_word_embeddings": not any(tensor.name == "output.weight" for tensor in reader.tensors),
     }
     return {key: value for key, value in found.items() if value is not None}

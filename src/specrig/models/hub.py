@@ -5,7 +5,7 @@ are huggingface_hub's. No torch here.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,13 +33,18 @@ def fetch(model: str, name: str, revision: str | None = None) -> Path:
     return Path(_asked(model, name, lambda: hf_hub_download(model, name, revision=revision), revision))
 
 
-def fetch_folder(model: str, revision: str | None = None) -> Path:
-    """A folder with all of a model's (or a trained head's) files. Raises ModelError."""
+MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+"""Files that a language model is loaded from; a repository may hold the same weights in other formats besides."""
+
+
+def fetch_folder(model: str, revision: str | None = None, only: Sequence[str] | None = None) -> Path:
+    """A folder with all of a model's (or a trained head's) files, or with those that match a pattern in `only`. Raises ModelError."""
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
 
-    return Path(_asked(model, "it", lambda: snapshot_download(model, revision=revision), revision))
+    patterns = None if only is None else list(only)
+    return Path(_asked(model, "it", lambda: snapshot_download(model, revision=revision, allow_patterns=patterns), revision))
 
 
 def tokenizer(model: str, revision: str | None = None) -> Any:

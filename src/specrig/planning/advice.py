@@ -22,7 +22,7 @@ from specrig.models.pair import ModelError
 from specrig.planning.measured import fair_cells
 from specrig.study.claims import read_claims
 from specrig.study.problems import Positions, Problem, Problems, nearest
-from specrig.study.rows import TRAINED, Pair, read_rows
+from specrig.study.rows import Pair, read_rows
 
 USUAL_ALPHA = 0.7
 ALPHAS = (0.6, USUAL_ALPHA, 0.8)
@@ -145,7 +145,7 @@ def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: 
     reason = _gate(pair)
     if reason:
         found.append(Finding(False, reason))
-    elif pair.draft and pair.draft != TRAINED:
+    elif pair.draft and pair.trained_in("draft") is None:
         found.append(Finding(True, "target and draft share one vocabulary, as far as shipped facts and files at hand say"))
     if target and draft:
         found.append(_ratio(target.active / draft.active))

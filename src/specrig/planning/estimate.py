@@ -15,10 +15,9 @@ from specrig.models import facts
 from specrig.models.facts import BYTES, Shape
 from specrig.models.gguf import config as gguf_config
 from specrig.models.gguf import is_gguf
-from specrig.study.rows import TRAINED
+from specrig.study.overlap import overlapping
 from specrig.study.study import Study
-from specrig.training.budget import training_flop
-from specrig.training.recipe import Recipe
+from specrig.training.budget import training_disk, training_flop, training_memory
 from specrig.training.recipe import Shape as TrainedShape
 
 GB = 1e9
@@ -135,40 +134,59 @@ def times(study: Study) -> str:
 
 
 def training(study: Study) -> str:
-    """Say which models the study trains, how many operations that takes and how many minutes; `nothing` if it trains none."""
-    flop, named = 0.0, []
-    for pair, row in study.rows.pairs.items():
+    """Say which models the study trains, how many operations that takes, how many minutes, how much memory and disk; or `nothing`."""
+    flop, memory, disk, named, unknown = 0.0, 0.0, 0.0, [], []
+    for pair in study.rows.pairs:
         models = [model for trained, model in study.grid.trained if trained == pair]
         named += [f"{model} of {pair}" for model in models]
-        flop += training_flop(study.training, ["joint"] if row.base else models) if models else 0.0
+        if not models:
+            continue
+        target, costs = _taught(study, pair), ["joint"] if study.rows.pairs[pair].base else models
+        if target is None:
+            unknown.append(pair)
+            continue
+        flop += training_flop(study.training, costs, target)
+        memory = max(memory, *(training_memory(study.training, model, target) for model in costs))
+        disk += training_disk(study.training, costs, target)
     if not named:
         return "nothing"
     speed, machine = TRAINING["cuda" if study.uses_gpu() else "cpu"]
-    return f"{', '.join(named)} ({flop / 1e15:.2g} PFLOP: {flop / speed / 60:.0f} minutes on {machine}, start-ups aside)"
+    said = f"{flop / 1e15:.2g} PFLOP: {flop / speed / 60:.0f} minutes on {machine}, start-ups aside"
+    without = f"; without {', '.join(unknown)}, whose target's size is not known" if unknown else ""
+    overlap = len(overlapping(study, study.root))
+    left_out = f"; {overlap} training prompts are prompts of its tasks and are left out" if overlap else ""
+    sizes = f"up to {(memory + WORKSPACE_BYTES) / GB:.1f} GB of memory, {disk / GB:.1f} GB of disk"
+    return f"{', '.join(named)} ({said}; {sizes}{without}{left_out})"
 
 
-def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
+def _taught(study: Study, pair: str) -> Shape | None:
+    """The shape of the target from which the models of a pair learn."""
     row = study.rows.pairs[pair]
-    recipe = study.training
-    return PairSize(
-        pair,
-        row.dtype,
-        _shape(TRAINED if row.trains else row.target, "target", recipe),
-        _shape(row.draft, "draft", recipe),
-        batch,
-        tokens,
+    if row.base:
+        return _taught(study, row.base)
+    return (
+        _shape(row.target)
+        if row.trained_in("target") is None
+        else embedded_shape(study.training.target, study.training.vocabulary)
     )
 
 
-def _shape(model: str | None, part: str, recipe: Recipe) -> Shape | None:
-    if model == TRAINED:
-        return _trained(recipe.target if part == "target" else recipe.draft, recipe.vocabulary)
+def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
+    row, target = study.rows.pairs[pair], _taught(study, pair)
+    draft = _shape(row.draft)
+    if row.trained_in("draft") is not None and target is not None:
+        draft = embedded_shape(study.training.draft, int(target.config["vocab_size"]))
+    return PairSize(pair, row.dtype, target, draft, batch, tokens)
+
+
+def _shape(model: str | None) -> Shape | None:
     if is_gguf(model):
         return facts.shape_of(gguf_config(str(model)))
     return facts.shape_of(facts.config_at_hand(model)) if model else None
 
 
-def _trained(shape: TrainedShape, vocabulary: int) -> Shape:
+def embedded_shape(shape: TrainedShape, vocabulary: int) -> Shape:
+    """A recipe's shape in the keys of a config."""
     return Shape(
         {
             "model_type": "llama",

@@ -17,7 +17,7 @@ from specrig.measurement.records import write_atomically
 from specrig.models.gguf import is_gguf
 from specrig.models.hub import present_commit
 from specrig.models.pair import ModelError
-from specrig.study.rows import TRAINED, dialect, looks_like_path
+from specrig.study.rows import dialect, looks_like_path
 from specrig.study.study import Study
 
 
@@ -49,11 +49,12 @@ def unpinned(study: Study) -> list[Pin]:
             continue  # nothing is loaded
         entries = [entry for entry in study.methods if name in (entry.pairs or study.pairs)]
         needs = {need for entry in entries for need in methods()[entry.method].needs}
-        if not row.trains and row.target_revision is None:
+        if row.trained_in("target") is None and row.target_revision is None:
             found.append(Pin(tables.pairs, name, "target_revision", row.target, "model"))
-        if "draft" in needs and row.draft not in (None, TRAINED) and row.draft_revision is None:
-            found.append(Pin(tables.pairs, name, "draft_revision", str(row.draft), "model"))
-        heads = {head: source for head, source in row.head_folders.items() if head in needs and head not in row.head_revisions}
+        if "draft" in needs and row.draft is not None and row.trained_in("draft") is None and row.draft_revision is None:
+            found.append(Pin(tables.pairs, name, "draft_revision", row.draft, "model"))
+        fetched = {head: source for head, source in row.head_folders.items() if row.trained_in(head) is None}
+        heads = {head: source for head, source in fetched.items() if head in needs and head not in row.head_revisions}
         found += [Pin(tables.pairs, name, "heads", source, "model") for source in dict.fromkeys(heads.values())]
     for name, task in study.rows.tasks.items():
         if task.kind == "hub" and task.revision is None:

@@ -36,6 +36,10 @@ PACKAGES = (
 )
 FULL_HASH_LIMIT = 4 << 30
 """Weight files up to this many bytes are hashed whole; of larger ones only the first and last MiB and the size are hashed."""
+TRAINED_FOR = "trained_for.json"
+NOTES = {"made_from": "source.json", "trained_for": TRAINED_FOR}
+"""What a model's folder says of itself: the file that it was converted from (`models.gguf`), the target that it was trained for
+(`provenance.trained_for`)."""
 
 
 SHAPE = (
@@ -63,8 +67,9 @@ def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, A
         for name, source in pair.sources.items()
     }
     for name, source in pair.sources.items():
-        if (made_from := Path(source) / "source.json").is_file():  # see `models.gguf.convert`
-            models[name]["made_from"] = json.loads(made_from.read_text(encoding="utf-8"))
+        for key, file in NOTES.items():
+            if (path := Path(source) / file).is_file():
+                models[name][key] = json.loads(path.read_text(encoding="utf-8"))
     models["target"] |= target_shape(pair)
     return {
         "captured": datetime.now(UTC).isoformat(timespec="seconds"),

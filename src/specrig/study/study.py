@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
+from specrig.corpus.overlap import plain
 from specrig.study.config import Config
 from specrig.study.grid import Grid
 from specrig.study.paths import Paths
@@ -43,13 +45,25 @@ class Study(Config):
 
         Raises PromptError for a file that has no prompts, has a wrong format or is not fetched yet.
         """
+        return self._read(task, root)[: self.grid.prompts_wanted(task)]
+
+    def evaluated(self, root: Path) -> frozenset[str]:
+        """What every prompt of the study's tasks says (`corpus.overlap.plain`), as far as it is at hand, also of those not measured yet."""
+        found: set[str] = set()
+        for task in self.tasks:
+            with suppress(PromptError):  # not there yet, or unusable, which the job that measures will say
+                found.update(plain(prompt.text) for prompt in self._read(task, root))
+        return frozenset(found)
+
+    def _read(self, task: str, root: Path) -> list[Prompt]:
+        """Every prompt of a task."""
         row, file = self.rows.tasks[task], self.paths.prompt_file(task, root)
         if row.fetched and not file.is_file():
             raise PromptError(
                 f"{file} is not there yet: `specrig prompts --study {root / 'study.json'} --task {task}` fetches it"
             )
         own = {} if row.kind != "file" else {"sha256": row.sha256, **row.mapping}
-        return read_prompts(file, limit=self.grid.prompts_wanted(task), **own)
+        return read_prompts(file, **own)
 
     def uses_gpu(self) -> bool:
         """Whether jobs will want a GPU: `device` says so or, for `auto`, this machine has an NVIDIA driver. Imports no torch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from specrig.models import hub
 from specrig.models.pair import PairFiles
@@ -16,6 +17,12 @@ def in_chat_template(prompts: Sequence[Prompt], task: str, pair: PairFiles) -> l
 
     Raises PromptError if the tokenizer has no chat template.
     """
+    tokenizer = check_template(task, pair)
+    return [replace(prompt, text=rendered(tokenizer, [{"role": "user", "content": prompt.text}])) for prompt in prompts]
+
+
+def check_template(task: str, pair: PairFiles) -> Any:
+    """The tokenizer of a pair's target. Raises PromptError if it has no chat template, which `task` wants."""
     if pair.simulated_acceptance is not None:
         raise PromptError(
             f"task {task!r} wants a chat template and pair {pair.name!r} has random weights, thus none; leave one out"
@@ -26,11 +33,11 @@ def in_chat_template(prompts: Sequence[Prompt], task: str, pair: PairFiles) -> l
             f"task {task!r} wants a chat template and the tokenizer of {pair.target} has none: take an instruction-tuned model, or a "
             "row of the task without `chat`"
         )
+    return tokenizer
+
+
+def rendered(tokenizer: Any, turns: Sequence[dict[str, str]]) -> str:
+    """The turns (`role`, `content`) in the tokenizer's chat template, up to where the answer begins, as the tokenizer is to encode it."""
     # The tokenizer will put its first token in front by itself, so one in the template would stand there twice.
     first = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else None
-    found = []
-    for prompt in prompts:
-        turn = [{"role": "user", "content": prompt.text}]
-        text = str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
-        found.append(replace(prompt, text=text.removeprefix(first or "")))
-    return found
+    return str(tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)).removeprefix(first or "")

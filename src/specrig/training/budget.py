@@ -1,7 +1,7 @@
-"""What a recipe's trainings cost, in floating-point operations of their matrix products. For planning; no torch here.
+"""What a recipe's trainings cost: floating-point operations of their matrix products, memory and disk. For planning; no torch here.
 
 A forward pass takes 2 operations a weight and token, and 2·T·D a layer and token for causal attention over T tokens; learning
-takes three times as many (Kaplan et al., arXiv:2001.08361, section 2.1).
+takes three times as many (Kaplan et al., arXiv:2001.08361, section 2.1). A target is given by its shape, whatever its origin.
 """
 
 from __future__ import annotations
@@ -9,20 +9,92 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+from specrig.models.facts import Shape as Target
+from specrig.training.eagle3_recipe import Eagle3Training
 from specrig.training.eagle_recipe import HeadTraining
-from specrig.training.recipe import Optimisation, Recipe, Shape
+from specrig.training.medusa_recipe import MedusaTraining
+from specrig.training.recipe import Distillation, Optimisation, Recipe, Shape
 
 LEARNING = 3
 """Forward and backward pass in forward passes."""
+LEARNT_BYTES = 16
+"""Of a weight that learns: itself, its gradient and two moments in float32."""
+FROZEN_BYTES = 4
+"""Of a weight of the teacher."""
+LOGIT_BYTES = 16
+"""Of a logit of a batch: the student's and the teacher's, and what the backward pass keeps of each."""
+STATE_BYTES = 2
+"""Of a number in a stored hidden state."""
+EAGLE3_STREAMS = 3
+"""Layers of the target whose states EAGLE-3 reads, besides the last."""
 
 
-def training_flop(recipe: Recipe, models: Iterable[str]) -> float:
-    """What it costs to train `models` of a pair, and to write the text that they learn from.
+def training_flop(recipe: Recipe, models: Iterable[str], target: Target) -> float:
+    """Operations to train `models` of a pair with this target, and to write the text that they learn from.
 
     models: names in `stages.STAGES`, or `joint` for Medusa-2.
     """
     wanted = list(models)
-    return sum(_COSTS[name](recipe) for name in wanted) + (_text(recipe) if set(wanted) - {"target"} else 0.0)
+    return sum(_COSTS[name](recipe, target) for name in wanted) + (_text(recipe, target) if set(wanted) - {"target"} else 0.0)
+
+
+def training_memory(recipe: Recipe, model: str, target: Target) -> float:
+    """Bytes that training one of the models takes at its peak: the teacher, what learns, and a batch's logits."""
+    whole = {"target": recipe.target_training, "draft": recipe.draft_training}.get(model)
+    head = {"eagle": recipe.eagle, "eagle3": recipe.eagle3}.get(model, recipe.medusa)
+    tokens = whole.batch * whole.sequence / whole.accumulate if whole else float(head.batch * recipe.text.sequence)
+    learns = target.parameters if model in ("target", "joint") else 0
+    frozen = 0 if model == "target" else target.parameters
+    logits = tokens * _drafted(recipe.distillation if whole else head, target) * LOGIT_BYTES
+    return (learns + _weights(recipe, model, target)) * LEARNT_BYTES + frozen * FROZEN_BYTES + logits
+
+
+def training_disk(recipe: Recipe, models: Iterable[str], target: Target) -> float:
+    """Bytes on disk: the trained models with their checkpoints, and the hidden states that the largest of the trainings learns from."""
+    wanted = list(models)
+    kept = sum((target.parameters if name in ("target", "joint") else 0) + _weights(recipe, name, target) for name in wanted)
+    return kept * (FROZEN_BYTES + LEARNT_BYTES) + max((_stored(recipe, name, target) for name in wanted), default=0.0)
+
+
+def _stored(recipe: Recipe, model: str, target: Target) -> float:
+    """Bytes of hidden states."""
+    sequences = {"target": 0, "draft": recipe.text.sequences}
+    learnt = recipe.eagle if model == "eagle" else recipe.eagle3 if model == "eagle3" else recipe.medusa
+    streams = 1 + (EAGLE3_STREAMS if model == "eagle3" else 0)
+    count = sequences.get(model, recipe.text.sequences + learnt.corpus_sequences)
+    return float(count * recipe.text.sequence * streams * _hidden(target) * STATE_BYTES)
+
+
+def _weights(recipe: Recipe, model: str, target: Target) -> float:
+    """Weights of a draft or head; 0 for a target."""
+    D, V = _hidden(target), _vocabulary(target)
+    if model == "draft":
+        return float(recipe.draft.parameters(V))
+    if model in ("medusa", "draft_medusa", "joint"):
+        width = recipe.draft.hidden if model == "draft_medusa" else D
+        drafted = _drafted(recipe.medusa, target)
+        return float(recipe.medusa.heads * width * (width + (drafted if recipe.medusa.owns(drafted) else 0)))
+    if model == "eagle":
+        return _eagle_weights(recipe.eagle, target, 2, 1) - _drafted(recipe.eagle, target) * D  # it shares the target's LM head
+    return _eagle_weights(recipe.eagle3, target, EAGLE3_STREAMS, 2) if model == "eagle3" else 0.0
+
+
+def _hidden(target: Target) -> int:
+    return int(target.config["hidden_size"])
+
+
+def _vocabulary(target: Target) -> int:
+    return int(target.config["vocab_size"])
+
+
+def _drafted(settings: Distillation | MedusaTraining | HeadTraining, target: Target) -> int:
+    """Tokens that can be drafted."""
+    return min(settings.draft_vocabulary or _vocabulary(target), _vocabulary(target))
+
+
+def _teaches(target: Target, sequence: int) -> float:
+    """A forward pass of the target for one token."""
+    return 2.0 * target.active_parameters + 2.0 * target.layers * sequence * _hidden(target)
 
 
 def _forward(shape: Shape, vocabulary: int, sequence: int) -> float:
@@ -41,59 +113,75 @@ def _grown(shape: Shape, vocabulary: int, settings: Optimisation) -> float:
     )
 
 
-def _target(recipe: Recipe) -> float:
+def _target(recipe: Recipe, target: Target) -> float:
     settings = recipe.target_training
     return LEARNING * _grown(recipe.target, recipe.vocabulary, settings) * settings.steps * settings.batch * settings.sequence
 
 
-def _draft(recipe: Recipe) -> float:
-    settings = recipe.draft_training
-    teacher = _forward(recipe.target, recipe.vocabulary, settings.sequence)
-    own = LEARNING * _grown(recipe.draft, recipe.vocabulary, settings)
-    return (own + teacher) * settings.steps * settings.batch * settings.sequence
+def _draft(recipe: Recipe, target: Target) -> float:
+    """On the corpus the target runs beside the draft; of its own text its states are computed once, and then only its logits."""
+    settings, share = recipe.draft_training, recipe.distillation.generated_share
+    own = LEARNING * _grown(recipe.draft, _vocabulary(target), settings)
+    passes = (1 - share) * _teaches(target, settings.sequence) + share * 2.0 * _hidden(target) * _drafted(
+        recipe.distillation, target
+    )
+    states = _states(recipe, _teaches(target, recipe.text.sequence), 0) if share else 0.0
+    return (own + passes) * settings.steps * settings.batch * settings.sequence + states
 
 
-def _text(recipe: Recipe) -> float:
-    return _forward(recipe.target, recipe.vocabulary, recipe.text.sequence) * recipe.text.sequences * recipe.text.sequence
+def _text(recipe: Recipe, target: Target) -> float:
+    return _teaches(target, recipe.text.sequence) * recipe.text.sequences * recipe.text.sequence
 
 
-def _states(recipe: Recipe, shape: Shape, corpus_sequences: int) -> float:
-    """Of what heads learn from: once for all steps."""
-    tokens = (recipe.text.sequences + corpus_sequences) * recipe.text.sequence
-    return _forward(shape, recipe.vocabulary, recipe.text.sequence) * tokens
+def _states(recipe: Recipe, token: float, corpus_sequences: int) -> float:
+    """Of what heads learn from: once for all steps. token: operations of the model's pass."""
+    return token * (recipe.text.sequences + corpus_sequences) * recipe.text.sequence
 
 
-def _medusa_heads(recipe: Recipe, shape: Shape) -> float:
-    """Of one token of Medusa heads that learn."""
-    return LEARNING * 2.0 * recipe.medusa.heads * shape.hidden * (shape.hidden + recipe.vocabulary)
+def _medusa_heads(recipe: Recipe, width: int, target: Target) -> float:
+    """Of one token of Medusa heads that learn, on a model of this width."""
+    return LEARNING * 2.0 * recipe.medusa.heads * width * (width + _drafted(recipe.medusa, target))
 
 
-def _medusa(recipe: Recipe, shape: Shape) -> float:
+def _medusa(recipe: Recipe, target: Target) -> float:
     settings = recipe.medusa
     learnt = settings.steps * settings.batch * recipe.text.sequence
-    return _medusa_heads(recipe, shape) * learnt + _states(recipe, shape, settings.corpus_sequences)
+    states = _states(recipe, _teaches(target, recipe.text.sequence), settings.corpus_sequences)
+    return _medusa_heads(recipe, _hidden(target), target) * learnt + states
 
 
-def _joint(recipe: Recipe) -> float:
-    token = LEARNING * _forward(recipe.target, recipe.vocabulary, recipe.text.sequence) + _medusa_heads(recipe, recipe.target)
-    states = _states(recipe, recipe.target, recipe.medusa.corpus_sequences)
+def _draft_medusa(recipe: Recipe, target: Target) -> float:
+    settings = recipe.medusa
+    learnt = settings.steps * settings.batch * recipe.text.sequence
+    both = _forward(recipe.draft, _vocabulary(target), recipe.text.sequence) + _teaches(target, recipe.text.sequence)
+    return _medusa_heads(recipe, recipe.draft.hidden, target) * learnt + _states(recipe, both, settings.corpus_sequences)
+
+
+def _joint(recipe: Recipe, target: Target) -> float:
+    token = LEARNING * _teaches(target, recipe.text.sequence) + _medusa_heads(recipe, _hidden(target), target)
+    states = _states(recipe, _teaches(target, recipe.text.sequence), recipe.medusa.corpus_sequences)
     return token * recipe.medusa.joint.steps * recipe.medusa.batch * recipe.text.sequence + states
 
 
-def _eagle(recipe: Recipe, settings: HeadTraining, inputs: int, reads: int) -> float:
-    """A head trained with these settings: `inputs` hidden widths enter it, `reads` its attention."""
-    D, inner = recipe.target.hidden, recipe.target.intermediate
-    weights = inputs * D * D + (3 * reads + 1) * D * D + 3 * D * inner + recipe.vocabulary * D
+def _eagle_weights(settings: HeadTraining, target: Target, inputs: int, reads: int) -> float:
+    """Of a head: `inputs` hidden widths enter it, `reads` its attention; its LM head included."""
+    D, inner = _hidden(target), int(target.config.get("intermediate_size") or 4 * _hidden(target))
+    return float(inputs * D * D + (3 * reads + 1) * D * D + 3 * D * inner + _drafted(settings, target) * D)
+
+
+def _eagle(recipe: Recipe, target: Target, settings: HeadTraining) -> float:
+    weights = _eagle_weights(settings, target, *((EAGLE3_STREAMS, 2) if isinstance(settings, Eagle3Training) else (2, 1)))
     learnt = settings.rollout * settings.steps * settings.batch * recipe.text.sequence
-    return LEARNING * 2.0 * weights * learnt + _states(recipe, recipe.target, settings.corpus_sequences)
+    states = _states(recipe, _teaches(target, recipe.text.sequence), settings.corpus_sequences)
+    return LEARNING * 2.0 * weights * learnt + states
 
 
 _COSTS = {
     "target": _target,
     "draft": _draft,
-    "medusa": lambda recipe: _medusa(recipe, recipe.target),
-    "draft_medusa": lambda recipe: _medusa(recipe, recipe.draft) + _states(recipe, recipe.target, recipe.medusa.corpus_sequences),
-    "eagle": lambda recipe: _eagle(recipe, recipe.eagle, 2, 1),
-    "eagle3": lambda recipe: _eagle(recipe, recipe.eagle3, 3, 2),
+    "medusa": _medusa,
+    "draft_medusa": _draft_medusa,
+    "eagle": lambda recipe, target: _eagle(recipe, target, recipe.eagle),
+    "eagle3": lambda recipe, target: _eagle(recipe, target, recipe.eagle3),
     "joint": _joint,
 }

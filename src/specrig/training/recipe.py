@@ -6,6 +6,7 @@ Budgets are counted in optimiser steps, never in seconds, so a recipe gives the 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -122,12 +123,17 @@ class Distillation(Settings):
 
 
 class Recipe(Settings):
-    """Everything that decides the embedded models of a study."""
+    """Everything that decides the models that a study trains."""
 
     seed: int = 0
     """Seed of the corpus, of the initial weights and of the order of the training text."""
     corpus: Corpus = Corpus()
     """The text to learn from, and how much of it is held out."""
+    prompts: Path | None = None
+    """What a target is asked in training: a JSONL, CSV or Parquet file whose rows have `prompt`, `turns` or `messages`; null: the corpus,
+    as instructions where the target has a chat template. Prompts of the study's tasks are left out."""
+    chat: Literal["auto"] | bool = "auto"
+    """Whether they are put into the chat template of the target's tokenizer; auto: where it has one."""
     vocabulary: int = Field(default=4096, ge=300)
     """Tokens of the tokenizer that is trained on the corpus and shared by target and draft."""
     target: Shape = Shape(layers=6, hidden=384, heads=6, intermediate=1024)

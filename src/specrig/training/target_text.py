@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,13 +52,17 @@ class TargetText:
     """Held-out prompts with greedy continuations."""
 
 
-def write_text(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, device: str = "cpu") -> None:
+def write_text(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, device: str = "cpu", without: Collection[str] = ()
+) -> None:
     """Let the model in the folder `target` continue prompts and write `models`/text.safetensors.
 
-    Raises CorpusError for a missing corpus, TrainingError when there is no target or it cannot write.
+    without: prompts that it must not be asked (`prompts.training_prompts`). Raises CorpusError for a missing corpus, TrainingError when
+    there is no target or it cannot write.
     """
     eos, settings = end_tokens(present(target, "target")), recipe.text
-    asked = {"train": training_prompts(recipe, corpus_dir, target), "heldout": heldout_prompts(recipe, corpus_dir, target)}
+    to_learn_from = training_prompts(recipe, corpus_dir, target, without)
+    asked = {"train": to_learn_from, "heldout": heldout_prompts(recipe, corpus_dir, target)}
     out = models / TEXT
     out.parent.mkdir(parents=True, exist_ok=True)
     journal = Journal(out.with_suffix(".jsonl.unfinished"), key_of(recipe, *weights_of(target)) + json.dumps(asked))

@@ -32,7 +32,7 @@ def check_cells(study: Study, problems: Problems) -> None:
                     problems.key(
                         ["methods", index],
                         f"{entry.method} needs a {need.replace('_', ' ')} and pair {pair!r} has none",
-                        f"fill the {column} column of {study.tables.pairs}, or restrict the entry with `pairs:`",
+                        f"fill the {column} column of {study.tables.pairs} (`trained`: it is trained here), or restrict the entry with `pairs:`",
                     )
 
 

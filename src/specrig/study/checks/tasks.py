@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from specrig.corpus.example import TASKS as CORPUS_TASKS
+from specrig.corpus.example import PROMPT_FILES
+from specrig.models.gate import without_chat_template
 from specrig.models.pair import ModelError
 from specrig.study.problems import Problems, nearest
-from specrig.study.rows import CORPUS, DATA_FILES, TRAINED
+from specrig.study.rows import CORPUS, DATA_FILES
 from specrig.study.study import Study
 from specrig.tasks import PromptError
 from specrig.tasks.lengths import check_lengths
@@ -21,6 +22,7 @@ def check_tasks(study: Study, problems: Problems) -> None:
     Local files are read here; prompts from the network are checked by the job that fetches them.
     """
     available = study.training.corpus.prompts
+    _check_templates(study, problems)
     for name in study.tasks:
         row, where = study.rows.tasks[name], f"row {name!r}"
         for scorer in row.scorer.split():
@@ -33,9 +35,9 @@ def check_tasks(study: Study, problems: Problems) -> None:
                 f"give a {', '.join(DATA_FILES)} file, its https address, a data set on the hub (owner/name), or `corpus`",
             )  # fmt: skip
         if row.source == CORPUS:
-            if name not in CORPUS_TASKS:
+            if name not in PROMPT_FILES:
                 problems.row(
-                    study.tables.tasks, None, where, "the corpus has no such task", nearest(name, CORPUS_TASKS, what="it has")
+                    study.tables.tasks, None, where, "the corpus has no such task", nearest(name, PROMPT_FILES, what="it has")
                 )
             elif (wanted := study.grid.prompts_wanted(name)) > available:
                 key = "prompts" if wanted == study.prompts else "batch_sizes"
@@ -48,7 +50,28 @@ def check_tasks(study: Study, problems: Problems) -> None:
             prompts = study.prompts_of(name, study.root)
             for pair in study.pairs:
                 files = study.paths.pair_files(pair, study.root)
-                if Path(files.target).is_dir() and study.rows.pairs[pair].target != TRAINED:
+                if Path(files.target).is_dir() and study.rows.pairs[pair].trained_in("target") is None:
                     check_lengths(prompts, name, files, study.max_new_tokens)
         except (PromptError, ModelError) as error:
             problems.row(study.tables.tasks, None, where, str(error), row.notes or "correct the row or the file")
+
+
+def _check_templates(study: Study, problems: Problems) -> None:
+    """Targets at hand that no chat task can be put to, and none that `training.chat: true` can; one on the hub is asked by its jobs."""
+    asked = {(cell.pair, cell.task) for cell in study.grid.cells if study.rows.tasks[cell.task].chat}
+    if study.training.chat is True:
+        asked |= {(pair, "training.chat") for pair, _ in study.grid.trained}
+    for pair, task in sorted(asked):
+        row = study.rows.pairs[pair]
+        try:
+            bare = row.trained_in("target") is not None or row.weights == "random" or without_chat_template(row.target)
+        except ModelError:
+            continue  # said of the pair
+        if bare:
+            path: list[str | int] = ["training", "chat"] if task == "training.chat" else ["tasks", study.tasks.index(task)]
+            reason = f"{task} wants a chat template and the target of pair {pair!r} has none"
+            problems.key(
+                path,
+                reason,
+                "take an instruction-tuned target, or a task without `chat` (`pairs:` and `tasks:` restrict an entry)",
+            )

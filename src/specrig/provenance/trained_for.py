@@ -1,0 +1,59 @@
+"""For which target a draft or a head was trained: noted beside its weights, checked before it drafts for any target. No torch here.
+
+A head reads the hidden states of one target. Beside another it still runs, and is then only seldom accepted: the verifier hides the mistake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from specrig.models import gguf, hub
+from specrig.models.pair import ModelError, PairFiles
+from specrig.provenance.environment import TRAINED_FOR, model_digest
+
+
+def identity(target: str, revision: str | None = None) -> str:
+    """What stays the same of a target wherever it lies and in whatever precision it is loaded.
+
+    target: a folder, a hub id or a GGUF file. Of a GGUF file and of the folder made from it, it is the SHA-256 of the file; of another
+    folder that of its files; of a hub id the commit. Raises ModelError for a target that is not there.
+    """
+    if gguf.is_gguf(target):
+        with gguf.located(target).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    if not Path(target).expanduser().is_dir():
+        return hub.fetch(target, "config.json", revision).parent.name  # in the cache a file lies in snapshots/<commit>
+    folder = Path(target).expanduser()
+    if (folder / "source.json").is_file():
+        return str(json.loads((folder / "source.json").read_text(encoding="utf-8"))["sha256"])
+    return model_digest(str(folder))["sha256"]
+
+
+def note(folder: Path, target: str, revision: str | None = None) -> None:
+    """Write beside the trained model in `folder` which target it was trained for."""
+    about = {"target": Path(target).name if Path(target).is_dir() else target, "identity": identity(target, revision)}
+    (folder / TRAINED_FOR).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def noted(source: str) -> dict[str, Any]:
+    """What `note` has written in the folder of a draft or head; empty for a model without it, as on the hub."""
+    path = Path(source).expanduser() / TRAINED_FOR
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def check_trained_for(pair: PairFiles) -> None:
+    """Raise ModelError if a draft or head of the pair was trained for another target."""
+    for part, source in pair.sources.items():
+        if (
+            part != "target"
+            and (about := noted(source))
+            and about["identity"] != (own := identity(pair.target, pair.target_revision))
+        ):
+            raise ModelError(
+                f"pair {pair.name}: the {part.replace('_', ' ')} in {source} was trained for another target ({about['target']}, "
+                f"{about['identity'][:12]}…) than {pair.target} ({own[:12]}…): train one for this target (`trained` in its row), or "
+                "name that target"
+            )

@@ -1,0 +1,183 @@
+"""What rows of pairs.tsv say is trained: for any target, shared by pairs of one target, refused where it cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specrig.models.pair import ModelError, PairFiles
+from specrig.planning.estimate import training
+from specrig.planning.pins import unpinned
+from specrig.provenance.environment import capture
+from specrig.provenance.trained_for import check_trained_for, identity, note, noted
+from specrig.study.load import load_study
+from specrig.study.problems import StudyError
+from specrig.study.rows import Pair
+from specrig.study.study import Study
+
+HEADER = "pair\ttarget\tdraft\tdtype\theads\tquantization\tweights\tsimulated_acceptance\n"
+MANY = [{"method": "draft_model", "k": 2}, {"method": "medusa"}, {"method": "eagle"}, {"method": "medusa_draft"}]
+
+
+def model_folder(name: str, vocabulary: int = 4, template: str = "") -> Path:
+    """A model as planning sees it: its config and its tokenizer."""
+    folder = Path("models") / name
+    folder.mkdir(parents=True)
+    shape = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 32, "vocab_size": vocabulary,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(shape))
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(n): n for n in range(vocabulary)}}}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
+    return folder
+
+
+def study_of(rows: str, methods: list[dict[str, Any]] = MANY, **settings: Any) -> Study:
+    Path("configs/pairs.tsv").write_text(HEADER + rows)
+    named = [line.split("\t")[0] for line in rows.splitlines()]
+    content = {"study": "mine", "pairs": named, "tasks": ["code"], "prompts": 2, "methods": methods} | settings
+    Path("configs/mine.yaml").write_text(yaml.safe_dump(content))
+    return load_study(Path("configs/mine.yaml"))
+
+
+def test_a_foreign_target_teaches_what_methods_need_and_nothing_else(workplace: Path) -> None:
+    study = study_of("own\towner/model\ttrained\t\ttrained\n")
+    assert study.grid.trained == [("own", "draft"), ("own", "draft_medusa"), ("own", "eagle"), ("own", "medusa")]
+    files = study.paths.pair_files("own", study.root)
+    assert files.target == "owner/model", "it comes from the hub as it does for measuring"
+    assert files.draft == str(study.root / "models/own/draft")
+    assert files.heads["eagle"] == study.root / "models/own/eagle"
+    assert study_of("own\towner/model\ttrained\t\ttrained\n", [{"method": "ngram"}]).grid.trained == []
+    heads = study_of("own\towner/model\t\t\ttrained\n", [{"method": "eagle3"}])
+    assert heads.grid.trained == [("own", "eagle3")]
+
+
+def test_trained_heads_stand_beside_published_ones(workplace: Path) -> None:
+    methods = [{"method": "medusa"}, {"method": "eagle"}, {"method": "eagle3"}]
+    for heads in ("medusa=trained eagle=trained eagle3=owner/head@v1", "trained eagle3=owner/head@v1"):
+        study = study_of(f"own\towner/model\t\t\t{heads}\n", methods)
+        assert study.grid.trained == [("own", "eagle"), ("own", "medusa")]
+        files = study.paths.pair_files("own", study.root)
+        assert str(files.heads["eagle3"]) == "owner/head" and files.head_revisions == {"eagle3": "v1"}
+        # What is trained here is no repository to pin.
+        assert [(pin.column, pin.source) for pin in unpinned(study)] == [("target_revision", "owner/model")]
+
+
+def test_pairs_of_one_target_share_what_is_trained(workplace: Path) -> None:
+    rows = "half\towner/model\ttrained\tbfloat16\ttrained\nfull\towner/model\ttrained:half\tfloat32\ttrained:half\n"
+    study = study_of(rows)
+    assert {pair for pair, _ in study.grid.trained} == {"half"}
+    assert study.paths.pair_files("full", study.root).sources == study.paths.pair_files("half", study.root).sources
+    # The pair that it is trained for comes along, and learns what the other needs.
+    alone = study_of(rows, [{"method": "eagle"}], pairs=["full"])
+    assert list(alone.rows.pairs) == ["full", "half"] and alone.grid.trained == [("half", "eagle")]
+    assert {cell.pair for cell in alone.grid.cells} == {"full"}
+
+
+def test_medusa_2_of_a_foreign_target(workplace: Path) -> None:
+    study = study_of("own\towner/model\t\t\ttrained\ntwo\tmedusa2:own\t\t\t\n", [{"method": "medusa"}], pairs=["two"])
+    assert study.grid.trained == [("two", "target"), ("two", "medusa"), ("own", "medusa")]
+    assert study.paths.pair_files("two", study.root).target == str(study.root / "models/two/target")
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("own\towner/model\t\t\tmedusa=trained eagel=trained\n", ["own', heads: no training makes a head 'eagel'", "did you mean 'eagle'?"]),
+        ("own\towner/model\t\t\teagle=trained\n", ["medusa needs a medusa and pair 'own' has none"]),
+        ("own\towner/model\ttrained:gone\t\ttrained\n", ["own', draft: 'gone' is no row whose draft is trained"]),
+        ("own\towner/model\ttrained\t\ttrained\nb\towner/other\ttrained:own\t\ttrained\n", ["b', draft: 'own' has another target (owner/model)"]),
+        ("own\towner/model\t\t\t\ntwo\tmedusa2:own\ttrained\t\t\n", ["two', target: 'own' is no row whose Medusa heads are trained"]),
+        ("own\towner/model\ttrained\t\ttrained\tawq\n", ["a target that its engine quantizes as awq cannot teach", "trained:<that row>"]),
+        ("own\tmeta-llama/Llama-3.1-8B\ttrained\t\ttrained\t\trandom\t0.7\n", ["what is trained has weights"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_named_by_row(workplace: Path, rows: str, expected: list[str]) -> None:
+    with pytest.raises(StudyError) as caught:
+        study_of(rows)
+    for text in expected:
+        assert text in str(caught.value)
+
+
+def test_a_method_whose_head_nothing_trains(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specrig.study.checks import trained
+
+    monkeypatch.setattr(trained, "STAGES", {name: stage for name, stage in trained.STAGES.items() if name != "eagle3"})
+    with pytest.raises(StudyError, match="no training makes a head 'eagle3'"):
+        study_of("own\towner/model\t\t\ttrained\n", [{"method": "eagle3"}])
+
+
+def test_a_plan_says_what_training_for_a_target_takes(workplace: Path) -> None:
+    model_folder("mine", vocabulary=1000)
+    small = training(study_of("own\tmodels/mine\ttrained\t\ttrained\n"))
+    assert small.startswith("draft of own, draft_medusa of own, eagle of own, medusa of own (") and "GB of disk" in small
+    flop = float(small.split("(")[1].split(" PFLOP")[0])
+    config = json.loads(Path("models/mine/config.json").read_text())
+    Path("models/mine/config.json").write_text(json.dumps(config | {"num_hidden_layers": 200}))
+    larger = training(study_of("own\tmodels/mine\ttrained\t\ttrained\n"))
+    assert float(larger.split("(")[1].split(" PFLOP")[0]) > 1.5 * flop, "the target that teaches is what counts"
+    assert "without own, whose target's size is not known" in training(study_of("own\towner/model\ttrained\t\ttrained\n"))
+
+
+def test_a_chat_task_wants_a_template_before_anything_is_trained(workplace: Path) -> None:
+    model_folder("plain")
+    model_folder("chatty", template="{{ messages }}")
+    (model_folder("new") / "chat_template.jinja").write_text("{{ messages }}")
+    for rows, bare in (
+        ("own\tmodels/plain\ttrained\t\t\n", True), ("own\ttrained\ttrained\t\t\n", True),
+        ("own\tmodels/chatty\ttrained\t\t\n", False), ("own\tmodels/new\ttrained\t\t\n", False), ("own\towner/model\ttrained\t\t\n", False),
+    ):  # fmt: skip
+        for settings in ({"tasks": ["code_chat"]}, {"training": {"chat": True}}):
+            if bare:
+                with pytest.raises(StudyError, match=r"wants a chat template and the target of pair 'own' has none"):
+                    study_of(rows, [{"method": "draft_model"}], max_new_tokens=16, **settings)
+            else:
+                assert study_of(rows, [{"method": "draft_model"}], max_new_tokens=16, **settings).grid.cells
+    assert study_of("own\tmodels/plain\ttrained\t\t\n", [{"method": "draft_model"}], max_new_tokens=16).grid.cells
+
+
+def test_a_head_of_another_target_is_refused(workplace: Path) -> None:
+    one, other = model_folder("one"), model_folder("other", vocabulary=5)
+    head = Path("models/head")
+    head.mkdir()
+    (head / "config.json").write_text("{}")
+    note(head, str(one))
+    assert noted(str(head)) == {"target": "one", "identity": identity(str(one))}
+    check_trained_for(PairFiles("p", str(one), heads={"eagle": head}))
+    with pytest.raises(ModelError, match=r"the eagle in models/head was trained for another target \(one, .* than models/other"):
+        check_trained_for(PairFiles("p", str(other), heads={"eagle": head}))
+    # While planning, and what was trained for a pair is in its records.
+    assert study_of("own\tmodels/one\t\t\teagle=models/head\n", [{"method": "eagle"}], max_new_tokens=16).grid.cells
+    with pytest.raises(StudyError, match=r"row 'own': .*models/head was trained for another target"):
+        study_of("own\tmodels/other\t\t\teagle=models/head\n", [{"method": "eagle"}], max_new_tokens=16)
+    found = capture(PairFiles("p", str(one), heads={"eagle": head}), device="cpu", threads=1)["models"]["eagle"]
+    assert found["trained_for"]["identity"] == identity(str(one))
+
+
+def test_a_target_is_the_same_wherever_and_however_it_lies(workplace: Path) -> None:
+    one = model_folder("one")
+    moved = Path(shutil.copytree(one, "models/moved"))
+    assert identity(str(one)) == identity(str(moved))
+    (moved / "config.json").write_text("{}")
+    assert identity(str(one)) != identity(str(moved))
+    Path("x.gguf").write_bytes(b"weights")
+    for name in ("x-bfloat16", "x-float32"):
+        Path(name).mkdir()
+        (Path(name) / "model.safetensors").write_bytes(os.urandom(8))
+        (Path(name) / "source.json").write_text(json.dumps({"sha256": identity("x.gguf")}))
+    assert identity("x-bfloat16") == identity("x-float32") == identity("x.gguf")
+
+
+def test_where_parts_of_a_row_come_from() -> None:
+    row = Pair(pair="p", target="a/b", draft="trained:q", heads="medusa=trained eagle=c/d trained:q")
+    assert [row.trained_in(part) for part in ("target", "draft", "medusa", "eagle", "eagle3")] == [None, "q", "p", None, "q"]
+    assert row.leans_on == ["q"]
+    embedded = Pair(pair="p", target="trained", heads="eagle=c/d")
+    assert [embedded.trained_in(part) for part in ("target", "draft", "medusa", "eagle")] == ["p", None, "p", None]

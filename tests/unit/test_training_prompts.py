@@ -1,0 +1,130 @@
+"""What a target is asked in training: our corpus or the user's file, in its chat template where it has one, and no prompt of an evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from specrig.corpus.example import PROMPT_FILES
+from specrig.corpus.overlap import plain
+from specrig.planning.estimate import training
+from specrig.study.load import load_study
+from specrig.study.overlap import overlapping
+from specrig.tasks import PromptError, read_prompts
+from specrig.training.prompts import asked, heldout_prompts, kept, training_prompts
+from specrig.training.recipe import TINY, Recipe
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+LONG = {"sequences": 40, "heldout_sequences": 8, "sequence": 500}
+
+
+def recipe(**settings: Any) -> Recipe:
+    return Recipe.model_validate(TINY | {"text": LONG, **settings})
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """The tokenizer of a target, whose tokens are bytes."""
+    tokenizer = Tokenizer(models.BPE({piece: n for n, piece in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    folder = tmp_path / "target"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return folder
+
+
+def chatty(folder: Path) -> Path:
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def texts(prompts: list[list[int]], folder: Path) -> list[str]:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [tokenizer.decode(prompt) for prompt in prompts]
+
+
+def test_instructions_where_the_target_has_a_template_else_texts_to_continue(tiny_corpus: Path, target: Path) -> None:
+    corpus = tiny_corpus / "corpus"
+    found = texts(training_prompts(recipe(), corpus, target), target)
+    rows = [json.loads(line) for line in (corpus / "train.jsonl").open()]
+    assert len(found) > 20 and set(found) <= {row["prompt"] for row in rows}
+    asks = texts(training_prompts(recipe(), corpus, chatty(target)), target)
+    assert len(asks) > 20 and set(asks) <= {f"<user>{row['instruction']}<assistant>" for row in rows}
+    assert all(any(word in ask for ask in asks) for word in ("Write a Python", "Translate into", "Summarize", "story"))
+    assert set(texts(training_prompts(recipe(chat=False), corpus, target), target)) <= {row["prompt"] for row in rows}
+    assert not set(asks) & set(texts(heldout_prompts(recipe(), corpus, target), target))
+
+
+def test_a_template_that_is_wanted_and_not_there(tiny_corpus: Path, target: Path) -> None:
+    with pytest.raises(PromptError, match=r"training\.chat is true and the tokenizer of .* has no chat template"):
+        training_prompts(recipe(chat=True), tiny_corpus / "corpus", target)
+
+
+def test_no_evaluation_prompt_of_any_task_is_a_training_prompt(tiny_corpus: Path) -> None:
+    """Neither as it stands nor in another spelling, whatever the task reads: texts or instructions."""
+    asks = [ask for group in asked(recipe(), tiny_corpus / "corpus", heldout=False) for ask in group]
+    trained = {text for ask in asks for text in (ask.text, ask.turns[0]["content"])}
+    said = set().union(*(ask.says() for ask in asks))
+    for task in PROMPT_FILES:
+        evaluated = [prompt.text for prompt in read_prompts(tiny_corpus / "prompts" / f"{task}.jsonl")]
+        assert len(evaluated) == TINY["corpus"]["prompts"]
+        assert not trained & set(evaluated)
+        assert not said & {plain(text) for text in evaluated}
+    assert plain("Write a story!") == plain(" write  A STORY") != plain("Write two stories")
+
+
+def rows_of(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_users_file(tmp_path: Path, target: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": f"What is {n}?"} for n in range(100)]
+    rows += [{"turns": [f"First {n}", "then more"]} for n in range(50)]
+    rows += [
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Say {n}"}, {"role": "assistant", "content": "No."}]}
+        for n in range(50)
+    ]  # fmt: skip
+    mine = recipe(prompts=rows_of(tmp_path / "mine.jsonl", rows), text=LONG | {"sequences": 400})
+    trained = texts(training_prompts(mine, tmp_path, chatty(target)), target)
+    held = texts(heldout_prompts(mine, tmp_path, target), target)
+    assert "<user>What is 7?<assistant>" in trained + held and "<user>First 7<assistant>" in trained + held
+    assert "<system>Be brief.<user>Say 7<assistant>" in trained + held, "the answer is the target's to write"
+    assert not set(trained) & set(held) and len(held) == LONG["heldout_sequences"] and len(trained) > 150
+    assert len(training_prompts(recipe(prompts=mine.prompts), tmp_path, target)) == LONG["sequences"]
+    for row in (
+        {"text": "no prompt"},
+        {"messages": [{"role": "assistant", "content": "Hi"}]},
+        {"prompt": " "},
+        {"messages": ["hi"]},
+    ):
+        with pytest.raises(PromptError, match=r"wrong\.jsonl:1: no prompt to train on; a row needs `prompt`"):
+            asked(recipe(prompts=rows_of(tmp_path / "wrong.jsonl", [row])), tmp_path, heldout=False)
+    with pytest.raises(PromptError, match="no such file of prompts"):
+        asked(recipe(prompts=tmp_path / "gone.jsonl"), tmp_path, heldout=False)
+
+
+def test_what_is_evaluated_is_left_out_and_counted(workplace: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows_of(Path("mine.jsonl"), [{"prompt": f"What is {n}?"} for n in range(200)])
+    rows_of(Path("tests.jsonl"), [{"id": n, "prompt": f"what is  {n}"} for n in range(20)])
+    Path("configs/tasks.tsv").write_text("task\tsource\nquestions\ttests.jsonl\n")
+    settings = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"tasks": ["questions"], "prompts": 4}
+    settings["training"] |= {"prompts": "mine.jsonl", "text": LONG | {"sequences": 400}}
+    Path("configs/mine.yaml").write_text(yaml.safe_dump(settings))
+    study = load_study(Path("configs/mine.yaml"))
+    out = overlapping(study, study.root)
+    groups, count = kept(asked(study.training, study.root / "corpus", heldout=False), study.evaluated(study.root))
+    assert 12 <= count == len(out) <= 20, (
+        "also those that the study does not measure; some of the file are held out from training"
+    )
+    assert f"{count} training prompts are prompts of its tasks and are left out" in training(study)
+    found = texts(training_prompts(study.training, study.root / "corpus", target, study.evaluated(study.root)), target)
+    assert f"{count} training prompts are prompts of the evaluation and were left out" in capsys.readouterr().err
+    assert not {plain(text) for text in found} & {plain(f"What is {n}") for n in range(20)}
+    assert len(found) == sum(map(len, groups)) > 100

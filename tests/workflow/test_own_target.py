@@ -1,0 +1,102 @@
+"""A walk as a new user: a target of one's own, and by rows alone a draft and heads are trained for it and measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from specrig import cli
+from specrig.provenance.trained_for import identity
+
+REPOSITORY = Path(__file__).parents[2]
+STORIES = REPOSITORY.parent / "shared/data/stories260K"
+HEADS = ["draft_medusa", "eagle", "eagle3", "medusa"]
+STUDY = {
+    "study": "own", "pairs": ["mine"], "tasks": ["creative_writing"], "prompts": 2, "max_new_tokens": 16, "device": "cpu", "threads": 1,
+    "replicates": 1, "audit_samples": 1000,
+    "methods": [
+        {"method": "draft_model", "k": 2}, {"method": "medusa", "k": 3, "nodes": 6}, {"method": "eagle", "k": 2},
+        {"method": "eagle3", "k": 2}, {"method": "medusa_draft", "k": 2},
+    ],
+    "training": {
+        "corpus": {
+            "characters": {"code": 60_000, "summarization": 60_000, "translation": 60_000, "creative_writing": 60_000},
+            "heldout_texts": 8, "prompts": 8,
+        },
+        "draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 96},
+        "text": {"sequences": 16, "heldout_sequences": 8, "sequence": 256},
+        "draft_training": {"steps": 8, "batch": 4, "evaluations": 1},
+        "medusa": {"steps": 4, "batch": 4, "corpus_sequences": 0},
+        "eagle": {"steps": 4, "batch": 4, "corpus_sequences": 0},
+        "eagle3": {"steps": 4, "batch": 4, "corpus_sequences": 0},
+    },
+}  # fmt: skip
+
+pytestmark = pytest.mark.workflow
+
+
+def write(target: str, **changes: object) -> str:
+    Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\theads\nmine\t{target}\ttrained\ttrained\n")
+    Path("configs/own.yaml").write_text(yaml.safe_dump(STUDY | changes))
+    return "configs/own.yaml"
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason="needs ../shared/data/stories260K, which is not here")
+def test_a_model_of_ones_own_gets_a_draft_and_heads_by_rows_alone(workplace: Path) -> None:
+    config = write(str(STORIES))
+    cells = "results/own/tables/cells.csv"
+    base = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")]
+    profile = ["--workflow-profile", str(REPOSITORY / "profiles/default")]
+    command = [*base, *profile, cells, "--configfile", config]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900)
+    assert result.returncode == 0, result.stdout
+    models = Path("results/own/models/mine")
+    assert not (models / "target").exists(), "the target is the user's"
+    for model in ("draft", *HEADS):
+        about = json.loads((models / model / "trained_for.json").read_text())
+        assert about["identity"] == identity(str(STORIES))
+    found = pd.read_csv(cells)
+    assert sorted(found["method"]) == ["draft_model", "eagle", "eagle3", "medusa", "medusa_draft"]
+    assert (found["tokens"] == 2 * 16).all() and found["acceptance_rate"].between(0, 1).all()
+    environment = json.loads(Path("results/own/records/native/mine/eagle/environment.json").read_text())
+    assert environment["models"]["eagle"]["trained_for"]["identity"] == identity(str(STORIES))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_other_architectures_are_planned(workplace: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.gpt2 import GPT2Config
+
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "vocab_size": 300,
+        "max_position_embeddings": 256,
+    }
+    if kind == "gpt2":
+        shape = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=300, n_positions=256)
+    else:
+        shape = AutoConfig.for_model(kind, **sizes, num_key_value_heads=1, intermediate_size=64)
+    folder = Path(f"models/{kind}")
+    AutoModelForCausalLM.from_config(shape).save_pretrained(folder)
+    tokenizer(folder)
+    assert cli.run(["plan", write(str(folder))]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "trains draft of mine, draft_medusa of mine, eagle of mine, eagle3 of mine, medusa of mine" in shown
+
+
+def tokenizer(folder: Path) -> None:
+    """One of bytes, as planning and training read it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE({piece: n for n, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="!").save_pretrained(folder)
