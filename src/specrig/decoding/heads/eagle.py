@@ -58,7 +58,7 @@ class EagleHead(LlamaModel):
         self.patterns, self.pattern_of = [FULL], [0]  # whatever its config repeats of the target's
         self._check(tensors, target)
         self.target = target
-        self.embedding, self.head = _shared(target)
+        self.embedding, self.head = shared(target)
         self.take_weights(
             {n: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None) for n, tensor in tensors.items()}
         )
@@ -263,7 +263,7 @@ def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
         raise DecodingError(f"{folder}: {error}") from error
 
 
-def _shared(target: CachedModel) -> tuple[Tensor, Linear]:
+def shared(target: CachedModel) -> tuple[Tensor, Linear]:
     """The target's embedding `[V, D]` and LM head."""
     if isinstance(target, LlamaModel):
         return target.embedding, target.head
