@@ -19,6 +19,7 @@ from specrig.decoding.loop import generate
 from specrig.decoding.thinned import join, thinned
 from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import DecodingError
+from specrig.study.entries import MethodEntry
 
 LAYERS, V = 5, 30
 
@@ -34,7 +35,9 @@ def llama() -> Any:
 
 def gpt2() -> Any:
     torch.manual_seed(1)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=128)).eval()
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=V, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=128, initializer_range=0.3)
+    ).eval()
 
 
 def without(model: Any, skipped: set[int]) -> Any:
@@ -71,7 +74,7 @@ def test_the_thinned_model_is_the_model_without_its_layers(make: Any, direct: bo
     found = [first, *[step(thin, tokens[:, at : at + 1]) for at in range(4, 7)]]
     torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-4, rtol=1e-3)
     assert whole.lengths == [0], "the whole model's context is its own"
-    assert not torch.allclose(whole.forward(tokens)[0], expected, atol=0.1), "the whole model still has all layers"
+    assert not torch.allclose(whole.forward(tokens)[0], expected, atol=1e-2), "the whole model still has all layers"
 
 
 def step(model: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -109,6 +112,13 @@ def test_layers_by_share_by_number_and_as_found(tmp_path: Path) -> None:
     for skip, expected in ((None, {2, 3}), (0.4, set(spread(LAYERS, 0.4))), ((1,), {1})):
         drafter = LayerSkip(LayerSkip.Options.model_validate({"skip": skip}), resources(whole, tmp_path))
         assert drafter.model.skipped == expected  # type: ignore[attr-defined]
+
+
+def test_layers_that_are_named_need_no_search() -> None:
+    assert MethodEntry.model_validate({"method": "layer_skip"}).needs == {"layer_skip"}
+    assert MethodEntry.model_validate({"method": "layer_skip", "skip": [0.2, 0.4]}).needs == set()
+    assert MethodEntry.model_validate({"method": "layer_skip", "skip": [1, 3]}).needs == set()
+    assert MethodEntry.model_validate({"method": "medusa_draft"}).needs == {"draft", "draft_medusa"}
 
 
 def test_leaving_nothing_out_is_accepted_in_full(tmp_path: Path) -> None:

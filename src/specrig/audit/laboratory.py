@@ -178,12 +178,12 @@ def _hydra(folder: Path, target: Any, seed: int) -> None:
 
 
 def _rest(folder: Path, target: Any, seed: int) -> None:
-    """Text in which each token follows the one before about as often as the target says it there."""
+    """Text in which each token mostly is one that the target likes to say after the one before."""
     import torch
 
     from specrig.decoding.heads import rest
 
-    follows = torch.softmax(_embedding(seed) @ _output(ERROR, seed).T, -1)
+    follows = torch.softmax(2 * _embedding(seed) @ _output(ERROR, seed).T, -1)
     generator = torch.Generator().manual_seed(seed)
     texts = [[row] for row in range(target.vocab_size)]
     for text in texts:

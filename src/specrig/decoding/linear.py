@@ -42,7 +42,7 @@ class Linear:
         with torch.inference_mode():
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT) if self.packed else weight
 
-    def rows(self, places: Tensor) -> Linear:
+    def among(self, places: Tensor) -> Linear:
         """The layer that gives these of the outputs alone; places: `[n]`."""
         weight = self.weight.to_dense() if self.packed else self.weight
         return Linear(weight[places], None if self.bias is None else self.bias[places])

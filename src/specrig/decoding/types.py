@@ -211,6 +211,11 @@ class Drafter(ABC):
         self.resources = resources
 
     @classmethod
+    def parts(cls, options: MethodOptions) -> tuple[str, ...]:
+        """Those of `needs` that it does need with these options."""
+        return cls.needs
+
+    @classmethod
     def lossless(cls, options: MethodOptions) -> bool:
         """Whether the output keeps the target's distribution with these options."""
         return cls.acceptance(options) != "typical"

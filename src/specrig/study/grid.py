@@ -83,7 +83,7 @@ class Grid:
         """Names of the trained heads that a pair needs: for the study's methods, and those that Medusa-2 starts from or makes."""
         config = self._config
         entries = [entry for entry in config.methods if pair in (entry.pairs or config.pairs)]
-        needs = {need for entry in entries for need in methods()[entry.method].needs} - {"draft"}
+        needs = {need for entry in entries for need in entry.needs} - {"draft"}
         joint = any(pair in (name, row.base) for name, row in config.rows.pairs.items() if row.base)
         return sorted(needs | ({"medusa"} if joint else set()))
 

@@ -108,7 +108,7 @@ class Hydra(Medusa):
         plan = self.plans.get(k)
         if plan is None:
             paths = self.options.paths(heads.accuracy, min(k, heads.count))
-            plan = self.plans[k] = Plan.of(paths, heads.choices)
+            plan = self.plans[k] = Plan.of(paths, heads.tokens)
         # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely ones.
         ranked = sampler.greedy or self.options.acceptance == "typical"
         device = self.hidden.device

@@ -31,6 +31,11 @@ class LayerSkip(DraftModel):
 
         skip: Annotated[float, Field(gt=0, lt=1)] | tuple[int, ...] | None = None
 
+    @classmethod
+    def parts(cls, options: MethodOptions) -> tuple[str, ...]:
+        """Layers that are named need no search."""
+        return cls.needs if getattr(options, "skip", None) is None else ()
+
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         from specrig.decoding.heads import layer_skip
         from specrig.decoding.thinned import thinned

@@ -52,7 +52,7 @@ class HydraHeads:
         self.target = target
         self.count: int = config.num_heads
         self.embedding, output = shared(target)
-        self.output = output if self.vocabulary is None else output.rows(self.vocabulary)
+        self.output = output if self.vocabulary is None else output.among(self.vocabulary)
         # W_i x + b_i and R_i x read the same input, so they are one matrix product.
         self.blocks = []
         for head in range(self.count):
@@ -66,8 +66,8 @@ class HydraHeads:
         self.replay = Replay(target.device) if target.device.type == "cuda" else None
 
     @property
-    def choices(self) -> int:
-        """Vd, how many tokens can be drafted."""
+    def tokens(self) -> int:
+        """Vd, how many tokens they can draft."""
         return self.target.vocab_size if self.vocabulary is None else len(self.vocabulary)
 
     def named(self, places: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class HydraHeads:
         mark = self.watch.start()
         (logits,) = run([inputs])
         self.watch.stop(inputs.shape[1], mark)
-        return logits[..., : self.choices]  # what is padding for the target is never offered
+        return logits[..., : self.tokens]  # what is padding for the target is never offered
 
     def _logits(self, head: int, inputs: Tensor) -> tuple[Tensor]:
         inner, residual = self.blocks[head](inputs).chunk(2, -1)

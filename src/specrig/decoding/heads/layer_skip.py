@@ -6,9 +6,6 @@ are left out, from 0. The search also writes model.safetensors with what it meas
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
@@ -16,6 +13,9 @@ from transformers import PreTrainedConfig
 from specrig.decoding.types import DecodingError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from specrig.decoding.model import CachedModel
 
 
@@ -46,12 +46,13 @@ def save(folder: Path, layers: int, skipped: Sequence[int]) -> None:
 def load(folder: Path, target: CachedModel) -> list[int]:
     """The layers to leave out. Raises DecodingError where the folder does not say, or was written for another target."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = PreTrainedConfig.from_pretrained(folder)
+    except OSError as error:
         raise DecodingError(f"{folder}: no layer_skip there ({str(error).splitlines()[0]})") from error
-    layers, skipped = found.get("num_hidden_layers"), found.get("skipped")
-    if not isinstance(skipped, list) or not all(isinstance(layer, int) for layer in skipped):
+    skipped: list[int] = getattr(config, "skipped", [])
+    if not isinstance(skipped, list) or not skipped or not all(isinstance(layer, int) for layer in skipped):
         raise DecodingError(f"{folder}/config.json: `skipped` is not a list of the layers to leave out")
+    layers = getattr(config, "num_hidden_layers", None)
     if layers != target.layers:
         raise DecodingError(f"{folder}: found for a target of {layers} layers, this one has {target.layers}")
     return skipped

@@ -12,11 +12,9 @@ with the number V, which no token has (V: the vocabulary), so that no run of tok
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +26,8 @@ from transformers import PreTrainedConfig
 from specrig.decoding.types import DecodingError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from specrig.decoding.model import CachedModel
 
 SORTED = 64
@@ -138,9 +138,9 @@ def save(folder: Path, store: Datastore) -> None:
 def load(folder: Path, target: CachedModel) -> Datastore:
     """Read a folder for this target. Raises DecodingError where it holds no datastore of the target's vocabulary."""
     try:
-        V = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+        V = getattr(PreTrainedConfig.from_pretrained(folder), "vocab_size", None)
         found = load_file(folder / "model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise DecodingError(f"{folder}: no datastore of REST there ({str(error).splitlines()[0]})") from error
     tokens, order = found.get("tokens"), found.get("order")
     if V is None or tokens is None or order is None or tokens.shape != order.shape or tokens.ndim != 1:
