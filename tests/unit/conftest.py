@@ -59,9 +59,9 @@ def tiny_pair(once: Once, tiny_corpus: Path) -> Path:
 
         recipe = Recipe.model_validate(TINY)
         (folder / "corpus").symlink_to(tiny_corpus / "corpus")
-        train_target(recipe, folder / "corpus", folder / "models", progress=False)
-        write_text(recipe, folder / "corpus", folder / "models")
-        train_draft(recipe, folder / "corpus", folder / "models", progress=False)
+        train_target(recipe, folder / "corpus", folder / "models", folder / "models/target", progress=False)
+        write_text(recipe, folder / "corpus", folder / "models", folder / "models/target")
+        train_draft(recipe, folder / "corpus", folder / "models", folder / "models/target", progress=False)
 
     return once("pair", build)
 
@@ -95,8 +95,8 @@ def sums(once: Once) -> tuple[Recipe, Path]:
         for name, part in (("train", rows[:360]), ("heldout", rows[360:])):
             lines = [json.dumps({**row, "text": row["prompt"] + row["completion"], "source": "-"}) + "\n" for row in part]
             (folder / "corpus" / f"{name}.jsonl").write_text("".join(lines))
-        train_target(SUMS, folder / "corpus", folder, progress=False)
-        write_text(SUMS, folder / "corpus", folder)
-        train_draft(SUMS, folder / "corpus", folder, progress=False)
+        train_target(SUMS, folder / "corpus", folder, folder / "target", progress=False)
+        write_text(SUMS, folder / "corpus", folder, folder / "target")
+        train_draft(SUMS, folder / "corpus", folder, folder / "target", progress=False)
 
     return SUMS, once("sums", build)

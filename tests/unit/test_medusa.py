@@ -25,12 +25,15 @@ from specrig.decoding.types import Context, DecodingError, Drafter, Generation
 from specrig.training import llama
 from specrig.training.language_model import next_token_loss
 from specrig.training.llama import Llama
-from specrig.training.medusa import Heads, heads_loss, rank_accuracies, train_draft_heads, train_heads, train_jointly
+from specrig.training.medusa import train_draft_heads, train_heads, train_jointly
+from specrig.training.medusa_heads import Heads, heads_loss, rank_accuracies
 from specrig.training.medusa_recipe import JointTraining, MedusaTraining
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe, Shape
 from specrig.training.run import TrainingError
 from specrig.training.stages import TEXT
+from specrig.training.target_text import Texts
+from specrig.training.teacher import Teacher
 
 PERIOD = 29
 SETTINGS = MedusaTraining(
@@ -68,6 +71,11 @@ class Lent:
         return registry()[method](registry()[method].Options.model_validate(options), self)
 
 
+def everything(texts: torch.Tensor) -> Texts:
+    """Texts of which every token counts as written."""
+    return Texts(texts, torch.ones_like(texts, dtype=torch.bool))
+
+
 @pytest.fixture(scope="module")
 def counter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lent, list[list[float]]]:
     """A tiny model that knows `cycles`, with four trained heads and their measured accuracies."""
@@ -79,22 +87,22 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lent, list[list[f
     for step in range(schedule.steps):
         loss_of(cycles(8 + step, 33)).backward()
         optimizer.step()
-    model.requires_grad_(False)
-    heads = Heads(model, settings)
+    llama.save(model, folder, (0,))
+    tutor = Teacher(AutoModelForCausalLM.from_pretrained(folder), (PERIOD,), torch.device("cpu"))
+    heads = Heads(tutor, settings)
     optimizer = Optimizer(heads, schedule)
     for step in range(schedule.steps):
         texts = cycles(8 + step, 33)
-        hidden = model(texts)
-        heads_loss(heads, model.embedding, hidden, model.logits(hidden), texts, settings).backward()
+        hidden = tutor.states(texts)
+        heads_loss(heads, heads.output, hidden, hidden, heads.output, everything(texts), settings).backward()
         optimizer.step()
     texts = cycles(7, 33)
-    accuracies = rank_accuracies(heads, model, texts, torch.ones_like(texts, dtype=torch.bool))
-    llama.save(model, folder, eos=0)
+    accuracies = rank_accuracies(heads, tutor, everything(texts), tutor.eos)
     config = checkpoint.heads_config(
         hidden=64, vocabulary=PERIOD, heads=4, measured={"accuracy": accuracies[1:], "first": accuracies[0]}
     )
     (folder / "heads").mkdir()
-    checkpoint.save(folder / "heads", config, heads.tensors(model))
+    checkpoint.save(folder / "heads", config, heads.tensors())
     return Lent(folder), accuracies
 
 
@@ -244,7 +252,7 @@ def trained_again(train: Callable[..., None], recipe: Recipe, folder: Path, out:
     out.mkdir()
     for name in ("target", "draft", TEXT):
         (out / name).symlink_to(folder / name)
-    train(recipe, folder / "corpus", out, progress=False)
+    train(recipe, folder / "corpus", out, out / "target", progress=False)
     return out
 
 
@@ -277,7 +285,7 @@ def test_the_drafts_heads_learn_from_the_target(pair: tuple[Recipe, Path], tmp_p
 def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
     recipe, folder = pair
     base = trained_again(train_heads, recipe, folder, tmp_path / "base")
-    train_jointly(recipe, folder / "corpus", base, tmp_path / "joint", progress=False)
+    train_jointly(recipe, folder / "corpus", base, tmp_path / "joint", base / "target", progress=False)
     assert sorted(path.name for path in (tmp_path / "joint").iterdir()) == ["medusa", "target"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "joint" / "target")
     before = AutoModelForCausalLM.from_pretrained(folder / "target")
@@ -294,8 +302,8 @@ def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path],
 
 def test_heads_without_a_model_are_refused(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no trained target there"):
-        train_heads(pair[0], pair[1] / "corpus", tmp_path, progress=False)
+        train_heads(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "target", progress=False)
     (tmp_path / "target").symlink_to(pair[1] / "target")
     (tmp_path / TEXT).symlink_to(pair[1] / TEXT)
     with pytest.raises(TrainingError, match="no trained medusa there"):
-        train_jointly(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "joint", progress=False)
+        train_jointly(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "joint", tmp_path / "target", progress=False)

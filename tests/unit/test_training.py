@@ -14,21 +14,20 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specrig.corpus import gather as corpus
-from specrig.training import llama, losses, run
+from specrig.training import llama, losses, run, teacher
 from specrig.training.checkpoint import State
 from specrig.training.distil import distillation_loss, train_draft
-from specrig.training.generate import continuations
 from specrig.training.language_model import next_token_loss, train_target
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer, orthogonalise
-from specrig.training.recipe import TINY, Growth, Optimisation, Recipe, Shape
+from specrig.training.prompts import heldout_prompts
+from specrig.training.recipe import TINY, Distillation, Growth, Optimisation, Recipe, Shape
 from specrig.training.run import TrainingError, model_folder, training, within_memory
 from specrig.training.stages import TEXT
-from specrig.training.target_text import heldout_prompts, read_text, write_text
+from specrig.training.target_text import Texts, read_text, write_text
 from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from specrig.training.trainer import (
     Heldout,
-    Losses,
     PackedText,
     evaluate,
     train,
@@ -57,7 +56,7 @@ TEN_STEPS = TINY_RECIPE.model_copy(
 def uncut(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target of `TEN_STEPS`, trained without a break."""
     out = tmp_path_factory.mktemp("uncut")
-    train_target(TEN_STEPS, tiny_pair / "corpus", out, progress=False)
+    train_target(TEN_STEPS, tiny_pair / "corpus", out, out / "target", progress=False)
     return out / "target"
 
 
@@ -72,7 +71,7 @@ def random_model(seed: int = 0, shape: Shape = SHAPE, vocabulary: int = 97) -> L
 
 def test_the_lean_forward_is_hugging_faces(tmp_path: Path) -> None:
     model = random_model()
-    llama.save(model, tmp_path, eos=0)
+    llama.save(model, tmp_path, (0,))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     tokens = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
@@ -83,28 +82,6 @@ def test_the_lean_forward_is_hugging_faces(tmp_path: Path) -> None:
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, again.get_parameter(name)), name
     assert sum(p.numel() for p in theirs.parameters()) == SHAPE.parameters(97) == sum(p.numel() for p in model.parameters())
-
-
-def test_generation_with_a_cache_follows_the_forward() -> None:
-    model = random_model()
-    prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
-    out = continuations(model, prompts, 30, (0.0,), seed=0)
-    for row, prompt in zip(out.tolist(), prompts, strict=True):
-        assert row[: len(prompt)] == prompt
-    with torch.no_grad():
-        best = model.logits(model(out[:, :-1])).argmax(-1)
-    for row, prompt in enumerate(prompts):
-        assert torch.equal(best[row, len(prompt) - 1 :], out[row, len(prompt) :])
-
-
-def test_sampling_follows_the_distribution() -> None:
-    model = random_model()
-    out = continuations(model, [[5, 6]] * 4000, 3, (1.0,), seed=1)
-    with torch.no_grad():
-        expected = model.logits(model(torch.tensor([[5, 6]])))[0, -1].softmax(-1)
-    counts = torch.bincount(out[:, 2], minlength=97) / 4000
-    assert (counts - expected).abs().sum() / 2 < 0.12
-    assert not torch.equal(out, continuations(model, [[5, 6]] * 4000, 3, (1.0,), seed=2))
 
 
 def test_orthogonalise_brings_singular_values_near_one() -> None:
@@ -161,15 +138,27 @@ def test_heldout_loss_is_the_mean_over_real_tokens() -> None:
     assert found.bits_per_byte["code"] == pytest.approx(found.nats["code"] * 8 / 0.693147 / 20, rel=1e-4)
 
 
-def test_distillation_loss_is_zero_only_for_the_teacher_itself() -> None:
-    teacher, student = random_model(0), random_model(7)
+def test_distillation_loss_is_zero_only_for_the_teacher_itself(tmp_path: Path) -> None:
+    model, student = random_model(0), random_model(7)
+    llama.save(model, tmp_path, (0,))
+    tutor = teacher.load(tmp_path, torch.device("cpu"))
     tokens = torch.randint(0, 97, (2, 17), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        batch = tokens, teacher(tokens[:, :-1])
-    same, other = distillation_loss(teacher, teacher, 1.0)(batch), distillation_loss(student, teacher, 1.0)(batch)
-    assert abs(same.item()) < 1e-5 and other.item() > 0.01
-    plain = distillation_loss(student, teacher, 0.0)(batch)
-    torch.testing.assert_close(plain, next_token_loss(student)(tokens), atol=1e-4, rtol=1e-4)
+    batch = Texts(tokens, torch.ones_like(tokens, dtype=torch.bool)), tutor.states(tokens[:, :-1])
+    divergence, plain = Distillation(kl_weight=1.0), Distillation(kl_weight=0.0)
+    same, other = distillation_loss(model, tutor, divergence)(batch), distillation_loss(student, tutor, divergence)(batch)
+    assert 0 <= same.item() < 1e-3 < 0.01 < other.item()
+    torch.testing.assert_close(
+        distillation_loss(student, tutor, plain)(batch), next_token_loss(student)(tokens), atol=1e-3, rtol=1e-3
+    )
+    # Of what the target did not write nothing is learnt.
+    half = Texts(tokens, batch[0].written & (torch.arange(17) < 9))
+    first = Texts(tokens[:, :9], half.written[:, :9])
+    torch.testing.assert_close(
+        distillation_loss(student, tutor, divergence)((half, batch[1])),
+        distillation_loss(student, tutor, divergence)((first, batch[1][:, :8])),
+        atol=1e-2,
+        rtol=1e-2,
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_training(tmp_path: Path) -> None:
@@ -184,7 +173,7 @@ def test_a_loss_that_is_not_finite_stops_training(tmp_path: Path) -> None:
             Optimisation(steps=5),
             batches(),
             lambda batch: model.embedding.sum() * float("nan"),
-            lambda: Losses({}, {}),
+            lambda: ({}, ""),
             run,
         )
     assert not list(tmp_path.iterdir())
@@ -222,13 +211,13 @@ def test_a_training_that_was_cut_goes_on_to_the_same_weights(
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(State, "keep", save_and_die)
-        train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
     again = tmp_path / "target"
     assert not again.exists()
     taken: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(State, "keep", lambda state, step: taken.append(step))
-        train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
     assert taken == list(range(cut + 1, 11))
     states = [llama.load(folder).state_dict() for folder in (uncut, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -251,8 +240,8 @@ def test_losses_read_now_and_then_make_the_same_curve_and_a_checkpoint_misses_no
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(State, "due", lambda state: True)
         patch.setattr(State, "save", save_and_die)
-        train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
-    train_target(TEN_STEPS, pair / "corpus", tmp_path, progress=False)
+        train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
+    train_target(TEN_STEPS, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
     each, seldom = (
         [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
         for folder in (uncut, tmp_path / "target")
@@ -283,7 +272,7 @@ def test_a_batch_in_parts_takes_the_step_of_the_whole_batch(pair: Path, tmp_path
             update={"steps": 2, "evaluations": 1, "accumulate": parts, "warmup": 0.0, "optimizer": "adamw", "lr": 1e-3}
         )
         recipe = TINY_RECIPE.model_copy(update={"target_training": one})
-        train_target(recipe, pair / "corpus", tmp_path / name, progress=False)
+        train_target(recipe, pair / "corpus", tmp_path / name, tmp_path / name / "target", progress=False)
         rows = [json.loads(line) for line in (tmp_path / name / "target/training.jsonl").read_text().splitlines()]
         weights.append(
             (rows[0]["loss"], [row["tokens"] for row in rows if "loss" in row], llama.load(tmp_path / name / "target"))
@@ -300,7 +289,7 @@ def test_a_batch_in_parts_takes_the_step_of_the_whole_batch(pair: Path, tmp_path
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named(pair: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"PyTorch sees no GPU here; set `device: cpu`"):
-        train_target(TINY_RECIPE, pair / "corpus", tmp_path, progress=False, device="cuda")
+        train_target(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target", progress=False, device="cuda")
     assert not list(tmp_path.iterdir())
 
 
@@ -315,8 +304,8 @@ def test_writing_side_by_side_changes_no_greedy_text(pair: Path, tmp_path: Path)
     found = []
     for batch in (1, 3):
         text = TINY_RECIPE.text.model_copy(update={"temperatures": (0.0,), "batch": batch, "sequence": 64})
-        write_text(TINY_RECIPE.model_copy(update={"text": text}), pair / "corpus", tmp_path)
-        found.append(read_text(tmp_path).train)
+        write_text(TINY_RECIPE.model_copy(update={"text": text}), pair / "corpus", tmp_path, tmp_path / "target")
+        found.append(read_text(tmp_path).train.tokens)
     assert found[0].shape == found[1].shape and len(found[0]) > 2
     assert (found[0] == found[1]).float().mean() > 0.9  # bfloat16 sums of another shape may break ties differently
 
@@ -362,11 +351,10 @@ def test_the_pair_loads_with_transformers_and_shares_its_tokenizer(pair: Path) -
     assert sorted(path.name for path in models.iterdir()) == ["draft", "target", TEXT]
 
 
-@pytest.mark.parametrize("name", ["target", "draft"])
-def test_the_loss_curve_falls_and_holds_the_heldout_losses(pair: Path, name: str) -> None:
-    rows = [json.loads(line) for line in (pair / "models" / name / "training.jsonl").read_text().splitlines()]
+def test_the_loss_curve_falls_and_holds_the_heldout_losses(pair: Path) -> None:
+    rows = [json.loads(line) for line in (pair / "models/target/training.jsonl").read_text().splitlines()]
     steps, evaluations = [r for r in rows if "loss" in r], [r for r in rows if "heldout" in r]
-    settings = getattr(TINY_RECIPE, f"{name}_training")
+    settings = TINY_RECIPE.target_training
     assert [row["step"] for row in steps] == list(range(1, settings.steps + 1))
     assert steps[-1]["tokens"] == settings.steps * settings.batch * settings.sequence
     assert [row["step"] for row in evaluations] == [settings.steps // 2, settings.steps]
@@ -377,28 +365,29 @@ def test_the_loss_curve_falls_and_holds_the_heldout_losses(pair: Path, name: str
 
 def test_a_draft_without_a_target_or_its_text_is_refused(pair: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no trained target there"):
-        train_draft(TINY_RECIPE, pair / "corpus", tmp_path, progress=False)
+        train_draft(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
     (tmp_path / "target").symlink_to(pair / "models" / "target")
     with pytest.raises(TrainingError, match="write it first with `specrig write-text`"):
-        train_draft(TINY_RECIPE, pair / "corpus", tmp_path, progress=False)
+        train_draft(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target", progress=False)
 
 
 def test_what_the_target_writes(pair: Path, tmp_path: Path) -> None:
     text, settings = read_text(pair / "models"), TINY_RECIPE.text
-    assert text.train.shape == (settings.sequences, settings.sequence + 1) and text.train.dtype == torch.int64
+    assert text.train.tokens.shape == (settings.sequences, settings.sequence + 1) and text.train.tokens.dtype == torch.int64
     tokenizer = load_tokenizer(pair / "models" / "target")
-    prompts = heldout_prompts(TINY_RECIPE, pair / "corpus", tokenizer)
+    prompts = heldout_prompts(TINY_RECIPE, pair / "corpus", pair / "models/target")
     assert 4 <= len(prompts) <= settings.heldout_sequences
-    assert text.heldout.shape == text.written.shape == (len(prompts), settings.sequence + 1)
+    heldout, written_by_it = text.heldout.tokens, text.heldout.written
+    assert heldout.shape == written_by_it.shape == (len(prompts), settings.sequence + 1)
     eos = tokenizer.token_to_id(END_OF_TEXT)
     for row, prompt in enumerate(prompts):
-        assert text.heldout[row, : len(prompt)].tolist() == prompt and not text.written[row, : len(prompt)].any()
-        written = text.heldout[row][text.written[row]].tolist()
-        assert text.written[row, len(prompt)] and eos not in written[:-1]
-        assert len(prompt) + len(written) == settings.sequence + 1 or written[-1] == eos
+        assert heldout[row, : len(prompt)].tolist() == prompt and not written_by_it[row, : len(prompt)].any()
+        written = heldout[row][written_by_it[row]].tolist()
+        assert written_by_it[row, len(prompt)] and eos not in written[:-1]
+        assert len(written) == settings.sequence + 1 - max(map(len, prompts)) or written[-1] == eos
     (tmp_path / "target").symlink_to(pair / "models" / "target")
-    write_text(TINY_RECIPE, pair / "corpus", tmp_path)
-    assert torch.equal(read_text(tmp_path).train, text.train)
+    write_text(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target")
+    assert torch.equal(read_text(tmp_path).train.tokens, text.train.tokens)
 
 
 def test_the_default_recipe_is_the_quick_pair_and_refuses_nonsense() -> None:
@@ -420,6 +409,30 @@ def test_encoding_uses_the_saved_tokenizer(pair: Path) -> None:
     tokenizer = load_tokenizer(pair / "models" / "target")
     text = corpus.read(pair / "corpus" / "train.jsonl")[0]["text"]
     assert tokenizer.encode(text).ids == AutoTokenizer.from_pretrained(pair / "models" / "target")(text).input_ids
+
+
+def test_the_acceptance_loss_has_the_value_and_gradient_of_the_plain_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(300, 50, generator=generator).requires_grad_()
+    goal = torch.randn(300, 50, generator=generator)
+    p, t = logits.softmax(-1), goal.softmax(-1)
+    rate = torch.minimum(p, t).sum(-1)
+    weight = (-3 * rate.detach()).exp()
+    plain = (weight * (t * (t.log() - p.log())).sum(-1) + (1 - weight) * (1 - rate)).mean()
+    lean = losses.likeness(logits, goal, "lk")
+    torch.testing.assert_close(lean, plain)
+    torch.testing.assert_close(torch.autograd.grad(lean, logits), torch.autograd.grad(plain, logits), atol=1e-7, rtol=1e-4)
+
+
+def test_a_token_without_a_label_has_no_cross_entropy() -> None:
+    logits, goal = torch.randn(2, 20, 9, generator=torch.Generator().manual_seed(0)).unbind()
+    labels = torch.arange(20) % 9
+    some = torch.where(torch.arange(20) < 5, labels, -1)
+    found = losses.distillation(logits, goal, some, 0.3)
+    whole, divergence = losses.distillation(logits, goal, labels, 0.3), losses.likeness(logits, goal, "kl")
+    rest = F.cross_entropy(logits[5:], labels[5:]) * 15 / 20
+    torch.testing.assert_close(found, whole - 0.7 * rest)
+    assert divergence > 0
 
 
 @pytest.mark.parametrize("kl_weight", [None, 0.0, 0.7, 1.0])

@@ -40,18 +40,18 @@ def text(tiny_corpus: Path) -> Path:
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_every_stage_trains_where_it_is_told(text: Path, tmp_path: Path, device: str) -> None:
     models = tmp_path / "pair"
-    stages.train("target", RECIPE, text, models, False, device)
-    write_text(RECIPE, text, models, device)
+    stages.train("target", RECIPE, text, models, models / "target", False, device)
+    write_text(RECIPE, text, models, models / "target", device)
     for name in ("draft", "medusa", "draft_medusa", "eagle", "eagle3"):
-        stages.train(name, RECIPE, text, models, False, device)
-    train_jointly(RECIPE, text, models, tmp_path / "joint", False, device)
+        stages.train(name, RECIPE, text, models, models / "target", False, device)
+    train_jointly(RECIPE, text, models, tmp_path / "joint", models / "target", False, device)
     for folder in (*(models / name for name in stages.STAGES), tmp_path / "joint/target", tmp_path / "joint/medusa"):
         lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
         losses = [line["loss"] for line in lines if "loss" in line]
         assert [line["step"] for line in lines if "loss" in line] == list(range(1, len(losses) + 1)), folder
         assert min(losses[-2:]) < losses[0] or folder.parent.name == "joint", (folder, losses)
         assert all(tensor.isfinite().all() for tensor in load_file(folder / "model.safetensors").values())
-    assert read_text(models).train.shape == (12, 257)
+    assert read_text(models).train.tokens.shape == (12, 257)
     for folder in (models / "target", models / "draft", tmp_path / "joint/target"):
         assert AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight.device.type == "cpu"
 
@@ -60,7 +60,7 @@ def test_every_stage_trains_where_it_is_told(text: Path, tmp_path: Path, device:
 def test_a_gpu_starts_from_the_same_weights_and_batches(text: Path, tmp_path: Path) -> None:
     first = {}
     for device in ("cpu", "cuda"):
-        stages.train("target", RECIPE, text, tmp_path / device, False, device)
+        stages.train("target", RECIPE, text, tmp_path / device, tmp_path / device / "target", False, device)
         lines = (tmp_path / device / "target/training.jsonl").read_text().splitlines()
         first[device] = json.loads(lines[0])["loss"]
     assert first["cuda"] == pytest.approx(first["cpu"], rel=0.01)  # bfloat16

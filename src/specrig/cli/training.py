@@ -48,7 +48,8 @@ def train(
 
     _set_threads(loaded, threads)
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
-    stages.train(model, loaded.training, loaded.root / "corpus", folder, progress, loaded.resolved_device())
+    corpus, device = loaded.root / "corpus", loaded.resolved_device()
+    stages.train(model, loaded.training, corpus, folder, folder / "target", progress, device)
 
 
 def write_text(study: StudyFile, pair: PairName) -> None:
@@ -57,7 +58,8 @@ def write_text(study: StudyFile, pair: PairName) -> None:
 
     loaded = load(study)
     _set_threads(loaded)
-    write(loaded.training, loaded.root / "corpus", loaded.root / "models" / pair, loaded.resolved_device())
+    models = loaded.root / "models" / pair
+    write(loaded.training, loaded.root / "corpus", models, models / "target", loaded.resolved_device())
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:
@@ -71,7 +73,7 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     _set_threads(loaded)
     models = loaded.root / "models"
     progress, device = sys.stderr.isatty(), loaded.resolved_device()
-    train(loaded.training, loaded.root / "corpus", models / base, models / pair, progress, device)
+    train(loaded.training, loaded.root / "corpus", models / base, models / pair, models / base / "target", progress, device)
 
 
 def _set_threads(study: Study, threads: int | None = None) -> None:

@@ -32,20 +32,16 @@ def reorderable(weight: Tensor) -> bool:
 class Linear:
     """`x @ weight.T + bias` with the weight kept in the layout that is fastest here."""
 
-    __slots__ = ("bias", "in_place", "packed", "weight")
+    __slots__ = ("bias", "in_place", "packed", "weight", "width")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight: `[out, in]`; bias: `[out]`."""
         self.bias = bias
+        self.width = weight.shape[1]
         self.packed = reorderable(weight)
         self.in_place = weight.device.type == "cuda" and bias is None  # see `onto`
         with torch.inference_mode():
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT) if self.packed else weight
-
-    def among(self, places: Tensor) -> Linear:
-        """The layer that gives these of the outputs alone; places: `[n]`."""
-        weight = self.weight.to_dense() if self.packed else self.weight
-        return Linear(weight[places], None if self.bias is None else self.bias[places])
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
@@ -53,6 +49,16 @@ class Linear:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return result
         return F.linear(x, self.weight, self.bias)
+
+    def among(self, places: Tensor) -> Linear:
+        """A layer of those outputs alone, `places` `[n]`. A reordered weight is read by multiplying the unit vectors, which is exact."""
+        bias = None if self.bias is None else self.bias[places]
+        if not self.packed:
+            return Linear(self.weight[places], bias)
+        parts = []
+        for rows in torch.eye(self.width, dtype=self.weight.dtype).split(64):
+            parts.append(torch.ops.mkldnn._linear_pointwise(rows, self.weight, None, "none", [], "")[:, places])
+        return Linear(torch.cat(parts).T.contiguous(), bias)
 
     def onto(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual + self(x)`, `[..., out]`. On a GPU `residual` itself takes the sum, inside the product's kernel."""

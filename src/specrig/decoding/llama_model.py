@@ -78,6 +78,9 @@ class View:
 class LlamaModel(CachedModel):
     """Direct forward pass of a Llama-shaped model, with fused projections."""
 
+    drafted: Tensor | None = None
+    """`[Vd]` the only tokens that it has logits for, where it drafts among some alone; minus infinity for the others."""
+
     def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
         """`model`: a loaded `…ForCausalLM`; its weights are taken over, the module can be dropped."""
         super().__init__(model.config, device=device, dtype=dtype)
@@ -179,4 +182,11 @@ class LlamaModel(CachedModel):
 
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
+        logits = self.head(hidden)
+        if self.drafted is None:
+            return logits
+        return logits.new_full((*logits.shape[:-1], len(self.embedding)), -torch.inf).index_copy_(-1, self.drafted, logits)
+
+    def draft_among(self, drafted: Tensor) -> None:
+        """From now on compute logits for the tokens `drafted` `[Vd]` alone: a large LM head is most of a small draft's pass."""
+        self.head, self.drafted = self.head.among(drafted), drafted

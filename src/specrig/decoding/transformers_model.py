@@ -91,8 +91,10 @@ class TransformersModel(CachedModel):
         return by_type if len(by_type) > 1 else next(iter(by_type.values()))
 
 
-def cached_model(model: Any, *, device: torch.device | str = "cpu", direct: bool = True) -> CachedModel:
+def cached_model(model: Any, *, device: torch.device | str = "cpu", direct: bool = True, drafts: bool = False) -> CachedModel:
     """Wrap a loaded `…ForCausalLM`: directly where the architecture allows (and `direct`), else through its own forward.
+
+    drafts: it is a draft model, so where its config says `specrig.drafted` (token ids) it drafts among those alone.
 
     Raises DecodingError for a model that says something else over our cache than by itself (`agreement`).
     """
@@ -105,4 +107,7 @@ def cached_model(model: Any, *, device: torch.device | str = "cpu", direct: bool
     else:
         wrapped = TransformersModel(model, device=device, dtype=model.dtype, layout=said.layout)
     agreement.check(wrapped, said)
+    drafted = (getattr(wrapped.config, "specrig", None) or {}).get("drafted")
+    if drafts and drafted is not None and isinstance(wrapped, LlamaModel):
+        wrapped.draft_among(torch.tensor(drafted, device=device))
     return wrapped

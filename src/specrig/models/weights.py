@@ -71,7 +71,7 @@ class PretrainedWeights(Weights):
             raise ModelError(f"{source}: {NOT_NATIVE}: {reason}")
         try:
             agreement.check_architecture(AutoConfig.from_pretrained(source, revision=revision))
-            return cached_model(self.model(part, device), device=device)
+            return cached_model(self.model(part, device), device=device, drafts=part == "draft")
         except (DecodingError, OSError, KeyError, ValueError) as error:
             raise ModelError(f"{source}: {NOT_NATIVE}: {first_line(error)}") from error
 

@@ -1,90 +1,118 @@
 """Distillation of the draft: it learns the target's distribution on the corpus and on text that the target wrote itself.
 
 On text that the target wrote the draft sees the states that it will meet when it drafts (DistillSpec, arXiv:2310.08461). The loss is
-kl_weight x KL(target || draft) + (1 - kl_weight) x cross-entropy, in nats a token.
+kl_weight x KL(target || draft) + (1 - kl_weight) x cross-entropy, in nats a token, or one that turns to the acceptance rate itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specrig.corpus import gather as corpus
-from specrig.training import llama
+from specrig.training import acceptance, llama, teacher
+from specrig.training.acceptance import ahead
 from specrig.training.llama import Llama
-from specrig.training.losses import distillation
-from specrig.training.recipe import Recipe
-from specrig.training.run import training
-from specrig.training.target_text import learnt_from, read_text, row_batches, states, trained
-from specrig.training.tokenizer import end_of_text, load_tokenizer, save_tokenizer
-from specrig.training.trainer import (
-    PackedText,
-    autocast,
-    evaluate,
-    moved,
-    place,
-    read_heldout,
-    tokenize,
-    train,
-)
+from specrig.training.losses import distillation, likeness
+from specrig.training.recipe import Distillation, Recipe
+from specrig.training.run import Run, training
+from specrig.training.states import StoredStates
+from specrig.training.target_text import Texts, frequent, learnt_from, places, present, read_text, row_batches
+from specrig.training.teacher import Teacher, copy_tokenizer
+from specrig.training.tokenizer import load_tokenizer
+from specrig.training.trainer import PackedText, autocast, moved, place, rows_at_once, tokenize, train
 
-Taught = tuple[Tensor, Tensor | None]
-"""Tokens `[B, T + 1]`, and the teacher's hidden states `[B, T, D]` of all but the last where they are known already."""
+Taught = tuple[Texts, Tensor | None]
+"""B texts of T + 1 tokens, and the teacher's states `[B, T, D]` of all tokens but the last where they are known already."""
 
 
-def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
-    """Distil `models`/target into the model folder `models`/draft, with the target's tokenizer.
+def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+    """Distil the model in the folder `target` into the model folder `models`/draft, with the target's tokenizer.
 
-    Also writes its `training.jsonl`. Raises CorpusError and TrainingError like `train_target`, and TrainingError when there
-    is no target or no text of it.
+    Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect. Raises CorpusError and TrainingError
+    like `train_target`, and TrainingError when there is no target or no text of it.
     """
     where = place(device)
-    target, own = trained(models, "target"), read_text(models).train
-    rows = corpus.read(corpus_dir / "train.jsonl")
-    tokenizer = load_tokenizer(target)
-    eos = end_of_text(tokenizer)
+    text, tutor = read_text(models), teacher.load(present(target, "target"), where)
     settings = recipe.draft_training
-    teacher = llama.load(target).to(where).eval()
-    heldout = read_heldout(corpus_dir, tokenizer, eos)
-    model = Llama(recipe.draft, teacher.vocabulary).initialise(recipe.seed + 1).to(where)
-    with training(models / "draft", settings.steps, progress, learnt_from(recipe, corpus_dir, models, "target")) as run:
-        together = settings.batch // settings.accumulate
-        text = iter(PackedText(tokenize(rows, tokenizer, eos), together, settings.sequence, recipe.seed + 1))
-        batches = _mixed(text, own, teacher, recipe)
-        loss = distillation_loss(model, teacher, recipe.distillation.kl_weight)
-        train(model, settings, batches, loss, lambda: evaluate(model, heldout), run)
-        llama.save(model, run.folder, eos)
-        save_tokenizer(tokenizer, run.folder, recipe.draft.context)
+    drafted = frequent(text.train, recipe.distillation.draft_vocabulary, tutor.vocabulary)
+    model = Llama(recipe.draft, tutor.vocabulary).initialise(recipe.seed + 1)
+    if recipe.distillation.start == "embedding":
+        with torch.no_grad():
+            model.embedding.copy_(narrowed(tutor.embedding.float(), recipe.draft.hidden))
+    model.to(where)
+    key = learnt_from(recipe, corpus_dir, models, target)
+
+    def measure() -> tuple[dict[str, Any], str]:
+        found = acceptance.report(*measured(model, drafted, text.heldout, tutor.eos))
+        return found, acceptance.told(found)
+
+    with training(models / "draft", settings.steps, progress, key) as run:
+        batches = _mixed(recipe, corpus_dir, target, text.train, tutor, key, run)
+        train(model, settings, batches, distillation_loss(model, tutor, recipe.distillation, drafted), measure, run)
+        llama.save(model, run.folder, tutor.eos, drafted)
+        copy_tokenizer(target, run.folder)
 
 
-def distillation_loss(model: Llama, teacher: Llama, kl_weight: float) -> Callable[[Taught], Tensor]:
-    """kl_weight x KL(teacher || model) + (1 - kl_weight) x cross-entropy, nats a token."""
-    where = model.embedding.device
+def narrowed(embedding: Tensor, width: int) -> Tensor:
+    """An embedding `[V, D]` as one of `width` columns, with deviation 0.02: its principal directions, so that like tokens stay alike."""
+    centred = embedding - embedding.mean(0)
+    if width < embedding.shape[1]:
+        centred = centred @ torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -width:]
+    elif width > embedding.shape[1]:
+        centred = torch.nn.functional.pad(centred, (0, width - embedding.shape[1]))
+    return centred * (0.02 / centred.std())
+
+
+def distillation_loss(
+    model: Llama, tutor: Teacher, settings: Distillation, drafted: Tensor | None = None
+) -> Callable[[Taught], Tensor]:
+    """The loss of what the target wrote, nats a token; over the tokens `drafted` `[Vd]` alone, None: all."""
+    output = tutor.output.among(None if drafted is None else drafted.to(tutor.where))
 
     def loss(batch: Taught) -> Tensor:
-        tokens = moved(batch[0], where)
-        with autocast(where):
+        tokens, written = moved(batch[0].tokens, tutor.where), moved(batch[0].written[:, 1:], tutor.where)
+        with autocast(tutor.where):
             with torch.no_grad():
-                # The teacher's logits [B · T, V], from its states where these are stored.
-                hidden = teacher(tokens[:, :-1]) if batch[1] is None else batch[1]
-                goal = teacher.logits(hidden).flatten(0, 1)
-            logits = model.logits(model(tokens[:, :-1])).flatten(0, 1)
-        return distillation(logits, goal, tokens[:, 1:].flatten(), kl_weight)
+                # The teacher's logits [M, Vd] of the M tokens that it wrote, from its states where these are stored.
+                hidden = tutor.states(tokens[:, :-1]) if batch[1] is None else batch[1]
+                goal = output(hidden[written])
+            logits = model.logits(model(tokens[:, :-1])[written], drafted)
+        if settings.loss == "lk":
+            return likeness(logits, goal, "lk")
+        return distillation(logits, goal, places(tokens[:, 1:][written], drafted), settings.kl_weight)
 
     return loss
 
 
-def _mixed(text: Iterator[Tensor], own: Tensor, teacher: Llama, recipe: Recipe) -> Iterator[Taught]:
-    """Batches of the corpus, then, for the last `generated_share` of the steps, of the target's own text with its hidden states."""
-    settings, share = recipe.draft_training, recipe.distillation.generated_share if len(own) else 0.0
-    switch = round(settings.steps * (1 - share))
-    for _ in range(switch * settings.accumulate):
-        yield next(text), None
-    where = teacher.embedding.device
-    own, hidden = moved(own, where), states(teacher, own[:, :-1])  # once: its sequences come up several times
-    for rows in row_batches(len(own), settings.batch // settings.accumulate, recipe.seed + 2):
+@torch.no_grad()
+def measured(model: Llama, drafted: Tensor | None, heldout: Texts, eos: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """For `acceptance.report`, of texts that the target wrote greedily: a round at position t drafts tokens t + 1, t + 2, …; `[K, N, T]`."""
+    where, right = model.embedding.device, []
+    for rows in heldout.tokens.split(rows_at_once(where)):
         rows = moved(rows, where)
-        yield own[rows], hidden[rows]
+        with autocast(where):
+            chosen = model.logits(model(rows[:, :-1]), drafted).argmax(-1)
+        right.append((chosen == places(rows[:, 1:], drafted)).cpu())
+    good, choices = torch.cat(right), heldout.choices(eos)
+    asked = [ahead(choices[:, 1:], depth) & choices[:, :-1] for depth in range(acceptance.DEPTH)]
+    return torch.stack([ahead(good, depth) for depth in range(acceptance.DEPTH)]), torch.stack(asked)
+
+
+def _mixed(recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, tutor: Teacher, key: str, run: Run) -> Iterator[Taught]:
+    """Batches of the corpus, then, for the last `generated_share` of the steps, of the target's own text with its hidden states."""
+    settings, share = recipe.draft_training, recipe.distillation.generated_share if len(own.tokens) else 0.0
+    together, switch = settings.batch // settings.accumulate, round(settings.steps * (1 - share))
+    if switch:
+        texts = tokenize(corpus.read(corpus_dir / "train.jsonl"), load_tokenizer(target), tutor.eos[0])
+        packed = iter(PackedText(texts, together, settings.sequence, recipe.seed + 1))
+        for _ in range(switch * settings.accumulate):
+            tokens = next(packed)
+            yield Texts(tokens, torch.ones_like(tokens, dtype=torch.bool)), None
+    hidden = StoredStates(run.folder, "target", key, tutor, own.tokens[:, :-1])  # once: its sequences come up several times
+    for rows in row_batches(len(own.tokens), together, recipe.seed + 2):
+        yield Texts(own.tokens[rows], own.written[rows]), hidden[rows]

@@ -18,5 +18,3 @@ class Eagle3Training(HeadTraining):
     """Peak learning rate of Muon, for the matrices: they start further from their goal than EAGLE's, whose loss leads by features."""
     step_decay: float = Field(default=0.8, gt=0, le=1)
     """Each further step on its own output weighs that much of the one before (as the paper's code has it)."""
-    draft_vocabulary: int | None = Field(default=None, ge=1)
-    """So many of the target's tokens can be drafted, those it most often writes (section 4, as in FR-Spec); null: all."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from specrig.settings import Settings
+
+
+def evenly(steps: int, times: int) -> set[int]:
+    """So many of the steps, evenly spread, the last among them."""
+    return {round(steps * (turn + 1) / times) for turn in range(times)}
 
 
 class HeadTraining(Settings):
@@ -21,7 +28,17 @@ class HeadTraining(Settings):
     rollout: int = Field(default=3, ge=1, le=8)
     """Steps the head takes on its own features in training: 1 is EAGLE, more is HASS (2408.15766) and EAGLE-3's training-time test."""
     corpus_sequences: int = Field(default=128, ge=0)
-    """Sequences of the corpus to learn from."""
+    """Sequences of the corpus to learn from, besides the target's own text."""
+    draft_vocabulary: int | None = Field(default=None, ge=1)
+    """So many of the target's tokens can be drafted, those it most often writes (EAGLE-3, section 4; FR-Spec, 2502.14856); null: all."""
+    loss: Literal["kl", "lk"] = "kl"
+    """Distance to the target's distribution: `kl` divergence, or `lk`, which turns to the acceptance rate itself (2602.23881)."""
+    evaluations: int = Field(default=2, ge=1)
+    """Measurements of the acceptance to expect, evenly spread, the last at the end."""
+
+    def evaluated(self) -> set[int]:
+        """The steps after which it is measured."""
+        return evenly(self.steps, self.evaluations)
 
 
 class EagleTraining(HeadTraining):

@@ -1,68 +1,69 @@
-"""Sampling from the target during training: continuations of training prompts with the logits they were drawn from.
-
-A plain batched loop with a key/value cache, for training data only; measured decoding lives in `specrig.decoding`.
-"""
+"""Text that a model writes to learn from: the one decoding loop without a draft, many prompts side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from specrig.training.llama import EPSILON, Layer, Llama, rotate
-
-
-@torch.no_grad()
-def continuations(model: Llama, prompts: Sequence[list[int]], width: int, temperatures: Sequence[float], seed: int) -> Tensor:
-    """Continue every prompt until it is `width` tokens long: `[B, width]` int64 on the CPU.
-
-    Row b samples at `temperatures[b % len(temperatures)]` (0: greedy). End-of-text does not stop a row: what follows is a new text, as in
-    training. From the end of the shortest prompt on all rows advance together, one token a step; a row whose prompt is longer takes its
-    next token from the prompt instead of sampling. Every prompt must be shorter than `width`. Runs in the weights' own precision.
-    """
-    where, precision = model.embedding.device, model.embedding.dtype
-    generator = torch.Generator(where).manual_seed(seed)
-    shape = model.shape
-    B, shortest = len(prompts), min(map(len, prompts))
-    out = torch.full((B, width), -1)
-    for row, prompt in enumerate(prompts):
-        out[row, : len(prompt)] = torch.tensor(prompt)
-    out = out.to(where)
-    keys = torch.zeros(shape.layers, B, shape.heads, width, shape.hidden // shape.heads, device=where, dtype=precision)
-    values = torch.zeros_like(keys)
-    heat = torch.tensor([temperatures[row % len(temperatures)] for row in range(B)], device=where)
-    start = 0
-    for position in range(shortest, width):
-        # Run what the cache lacks: first the shortest prompt's length of every row, then one token a step. [B, n, D].
-        hidden = _step(model, out[:, start:position], start, keys, values)
-        logits = model.logits(hidden[:, -1]).float()
-        # The Gumbel-max trick: argmax of logits + T · noise is a draw at temperature T, and plain argmax at T = 0. [B].
-        noise = -torch.empty_like(logits).exponential_(generator=generator).log()
-        drawn = (logits + heat[:, None] * noise).argmax(-1)
-        # -1 marks what no prompt has filled.
-        out[:, position] = torch.where(out[:, position] < 0, drawn, out[:, position])
-        start = position
-    return out.cpu()
+from specrig.decoding.drafters.autoregressive import Autoregressive
+from specrig.decoding.loop import generate
+from specrig.decoding.model import CachedModel
+from specrig.decoding.transformers_model import cached_model
+from specrig.decoding.types import DecodingError
+from specrig.training.run import TrainingError
+from specrig.training.teacher import read_model
 
 
-def _step(model: Llama, tokens: Tensor, start: int, keys: Tensor, values: Tensor) -> Tensor:
-    """Forward of `[B, n]` tokens at positions `start ..`, which are added to the cache `[L, B, heads, T, head size]`."""
-    B, n = tokens.shape
-    end, D = start + n, model.shape.hidden
-    x = F.embedding(tokens, model.embedding)
-    cos, sin = model.cos[start:end], model.sin[start:end]
-    for index, layer in enumerate(model.layers):
-        assert isinstance(layer, Layer)
-        normed = F.rms_norm(x, (D,), layer.attention_norm, EPSILON)
-        q, k, v = F.linear(normed, layer.qkv).view(B, n, 3, layer.heads, layer.head_size).permute(2, 0, 3, 1, 4)
-        keys[index, :, :, start:end] = rotate(k, cos, sin)
-        values[index, :, :, start:end] = v
-        mixed = F.scaled_dot_product_attention(
-            rotate(q, cos, sin), keys[index, :, :, :end], values[index, :, :, :end], is_causal=n > 1
-        )
-        x = x + F.linear(mixed.transpose(1, 2).reshape(B, n, D), layer.out)
-        gate, up = F.linear(F.rms_norm(x, (D,), layer.mlp_norm, EPSILON), layer.gate_up).chunk(2, -1)
-        x = x + F.linear(F.silu(gate) * up, layer.down)
-    return F.rms_norm(x, (D,), model.norm, EPSILON)
+class Writer:
+    """A model that writes, in bfloat16: what it writes is text, its teaching keeps its own precision. It is its own `Resources`."""
+
+    def __init__(self, folder: Path, where: torch.device, eos: Sequence[int]) -> None:
+        """Raises TrainingError for a model that the decoding loop cannot run."""
+        self.eos = eos
+        try:
+            self.target: CachedModel = cached_model(read_model(folder, torch.bfloat16).to(where), device=where)
+        except DecodingError as error:
+            raise TrainingError(f"{folder}: cannot write text with this model: {error}") from error
+
+    def model(self, name: str) -> Any:
+        """It has no other model."""
+        raise KeyError(name)
+
+    def head(self, name: str) -> Any:
+        """It has no head."""
+        raise KeyError(name)
+
+    def answers(
+        self,
+        prompts: Sequence[list[int]],
+        width: int,
+        temperatures: Sequence[float],
+        together: int,
+        seed: int,
+        known: Mapping[int, list[int]] | None = None,
+    ) -> Iterator[dict[int, list[int]]]:
+        """Yield batch after batch what follows the prompts: prompt's number -> tokens, up to an end token, which is kept.
+
+        together: prompts a batch. A batch ends where its longest prompt's row has `width` tokens. Prompt n is answered at
+        `temperatures[n % len(temperatures)]` from the random stream seed + n, so that its answer does not depend on its batch (but for
+        the rounding of bfloat16). known: answers from before; a batch of which all are known is not written again. Raises TrainingError for a prompt that leaves no room.
+        """
+        alone = Autoregressive(Autoregressive.Options(), self)
+        for turn, temperature in enumerate(temperatures):
+            mine = range(turn, len(prompts), len(temperatures))
+            for start in range(0, len(mine), together):
+                batch = mine[start : start + together]
+                if known is not None and all(n in known for n in batch):
+                    yield {n: known[n] for n in batch}
+                    continue
+                asked, seeds = [prompts[n] for n in batch], [seed + n for n in batch]
+                room = min(width, self.target.max_positions) - max(map(len, asked))
+                if room < 1:
+                    raise TrainingError(f"a prompt fills all of text.sequence ({width} tokens): raise it or shorten the prompts")
+                said = generate(
+                    self.target, alone, asked, k=0, max_new_tokens=room, temperature=temperature, eos=self.eos, seeds=seeds
+                )
+                yield {n: generation.tokens for n, generation in zip(batch, said, strict=True)}

@@ -14,11 +14,11 @@ from specrig.training.losses import cross_entropy
 from specrig.training.recipe import Recipe
 from specrig.training.run import key_of, training
 from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokenizer
-from specrig.training.trainer import PackedText, autocast, evaluate, moved, place, read_heldout, tokenize, train
+from specrig.training.trainer import PackedText, autocast, evaluate, moved, place, read_heldout, tokenize, told, train
 
 
-def train_target(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool, device: str = "cpu") -> None:
-    """Train the tokenizer and the target on `corpus_dir` and write the model folder `models`/target (Hugging Face format, fp32).
+def train_target(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+    """Train the tokenizer and the target on `corpus_dir` and write the model folder `target` (Hugging Face format, fp32).
 
     Also writes its `training.jsonl`, the loss curve. Raises CorpusError for a missing corpus, TrainingError for a corpus
     shorter than a sequence and for a loss that is not finite.
@@ -33,9 +33,9 @@ def train_target(recipe: Recipe, corpus_dir: Path, models: Path, progress: bool,
     heldout = read_heldout(corpus_dir, tokenizer, eos)
     layers = settings.growth[0].layers if settings.growth else recipe.target.layers
     model = Llama(recipe.target, tokenizer.get_vocab_size(), layers).initialise(recipe.seed).to(where)
-    with training(models / "target", settings.steps, progress, key_of(recipe, corpus_dir / "train.jsonl")) as run:
-        train(model, settings, batches, next_token_loss(model), lambda: evaluate(model, heldout), run)
-        llama.save(model, run.folder, eos)
+    with training(target, settings.steps, progress, key_of(recipe, corpus_dir / "train.jsonl")) as run:
+        train(model, settings, batches, next_token_loss(model), lambda: told(evaluate(model, heldout)), run)
+        llama.save(model, run.folder, (eos,))
         save_tokenizer(tokenizer, run.folder, recipe.target.context)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -119,9 +120,9 @@ class Llama(nn.Module):
         x = F.rms_norm(x, (self.shape.hidden,), self.norm, EPSILON)
         return torch.cat((*found, x), -1) if found else x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[..., D]` -> `[..., V]`."""
-        return F.linear(hidden, self.embedding)
+    def logits(self, hidden: Tensor, among: Tensor | None = None) -> Tensor:
+        """`[..., D]` -> `[..., V]`, or of the tokens `among` `[Vd]` alone `[..., Vd]`."""
+        return F.linear(hidden, self.embedding if among is None else self.embedding[among.to(self.embedding.device)])
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -130,8 +131,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.to(x.dtype) + torch.cat((-second, first), -1) * sin.to(x.dtype)
 
 
-def save(model: Llama, folder: Path, eos: int) -> None:
-    """Write config.json, generation_config.json and model.safetensors (fp32) for `AutoModelForCausalLM`."""
+def save(model: Llama, folder: Path, ends: tuple[int, ...], drafted: Tensor | None = None) -> None:
+    """Write config.json, generation_config.json and model.safetensors (fp32) for `AutoModelForCausalLM`.
+
+    ends: the tokens that end a text. drafted: the tokens that it drafts among, where these are not all (`decoding.vocabulary`).
+    """
+    eos = ends[0]
     shape = model.shape
     tensors: dict[str, Tensor] = {"model.embed_tokens.weight": model.embedding, "model.norm.weight": model.norm}
     for index, layer in enumerate(model.layers):
@@ -150,13 +155,13 @@ def save(model: Llama, folder: Path, eos: int) -> None:
             f"{prefix}mlp.up_proj.weight": up,
             f"{prefix}mlp.down_proj.weight": layer.down,
         }
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "attention_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": eos,
-        "eos_token_id": eos,
+        "eos_token_id": eos if len(ends) == 1 else list(ends),
         "pad_token_id": eos,
         "head_dim": shape.hidden // shape.heads,
         "hidden_act": "silu",
@@ -175,7 +180,8 @@ def save(model: Llama, folder: Path, eos: int) -> None:
         "use_cache": True,
         "vocab_size": model.vocabulary,
     }
-    generation = {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": eos, "do_sample": False}
+    config |= {} if drafted is None else {"specrig": {"drafted": drafted.tolist()}}
+    generation = {"bos_token_id": eos, "eos_token_id": config["eos_token_id"], "pad_token_id": eos, "do_sample": False}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     save_file(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from specrig.settings import Settings
+from specrig.training.eagle_recipe import evenly
+
+_OWN = 16_384
 
 
 class JointTraining(Settings):
@@ -25,9 +28,11 @@ class MedusaTraining(Settings):
 
     heads: int = Field(default=4, ge=1, le=16)
     """Heads: the first drafts the token after the next, each further one a token later."""
-    own_lm_heads: bool = True
-    """Whether every head trains an LM head of its own, as the paper does; else all share the model's, frozen. Sharing drafts faster
-    but learns slowly: SiLU is bounded below, so h + SiLU(Wh + b) can hardly lower any part of h."""
+    own_lm_heads: bool | None = None
+    """Whether every head trains an LM head of its own, as the paper does; else all share the model's, frozen. Sharing learns slowly: SiLU
+    is bounded below, so h + SiLU(Wh + b) can hardly lower any part of h. null: own ones for up to 16,384 tokens to draft."""
+    draft_vocabulary: int | None = Field(default=None, ge=1)
+    """So many of the target's tokens can be drafted, those it most often writes; null: all."""
     steps: int = Field(default=60, ge=1)
     """Optimiser steps."""
     batch: int = Field(default=8, ge=1)
@@ -44,3 +49,13 @@ class MedusaTraining(Settings):
     """Sequences of the corpus to learn from; their hidden states are computed once."""
     joint: JointTraining = JointTraining()
     """How a `medusa2:` pair trains its model and its heads together."""
+    evaluations: int = Field(default=2, ge=1)
+    """Measurements of the acceptance to expect, evenly spread, the last at the end."""
+
+    def owns(self, drafted: int) -> bool:
+        """Whether heads that can draft so many tokens have LM heads of their own."""
+        return drafted <= _OWN if self.own_lm_heads is None else self.own_lm_heads
+
+    def evaluated(self) -> set[int]:
+        """The steps after which the acceptance is measured."""
+        return evenly(self.steps, self.evaluations)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from specrig.training.recipe import Optimisation
 _ITERATIONS = 5
 _OUTER = {"embedding", "lm_head"}
 """Matrices over the vocabulary, whose rows are tokens: AdamW learns them."""
-_SPLITS = {"qkv": 3, "gate_up": 2}
+_SPLITS = {"qkv": 3, "kv": 2, "gate_up": 2}
 """Fused matrices hold that many matrices of the model; each is orthogonalised by itself."""
 
 
@@ -38,9 +38,11 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 class Optimizer:
     """Muon and AdamW side by side behind one `step`. Deterministic; the state lives on the parameters' device."""
 
-    def __init__(self, model: nn.Module, settings: Optimisation) -> None:
+    def __init__(self, model: nn.Module, settings: Optimisation, outer: Iterable[Tensor] = ()) -> None:
+        """outer: matrices over the vocabulary besides those that are known by name."""
         self.settings = settings
         self.step_number = 0
+        self.outer = {each.data_ptr() for each in outer}
         self.parameters: list[nn.Parameter] = []
         self.matrices: dict[tuple[int, int], list[tuple[nn.Parameter, Tensor, int]]] = {}
         self.adam: torch.optim.AdamW | None = None
@@ -54,7 +56,8 @@ class Optimizer:
         for name, parameter in new:
             self.parameters.append(parameter)
             last = name.rsplit(".", 1)[-1]
-            if self.settings.optimizer == "muon" and parameter.ndim == 2 and last not in _OUTER:
+            inside = parameter.ndim == 2 and last not in _OUTER and parameter.data_ptr() not in self.outer
+            if self.settings.optimizer == "muon" and inside:
                 splits = _SPLITS.get(last, 1)
                 key = (parameter.shape[0] // splits, parameter.shape[1])
                 self.matrices.setdefault(key, []).append((parameter, torch.zeros_like(parameter), splits))

@@ -113,6 +113,12 @@ class Distillation(Settings):
     """Loss = kl_weight x KL(target, draft) + (1 - kl_weight) x cross-entropy."""
     generated_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the steps, at the end, that learn from the target's own text; the steps before learn from the corpus."""
+    loss: Literal["kl", "lk"] = "kl"
+    """`kl`: as kl_weight says; `lk`: a loss that turns from KL to the acceptance rate itself (2602.23881)."""
+    draft_vocabulary: int | None = Field(default=None, ge=1)
+    """So many of the target's tokens can be drafted, those it most often writes (FR-Spec, 2502.14856); null: all."""
+    start: Literal["random", "embedding"] = "random"
+    """`embedding`: the draft starts from the principal directions of the target's embedding, which pays with a large vocabulary."""
 
 
 class Recipe(Settings):

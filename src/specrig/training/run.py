@@ -24,6 +24,8 @@ from specrig.training.checkpoint import State, steps_done
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Recipe
 
+STATES = "states"
+"""In the folder of an unfinished training: the target's states that it learns from (`training.states`)."""
 _LOG_EVERY_S = 10.0
 _READ_EVERY = {"cpu": 1, "cuda": 10}
 """Every how many steps the loss is read. To read it, the CPU must wait until the GPU has done all the work in its queue."""
@@ -185,14 +187,17 @@ def model_folder(out: Path, key: str = "") -> Iterator[Path]:
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.parent / f".{out.name}.unfinished"
+    temporary.mkdir(exist_ok=True)
     if not steps_done(temporary, key):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        for left in temporary.iterdir():
+            if left.name != STATES:  # each of its files says for itself whose it is
+                left.unlink()
     try:
         yield temporary
     except Exception:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     (temporary / CHECKPOINT).unlink(missing_ok=True)
+    shutil.rmtree(temporary / STATES, ignore_errors=True)
     shutil.rmtree(out, ignore_errors=True)
     temporary.rename(out)

@@ -41,7 +41,20 @@ JOINT = Stage("specrig.training.medusa", "train_jointly", ("target", "medusa"), 
 """Medusa-2: from another pair's target and its heads, a target and heads that fit each other better."""
 
 
-def train(name: str, recipe: Recipe, corpus: Path, models: Path, progress: bool, device: str) -> None:
-    """Train `models`/<name> (a pair's folder) on `device` from the study's corpus and the models it needs there."""
+def train(
+    name: str,
+    recipe: Recipe,
+    corpus: Path,
+    models: Path,
+    target: Path,
+    progress: bool,
+    device: str,
+    draft: Path | None = None,
+) -> None:
+    """Train `models`/<name> (a pair's folder) on `device` from the study's corpus, the model folder `target` and the models it needs.
+
+    draft: the folder of the draft whose heads `draft_medusa` trains; None: `models`/draft.
+    """
     stage = STAGES[name]
-    getattr(import_module(stage.module), stage.function)(recipe, corpus, models, progress, device)
+    given = {} if draft is None else {"draft": draft}
+    getattr(import_module(stage.module), stage.function)(recipe, corpus, models, target, progress, device, **given)

@@ -6,140 +6,158 @@ T tokens, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from specrig.corpus import gather as corpus
-from specrig.corpus.example import TASKS, number
-from specrig.training import llama
-from specrig.training.generate import continuations
-from specrig.training.llama import Llama
+from specrig.training.generate import Writer
+from specrig.training.prompts import heldout_prompts, training_prompts
 from specrig.training.recipe import Recipe
 from specrig.training.run import TrainingError, key_of, within_memory
 from specrig.training.stages import TEXT
-from specrig.training.tokenizer import end_of_text, load_tokenizer
-from specrig.training.trainer import PackedText, autocast, moved, place, rows_at_once, tokenize
+from specrig.training.teacher import end_tokens
+from specrig.training.tokenizer import load_tokenizer
+from specrig.training.trainer import PackedText, place, tokenize
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Sequences to learn from or to be measured on. Behind a text its row is filled up with an end token."""
+
+    tokens: Tensor
+    """`[N, T + 1]` int64."""
+    written: Tensor
+    """Which of them the target wrote, its end of the text included: `[N, T + 1]` bool."""
+
+    def choices(self, eos: Sequence[int]) -> Tensor:
+        """Which tokens were chosen where a draft would have offered one, `[N, T + 1]` bool: after a text's end nothing is drafted."""
+        ended = torch.isin(self.tokens, torch.tensor(eos))
+        return self.written & ~(ended.cumsum(1) - ended.long()).bool()
 
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
     """What one target wrote."""
 
-    train: Tensor
-    """Training prompts with sampled continuations: `[N, text.sequence + 1]` int64."""
-    heldout: Tensor
-    """Held-out prompts with greedy continuations: `[M, text.sequence + 1]` int64."""
-    written: Tensor
-    """Which tokens of `heldout` the target wrote, its end-of-text included: `[M, text.sequence + 1]` bool."""
+    train: Texts
+    """Training prompts with sampled continuations."""
+    heldout: Texts
+    """Held-out prompts with greedy continuations."""
 
 
-def write_text(recipe: Recipe, corpus_dir: Path, models: Path, device: str = "cpu") -> None:
-    """Let `models`/target continue prompts of the corpus and write `models`/text.safetensors.
+def write_text(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, device: str = "cpu") -> None:
+    """Let the model in the folder `target` continue prompts and write `models`/text.safetensors.
 
-    Raises CorpusError for a missing corpus, TrainingError when there is no target.
+    Raises CorpusError for a missing corpus, TrainingError when there is no target or it cannot write.
     """
-    target, width, together = trained(models, "target"), recipe.text.sequence + 1, recipe.text.batch
-    tokenizer = load_tokenizer(target)
-    # In bfloat16, twice as fast: what it writes is text, its teaching stays float32's.
-    writer = llama.load(target).to(place(device)).eval().bfloat16()
-    prompts = training_prompts(recipe, corpus_dir, tokenizer)
-    asked = heldout_prompts(recipe, corpus_dir, tokenizer)
-    with within_memory("the target's text"):
-        made = [
-            continuations(writer, prompts[start : start + together], width, recipe.text.temperatures, recipe.seed + start)
-            for start in range(0, len(prompts), together)
-        ]
-        heldout = continuations(writer, asked, width, (0.0,), recipe.seed)
-    tensors = {
-        "train": torch.cat(made) if made else torch.zeros(0, width, dtype=torch.int64),
-        "heldout": heldout,
-        "written": _written(heldout, asked, end_of_text(tokenizer)),
-    }
+    eos, settings = end_tokens(present(target, "target")), recipe.text
+    asked = {"train": training_prompts(recipe, corpus_dir, target), "heldout": heldout_prompts(recipe, corpus_dir, target)}
     out = models / TEXT
+    out.parent.mkdir(parents=True, exist_ok=True)
+    journal = Journal(out.with_suffix(".jsonl.unfinished"), key_of(recipe, *weights_of(target)) + json.dumps(asked))
+    tensors: dict[str, Tensor] = {}
+    with within_memory("the target's text"):
+        writer = Writer(target, place(device), eos)
+        for part, prompts in asked.items():
+            temperatures = settings.temperatures if part == "train" else (0.0,)
+            width = settings.sequence + 1
+            tokens = torch.full((len(prompts), width), eos[0])
+            written = torch.zeros_like(tokens, dtype=torch.bool)
+            known = journal.answers(part)
+            for batch in writer.answers(prompts, width, temperatures, settings.batch, recipe.seed, known):
+                journal.keep(part, {row: answer for row, answer in batch.items() if row not in known})
+                for row, answer in batch.items():
+                    text = prompts[row] + answer
+                    tokens[row, : len(text)] = torch.tensor(text)
+                    written[row, len(prompts[row]) : len(text)] = True
+            tensors |= {f"{part}.tokens": tokens, f"{part}.written": written}
     save_file(tensors, out.with_suffix(".unfinished"))
     out.with_suffix(".unfinished").replace(out)
+    journal.path.unlink()
+
+
+class Journal:
+    """What was written already, batch by batch, so that a writing that was cut goes on: JSON lines, the first says of which writing."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self.lines = path, []
+        digest = {"writing": hashlib.sha256(key.encode()).hexdigest()}
+        if path.is_file():
+            first, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True) or [""]
+            if first == json.dumps(digest) + "\n":
+                self.lines = [json.loads(line) for line in rest if line.endswith("\n")]
+        lines = [digest, *self.lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+    def answers(self, part: str) -> dict[int, list[int]]:
+        """Of the prompts `train` or `heldout`: prompt's number -> tokens."""
+        return {row: tokens for line in self.lines if line["part"] == part for row, tokens in line["answers"]}
+
+    def keep(self, part: str, answers: dict[int, list[int]]) -> None:
+        """Add a batch."""
+        if answers:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"part": part, "answers": list(answers.items())}) + "\n")
 
 
 def read_text(models: Path) -> TargetText:
     """The text of a pair's folder. Raises TrainingError when it is not written yet."""
     if not (models / TEXT).is_file():
         raise TrainingError(f"{models / TEXT}: the target's text is missing; write it first with `specrig write-text`")
-    return TargetText(**load_file(models / TEXT))
+    found = load_file(models / TEXT)
+    return TargetText(*(Texts(found[f"{part}.tokens"], found[f"{part}.written"]) for part in ("train", "heldout")))
 
 
-def learnt_from(recipe: Recipe, corpus_dir: Path, models: Path, *names: str) -> str:
-    """`key_of` a training that learns from the corpus, from the target's text, and from the models `names` of the pair."""
-    return key_of(recipe, corpus_dir / "train.jsonl", models / TEXT, *(models / name / "model.safetensors" for name in names))
+def learnt_from(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path) -> str:
+    """`key_of` a training that learns from the corpus, from the text of the pair's target, and from the models in `folders`."""
+    weights = (file for folder in folders for file in weights_of(folder))
+    return key_of(recipe, corpus_dir / "train.jsonl", models / TEXT, *weights)
 
 
-def trained(models: Path, name: str) -> Path:
-    """`models`/`name`. Raises TrainingError when no model is there."""
-    folder = models / name
-    if not (folder / "model.safetensors").is_file():
+def weights_of(folder: Path) -> list[Path]:
+    """The weights of a model folder, in one file or in several."""
+    return sorted(folder.glob("*.safetensors"))
+
+
+def present(folder: Path, name: str) -> Path:
+    """`folder`, which holds the pair's model `name`. Raises TrainingError when no weights are there."""
+    if not weights_of(folder):
         raise TrainingError(f"{folder}: no trained {name} there; train it first with `specrig train --model {name}`")
     return folder
 
 
-def training_prompts(recipe: Recipe, corpus_dir: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of training prompts, shortest first, equally many of every task. A prompt takes at most half of a sequence."""
-    rows = corpus.read(corpus_dir / "train.jsonl")
-    prompts: list[list[int]] = []
-    for task in TASKS:
-        mine = sorted({row["prompt"] for row in rows if row["task"] == task}, key=lambda p: number(recipe.seed, p))
-        prompts += _fitting(mine[: 2 * recipe.text.sequences], tokenizer, recipe.text.sequences, recipe.text.sequence)
-    return sorted(prompts, key=len)
-
-
-def heldout_prompts(recipe: Recipe, corpus_dir: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of held-out prompts, chosen in the same way."""
-    rows = corpus.read(corpus_dir / "heldout.jsonl")
-    prompts: list[list[int]] = []
-    for task in TASKS:
-        mine = [row["prompt"] for row in rows if row["task"] == task]
-        prompts += _fitting(mine, tokenizer, recipe.text.heldout_sequences, recipe.text.sequence)
-    return sorted(prompts, key=len)
-
-
-def _fitting(prompts: list[str], tokenizer: Tokenizer, count: int, sequence: int) -> list[list[int]]:
-    """A task's share of `count` prompts, those that fill at most half of a sequence."""
-    ids = (encoding.ids for encoding in tokenizer.encode_batch(prompts))
-    return [prompt for prompt in ids if 0 < len(prompt) <= (sequence + 1) // 2][: count // len(TASKS)]
-
-
-def _written(texts: Tensor, prompts: list[list[int]], eos: int) -> Tensor:
-    written = torch.zeros_like(texts, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        ends = (texts[row, len(prompt) :] == eos).nonzero()
-        written[row, len(prompt) : len(prompt) + int(ends[0]) + 1 if len(ends) else texts.shape[1]] = True
-    return written
-
-
-def with_corpus(own: Tensor, count: int, corpus_dir: Path, tokenizer: Tokenizer, seed: int) -> Tensor:
-    """`own` `[N, T + 1]` with `count` sequences of the corpus, equally long, behind it: `[N + count, T + 1]`."""
+def with_corpus(own: Texts, count: int, corpus_dir: Path, target: Path, seed: int) -> Texts:
+    """`own` with `count` sequences of the corpus, equally long, behind it; of those every token counts as written."""
     if not count:
         return own
     rows = corpus.read(corpus_dir / "train.jsonl")
-    packed = PackedText(tokenize(rows, tokenizer, end_of_text(tokenizer)), count, own.shape[1] - 1, seed)
-    return torch.cat((own, next(iter(packed))))
+    texts = tokenize(rows, load_tokenizer(target), end_tokens(target)[0])
+    packed = next(iter(PackedText(texts, count, own.tokens.shape[1] - 1, seed)))
+    return Texts(torch.cat((own.tokens, packed)), torch.cat((own.written, torch.ones_like(packed, dtype=torch.bool))))
 
 
-@torch.no_grad()
-def states(model: Llama, texts: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
-    """The model's states for `texts` `[N, T]`: `[N, T, (F + 1) D]` bfloat16 on its device, F streams (see `Llama.forward`)."""
-    where, together = model.embedding.device, rows_at_once(model.embedding.device)
-    N, T = texts.shape
-    # Made whole at once: to join pieces would take the memory twice.
-    found = torch.empty(N, T, (len(streams) + 1) * model.shape.hidden, dtype=torch.bfloat16, device=where)
-    with autocast(where):
-        for start in range(0, N, together):
-            found[start : start + together] = model(moved(texts[start : start + together], where), streams)
-    return found
+def frequent(texts: Texts, count: int | None, vocabulary: int) -> Tensor | None:
+    """The `count` tokens that the target most often wrote, rising ids `[count]`; among equals the lower id. None: that is all of them."""
+    if count is None or count >= vocabulary:
+        return None
+    found = torch.bincount(texts.tokens[texts.written], minlength=vocabulary).argsort(descending=True, stable=True)
+    return found[:count].sort().values
+
+
+def places(tokens: Tensor, drafted: Tensor | None) -> Tensor:
+    """Where the vocabulary `drafted` (see `frequent`) holds these tokens, of any shape; -1 for those that it lacks."""
+    if drafted is None:
+        return tokens
+    drafted = drafted.to(tokens.device)
+    place = torch.searchsorted(drafted, tokens).clamp(max=len(drafted) - 1)
+    return torch.where(drafted[place] == tokens, place, -1)
 
 
 def row_batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:

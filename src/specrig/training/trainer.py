@@ -147,24 +147,29 @@ def evaluate(model: Llama, heldout: dict[str, Heldout]) -> Losses:
     return Losses(nats, bits)
 
 
+def told(found: Losses) -> tuple[dict[str, Any], str]:
+    """What a curve says of an evaluation, and what a person is told."""
+    summary = ", ".join(f"{task} {found.nats[task]:.3f} ({found.bits_per_byte[task]:.3f} b/B)" for task in found.nats)
+    return {"heldout": _rounded(found.nats), "bits_per_byte": _rounded(found.bits_per_byte)}, f"held-out loss {summary}"
+
+
 def train(
     model: Llama,
     settings: Optimisation,
     batches: Iterator[Any],
     loss_of: Callable[[Any], Tensor],
-    losses: Callable[[], Losses],
+    measure: Callable[[], tuple[dict[str, Any], str]],
     run: Run,
-) -> Losses:
-    """Take `settings.steps` steps, less those that a cut training took before, and return the last held-out losses.
+) -> None:
+    """Take `settings.steps` steps, less those that a cut training took before.
 
-    batches: of `settings.batch // settings.accumulate` sequences; `loss_of(batch)` is the mean loss in nats a token; `losses()`
-    evaluates. Raises TrainingError when the loss is not finite.
+    batches: of `settings.batch // settings.accumulate` sequences; `loss_of(batch)` is the mean loss in nats a token; `measure()`
+    evaluates: what the curve says of it, and a line for a person. Raises TrainingError when the loss is not finite.
     """
     due = {round(settings.steps * (i + 1) / settings.evaluations) for i in range(settings.evaluations)}
     growth = {round(settings.steps * stage.until) for stage in settings.growth}
     depths = [*(stage.layers for stage in settings.growth[1:]), model.shape.layers]
     tokens = settings.batch * settings.sequence
-    result: Losses | None = None
     for _ in [before for before in growth if before < run.done]:
         model.grow(depths.pop(0))
     optimizer = Optimizer(model, settings)
@@ -181,13 +186,10 @@ def train(
         run.take_step(step, map(loss_of, islice(batches, parts)), parts=parts, tokens=step * tokens, lr=settings.lr)
         if step in due:
             model.eval()
-            result = losses()
+            found, line = measure()
             model.train()
-            run.curve.write(step, heldout=_rounded(result.nats), bits_per_byte=_rounded(result.bits_per_byte))
-    assert result is not None  # the last step is always due
-    summary = ", ".join(f"{t} {result.nats[t]:.3f} ({result.bits_per_byte[t]:.3f} b/B)" for t in result.nats)
-    run.curve.say(f"held-out loss after {settings.steps} steps, {time.perf_counter() - run.curve.start:.0f} s: {summary}")
-    return result
+            run.curve.write(step, **found)
+            run.curve.say(f"after {step} steps, {time.perf_counter() - run.curve.start:.0f} s: {line}")
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:

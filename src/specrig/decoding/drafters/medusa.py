@@ -103,8 +103,11 @@ class Layout:
             sources=[0, *(len(path) for path in paths[: max(parents) + 1])],
         )
 
-    def fill(self, logits: Tensor, context: Context, *, ranked: bool = False) -> Draft:
-        """The tree filled with tokens by `logits` `[B, depth, V]`: the most likely ones if greedy or `ranked`, else drawn ones."""
+    def fill(self, logits: Tensor, context: Context, *, ranked: bool = False, vocabulary: Tensor | None = None) -> Draft:
+        """The tree filled with tokens by `logits` `[B, depth, Vd]`: the most likely ones if greedy or `ranked`, else drawn ones.
+
+        vocabulary: `[Vd]`, the target's tokens that the logits are of; None: all.
+        """
         from specrig.decoding.device import constant
 
         probs = None
@@ -116,12 +119,15 @@ class Layout:
             # A row draws for no more levels than it can use, so that it samples the same in a batch as alone.
             drawn, probs = context.sampler.candidates(logits, self.width, counts)
             tokens = drawn.flatten(1)[:, constant(tuple(self.draws), logits.device)]
+        if vocabulary is not None:
+            tokens = vocabulary[tokens]
         if self.parents == list(range(-1, len(self.parents) - 1)):
-            return Draft(tokens, probs=probs)  # a chain: cheaper to verify
+            return Draft(tokens, probs=probs, vocabulary=vocabulary)  # a chain: cheaper to verify
         return Draft(
             tokens,
             [self.parents] * len(tokens),
             None if probs is None else probs[:, constant(tuple(self.sources), logits.device)],
+            vocabulary=vocabulary,
         )
 
 
@@ -190,9 +196,10 @@ class Medusa(Drafter):
         layout = self.layouts.get(k)
         if layout is None:
             depth = min(k, self.heads.count)
-            layout = self.layouts[k] = self.options.layout(self.heads.accuracy, depth, self.resources.target.vocab_size)
+            layout = self.layouts[k] = self.options.layout(self.heads.accuracy, depth, self.heads.tokens)
         # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely ones.
-        return layout.fill(self.heads(self.hidden, layout.depth), context, ranked=self.options.acceptance == "typical")
+        ranked = self.options.acceptance == "typical"
+        return layout.fill(self.heads(self.hidden, layout.depth), context, ranked=ranked, vocabulary=self.heads.vocabulary)
 
     def observe(self, verdict: Verdict) -> None:
         """Go on from the node that the round's last token was chosen at."""

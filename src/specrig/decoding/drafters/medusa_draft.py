@@ -54,7 +54,7 @@ class MedusaDraft(Drafter):
             layout = self.layouts[k] = self.options.layout(accuracy, min(k, 1 + self.heads.count), self.model.vocab_size)
         logits, state = self._advance(context)
         if layout.depth > 1:
-            logits = torch.cat((logits, self.heads(state, layout.depth - 1)), 1)
+            logits = torch.cat((logits, self.heads.widened(self.heads(state, layout.depth - 1))), 1)
         return layout.fill(logits, context)
 
     def _advance(self, context: Context) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from specrig.decoding.types import DecodingError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -39,6 +41,12 @@ def untrained(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:
         name: deviation * torch.randn(shape, generator=generator) if len(shape) > 1 else torch.ones(shape)
         for name, shape in shapes.items()
     }
+
+
+def check_places(drafted: Tensor, vocabulary: int, name: str) -> None:
+    """Raise DecodingError where a reduced vocabulary `[Vd]` names a token twice or one that the target lacks."""
+    if drafted.unique().numel() < len(drafted) or drafted.min() < 0 or drafted.max() >= vocabulary:
+        raise DecodingError(f"not a head of this target: {name} maps outside the {vocabulary} tokens or twice")
 
 
 def faults(tensors: dict[str, Tensor], shapes: Shapes) -> str:

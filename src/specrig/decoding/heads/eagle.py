@@ -17,6 +17,7 @@ Checkpoint (what vLLM loads): config.json of a Llama with one layer, model.safet
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -28,7 +29,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.decoding.attention import FULL
 from specrig.decoding.device import at_each, padded
-from specrig.decoding.heads.checkpoint import Shapes, faults, read, untrained, write
+from specrig.decoding.heads.checkpoint import Shapes, check_places, faults, read, untrained, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.llama_model import Block, LlamaModel
 from specrig.decoding.model import CachedModel, Step
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TAKEN_OVER = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps",
-    "max_position_embeddings", "rope_parameters", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "dtype",
+    "hidden_size", "num_attention_heads", "head_dim", "vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id",
+    "pad_token_id", "tie_word_embeddings", "dtype",
 )  # fmt: skip
 _NOT_READ = ("embed_tokens.weight", "t2d")
 """What published checkpoints hold besides: the target's embedding again, and which of its tokens `d2t` reaches (a mask `[V]`)."""
@@ -49,6 +50,8 @@ class EagleHead(LlamaModel):
     """The head with its cache, and with the target's embedding and LM head. B rows, D hidden width, V vocabulary, Vd the head's."""
 
     title: ClassVar[str] = "EAGLE"
+    _every: Tensor
+    _ids: Sequence[int] = ()
     vocabulary: Tensor | None = None
     """`[Vd]` rising ids of the target's tokens that its logits are of; None: of all V."""
 
@@ -59,6 +62,11 @@ class EagleHead(LlamaModel):
         self._check(tensors, target)
         self.target = target
         self.embedding, self.head = shared(target)
+        if (drafted := (getattr(config, "specrig", None) or {}).get("drafted")) is not None:
+            places = torch.tensor(drafted, device=self.device)
+            check_places(places, target.vocab_size, "specrig.drafted in its config")
+            self.cut_to(places)
+            self.head = self.head.among(self._every)
         self.take_weights(
             {n: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None) for n, tensor in tensors.items()}
         )
@@ -86,6 +94,13 @@ class EagleHead(LlamaModel):
         self.fc = Linear(weights["fc.weight"])
         self.blocks = [layer_of(weights, "layers.0")]
 
+    def cut_to(self, places: Tensor) -> Tensor:
+        """Draft none but the target's tokens `places` `[Vd]`; returns the order that makes them rise, which its LM head must follow."""
+        # Rising, so that the tokens below a bound are the first ones.
+        self._every, order = places.sort()
+        self._ids = self._every.tolist()
+        return order
+
     def run(self, tokens: Tensor, features: Tensor, *, last: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Entries of `tokens` `[B, n]`, each with the `features` `[B, n, D]` of the position before it, behind the cache.
 
@@ -93,9 +108,12 @@ class EagleHead(LlamaModel):
         """
         return self.forward(tokens, last=last, features=features)
 
-    def draft_among(self, V: int) -> None:
-        """Draft none but the target's first V tokens: what follows them is padding, no text."""
+    def offer_first(self, V: int) -> None:
+        """Draft none but the target's first V tokens, and of a cut vocabulary those among them: what follows is padding, no text."""
         self.vocab_size = V
+        if self._ids:
+            self.vocab_size = bisect_left(self._ids, V)
+            self.vocabulary = self._every[: self.vocab_size]
 
     def named(self, drafted: Tensor) -> Tensor:
         """The target's tokens that places in the head's own vocabulary stand for, of any shape."""
@@ -103,7 +121,7 @@ class EagleHead(LlamaModel):
 
     def begin(self, context: Context, features: Tensor) -> None:
         """Run the prompts' entries but for each row's last, which `advance` runs. features: `[B, P, D]`, rows left-aligned."""
-        self.draft_among(self.target.vocab_size)
+        self.offer_first(self.target.vocab_size)
         self.start_like(self.target)
         self._above = None
         last = [len(tokens) - 2 for tokens in context.tokens]  # the prompt's last position: its feature yields the first draft
@@ -192,16 +210,38 @@ class EagleHead(LlamaModel):
 Head = TypeVar("Head", bound=EagleHead)
 
 
-def head_config(target: Any) -> Any:
+def head_config(target: Any, drafted: Tensor | None = None) -> Any:
     """The configuration of a head for a target with this configuration: a Llama of one layer with the target's sizes.
 
-    Raises DecodingError for a target without rotary positions.
+    drafted: `[Vd]`, the tokens that it can draft, None: all. vLLM, which knows no such key, then drafts among all.
+
+    What a target of another architecture lacks is Llama's: rotary positions, as many key heads as heads, an inner width of 4 D.
     """
     text = target.get_text_config(decoder=True)
-    if not getattr(text, "rope_parameters", None):
-        raise DecodingError(f"an EAGLE head is a Llama layer with rotary positions; a {text.model_type} target has none")
     given = {name: getattr(text, name) for name in _TAKEN_OVER if getattr(text, name, None) is not None}
-    return LlamaConfig(**given, num_hidden_layers=1, architectures=["EagleLlamaForCausalLM"])
+    sizes = {
+        "intermediate_size": _first(text, "intermediate_size", "n_inner") or 4 * text.hidden_size,
+        "num_key_value_heads": _first(text, "num_key_value_heads") or text.num_attention_heads,
+        "rms_norm_eps": _first(text, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon") or 1e-6,
+    }
+    own = {} if drafted is None else {"specrig": {"drafted": drafted.tolist()}}
+    return LlamaConfig(
+        **own, **given, **sizes, rope_parameters=_rotary(text), num_hidden_layers=1, architectures=["EagleLlamaForCausalLM"]
+    )
+
+
+def _first(config: Any, *names: str) -> Any:
+    """The first of these settings that the configuration has."""
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+
+def _rotary(config: Any) -> dict[str, Any]:
+    """The target's rotary positions, over the whole width of a head; those of its full attention where each type of layer has its own."""
+    given = getattr(config, "rope_parameters", None) or {}
+    if any(isinstance(part, dict) for part in given.values()):
+        given = given.get("full_attention") or next(part for part in given.values() if isinstance(part, dict))
+    kept = {name: value for name, value in given.items() if name != "partial_rotary_factor"}
+    return {"rope_type": "default", "rope_theta": 10_000.0} | kept
 
 
 def shapes(config: Any) -> Shapes:

@@ -19,8 +19,6 @@ vocabulary of Vd costs, and only ids are mapped. Published heads carry `t2d` too
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.decoding.heads import eagle
-from specrig.decoding.heads.checkpoint import Shapes, untrained, write
+from specrig.decoding.heads.checkpoint import Shapes, check_places, untrained, write
 from specrig.decoding.heads.eagle import EagleHead, layer_of, layer_shapes, load_as
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel, Step
@@ -46,8 +44,6 @@ class Eagle3Head(EagleHead):
     """The head with its cache, its LM head, and the target's embedding. Rows share one set of aux layers."""
 
     title: ClassVar[str] = "EAGLE-3"
-    _every: Tensor
-    _ids: Sequence[int] = ()
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         super()._check(tensors, target)
@@ -55,11 +51,7 @@ class Eagle3Head(EagleHead):
             raise DecodingError(f"an EAGLE-3 head with {', '.join(others)} in its config is of another build, not supported here")
         self.aux_layers = read_aux_layers(self.config, target.layers)
         if "d2t" in tensors:
-            places = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
-            if places.unique().numel() < len(places) or places.min() < 0 or places.max() >= self.config.vocab_size:
-                raise DecodingError(
-                    f"not an EAGLE-3 head of this target: d2t maps outside the {self.config.vocab_size} tokens or twice"
-                )
+            check_places(torch.arange(len(tensors["d2t"])) + tensors["d2t"], self.config.vocab_size, "d2t")
 
     def tensor_shapes(self) -> Shapes:
         """What its checkpoint must hold."""
@@ -75,18 +67,8 @@ class Eagle3Head(EagleHead):
         self.norm = weights["norm.weight"]
         rows = weights["lm_head.weight"]
         if "d2t" in weights:
-            places = torch.arange(len(rows), device=self.device) + weights["d2t"]
-            # Rising, so that the tokens below a bound are the first ones.
-            self._every, order = places.sort()
-            self._ids, rows = self._every.tolist(), rows[order]
+            rows = rows[self.cut_to(torch.arange(len(rows), device=self.device) + weights["d2t"])]
         self.head = Linear(rows)
-
-    def draft_among(self, V: int) -> None:
-        """See `EagleHead`; of a cut vocabulary those of its tokens that are among them."""
-        super().draft_among(V)
-        if self._ids:
-            self.vocab_size = bisect_left(self._ids, V)
-            self.vocabulary = self._every[: self.vocab_size]
 
     @torch.inference_mode()
     def fuse(self, streams: Tensor) -> Tensor:
@@ -129,7 +111,7 @@ def read_aux_layers(config: Any, layers: int) -> tuple[int, ...]:
 def head_config(target: Any, draft_vocabulary: int | None = None) -> Any:
     """The configuration of a head for a target with this configuration, of so many of its tokens (None: of all).
 
-    Raises DecodingError for a target without rotary positions or of fewer than three layers.
+    Raises DecodingError for a target of fewer than three layers.
     """
     config = eagle.head_config(target)
     config.architectures = ["LlamaForCausalLMEagle3"]

@@ -4,8 +4,9 @@ The LM head reads token t + 1 from the hidden state h of position t (after the f
 t + 2 + i from the same h: LM_i(h + SiLU(W_i h + b_i)). One call drafts all positions; no head knows what another head chose.
 
 Checkpoint (what vLLM loads): config.json of model type "medusa" and model.safetensors with `blocks.{i}.layers.0.weight` `[D, D]`,
-`.bias` `[D]` and `lm_heads.{i}.weight` `[V, D]`. With `original_lm_head` one `lm_head.weight` `[V, D]` serves all heads.
-D hidden width, V vocabulary, K heads.
+`.bias` `[D]` and `lm_heads.{i}.weight` `[Vd, D]`. With `original_lm_head` one `lm_head.weight` `[Vd, D]` serves all heads. With a reduced
+vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]` int64 says which of the target's tokens each place stands for.
+D hidden width, V vocabulary, Vd the heads', K heads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.decoding.device import Stopwatch
-from specrig.decoding.heads.checkpoint import faults, read, write
+from specrig.decoding.heads.checkpoint import check_places, faults, read, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
 from specrig.decoding.replay import Replay, as_it_is
@@ -41,7 +42,10 @@ class MedusaHeads:
     def __init__(self, config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:
         """`tensors`: see the module; they take the model's device and precision. Raises DecodingError where they do not fit."""
         _check(config, tensors, model)
-        weights = {name: tensor.to(model.device, model.dtype) for name, tensor in tensors.items()}
+        drafted = tensors.get("token_map")
+        self.vocabulary: Tensor | None = None if drafted is None else drafted.to(model.device)
+        """`[Vd]` the target's tokens that the logits are of; None: of all."""
+        weights = {name: tensor.to(model.device, model.dtype) for name, tensor in tensors.items() if name != "token_map"}
         self.model = model
         self.count: int = config.num_heads
         # All residual blocks read the same h, so they are one matrix product. The LM heads read different states, so they are not,
@@ -61,13 +65,26 @@ class MedusaHeads:
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, count: int) -> Tensor:
-        """Hidden states `[B, D]` of positions t -> logits `[B, count, V]` of tokens t + 2 … t + 1 + count."""
+        """Hidden states `[B, D]` of positions t -> logits `[B, count, Vd]` of tokens t + 2 … t + 1 + count."""
         function = partial(self._logits, count)
         run = as_it_is(function) if self.replay is None else self.replay.recorded(count, function, [hidden])
         mark = self.watch.start()
         (logits,) = run([hidden])
         self.watch.stop(count, mark)
-        return logits[..., : self.model.vocab_size]  # what is padding for the model is never offered
+        # What is padding for the model is never offered.
+        return logits[..., : self.model.vocab_size] if self.vocabulary is None else logits
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """Logits `[..., Vd]` as ones of all the model's tokens, `[..., V]`: minus infinity for those that the heads cannot draft."""
+        if self.vocabulary is None:
+            return logits
+        every = logits.new_full((*logits.shape[:-1], self.model.vocab_size), -torch.inf)
+        return every.index_copy_(-1, self.vocabulary, logits)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens they can draft."""
+        return self.model.vocab_size if self.vocabulary is None else len(self.vocabulary)
 
     def _logits(self, count: int, hidden: Tensor) -> tuple[Tensor]:
         B, D = hidden.shape
@@ -83,14 +100,22 @@ class MedusaHeads:
 
 
 def heads_config(
-    *, hidden: int, vocabulary: int, heads: int, shared: bool = False, measured: dict[str, Any] | None = None
+    *,
+    hidden: int,
+    vocabulary: int,
+    heads: int,
+    drafted: int | None = None,
+    shared: bool = False,
+    measured: dict[str, Any] | None = None,
 ) -> MedusaConfig:
-    """The configuration of K = `heads` heads; `shared`: one LM head for all; `measured`: see `MedusaHeads.accuracy`."""
+    """The configuration of K = `heads` heads; `drafted`: so many tokens can be drafted, None: all; `shared`: one LM head for all;
+    `measured`: see `MedusaHeads.accuracy`.
+    """
     return MedusaConfig(
         architectures=["MedusaModel"],
         hidden_size=hidden,
         vocab_size=vocabulary,
-        truncated_vocab_size=vocabulary,
+        truncated_vocab_size=drafted or vocabulary,
         num_heads=heads,
         num_hidden_layers=1,
         medusa_fc_bias=True,
@@ -101,8 +126,8 @@ def heads_config(
 
 def shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Tensor names of a checkpoint and their shapes."""
-    D, V, K = config.hidden_size, config.vocab_size, config.num_heads
-    found: dict[str, tuple[int, ...]] = {}
+    D, V, K = config.hidden_size, _drafted(config), config.num_heads
+    found: dict[str, tuple[int, ...]] = {"token_map": (V,)} if config.vocab_size > V else {}
     for head in range(K):
         found |= {f"blocks.{head}.layers.0.weight": (D, D), f"blocks.{head}.layers.0.bias": (D,)}
     if config.original_lm_head:
@@ -110,10 +135,16 @@ def shapes(config: Any) -> dict[str, tuple[int, ...]]:
     return found | {f"lm_heads.{head}.weight": (V, D) for head in range(K)}
 
 
+def _drafted(config: Any) -> int:
+    """Vd, how many tokens the heads can draft."""
+    return getattr(config, "truncated_vocab_size", None) or config.vocab_size
+
+
 def random_tensors(config: Any, seed: int, deviation: float = 0.1) -> dict[str, Tensor]:
     """Weights of untrained heads: all normal."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: deviation * torch.randn(shape, generator=generator) for name, shape in shapes(config).items()}
+    found = {name: deviation * torch.randn(shape, generator=generator) for name, shape in shapes(config).items()}
+    return found | ({"token_map": torch.arange(_drafted(config))} if "token_map" in found else {})
 
 
 def initialise(folder: Path, model: Any, seed: int) -> None:
@@ -150,3 +181,5 @@ def _check(config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:
     expected = shapes(config)
     if wrong := faults(tensors, expected):
         raise DecodingError("not Medusa heads of one residual layer each: " + wrong)
+    if (drafted := tensors.get("token_map")) is not None:
+        check_places(drafted, model.vocab_size, "token_map")

@@ -1,0 +1,142 @@
+"""The target as a teacher: any causal language model of transformers, read from a model folder.
+
+Heads and draft learn from its states after the final norm, which its LM head reads, and from its logits. Shapes: B sequences, T tokens,
+D hidden, V vocabulary, Vd the tokens that a draft may offer, F residual streams.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from specrig.training.run import TrainingError
+from specrig.training.trainer import autocast, moved, rows_at_once
+
+_FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
+"""What architectures call the norm before the LM head."""
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "tokenizer.model",
+    "vocab.json", "merges.txt",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An LM head over some tokens: weight `[Vd, D]`, bias `[Vd]` or None."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """`[..., D]` -> `[..., Vd]`."""
+        return F.linear(hidden, self.weight, self.bias)
+
+    def among(self, drafted: Tensor | None) -> Output:
+        """The head of the tokens `drafted` `[Vd]` alone; None: of all."""
+        if drafted is None:
+            return self
+        return Output(self.weight[drafted].contiguous(), None if self.bias is None else self.bias[drafted])
+
+
+class Teacher:
+    """A frozen causal language model. Matrix products run in bfloat16, the residual stream in the weights' own precision."""
+
+    def __init__(self, model: Any, eos: tuple[int, ...], where: torch.device) -> None:
+        """`model`: a `…ForCausalLM`. Raises TrainingError for one whose logits are more than its LM head's product."""
+        self.model = model.to(where).eval().requires_grad_(False)
+        self.where, self.eos = where, eos
+        self.config = model.config.get_text_config(decoder=True)
+        self.body: nn.Module = model.base_model
+        self.hidden: int = self.config.hidden_size
+        self.layers: int = self.config.num_hidden_layers
+        self.embedding: Tensor = model.get_input_embeddings().weight.detach()
+        head = model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        self.output = Output(head.weight.detach(), None if bias is None else bias.detach())
+        self.vocabulary: int = len(self.output.weight)
+        self._check()
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        tokens = torch.arange(8, device=self.where).clamp(max=self.vocabulary - 1).unsqueeze(0)
+        said = self.model(input_ids=tokens, use_cache=False).logits.float()
+        own = self.logits(self.body(input_ids=tokens, use_cache=False).last_hidden_state).float()
+        if said.shape != own.shape or (said - own).abs().max() > 0.02 * said.abs().max() + 1e-3:
+            raise TrainingError(
+                f"a {self.config.model_type} model scales or caps its logits after its LM head; drafts and heads cannot be trained "
+                "for it: they would learn from other logits than its own"
+            )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`[B, T]` -> the states after the final norm `[B, T, D]`, with gradients where its weights learn."""
+        with autocast(self.where):
+            hidden: Tensor = self.body(input_ids=tokens, use_cache=False).last_hidden_state
+        return hidden
+
+    @torch.no_grad()
+    def states(self, tokens: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
+        """Of tokens `[B, T]` the states after the final norm, `[B, T, (F + 1) D]`, behind the streams asked for: j is the one after j layers."""
+        with autocast(self.where):
+            said: Any = self.body(input_ids=tokens, use_cache=False, output_hidden_states=bool(streams))
+        return torch.cat((*(said.hidden_states[layer] for layer in streams), said.last_hidden_state), -1)
+
+    def states_of(self, texts: Tensor) -> Tensor:
+        """Of texts `[N, T]`, a few at a time: `[N, T, D]`."""
+        return torch.cat([self.states(moved(rows, self.where)) for rows in texts.split(rows_at_once(self.where))])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[..., D]` -> `[..., V]`."""
+        return self.output(hidden)
+
+    def final_norm(self) -> Tensor:
+        """The scale `[D]` of the norm before the LM head; ones where it has no name that is known."""
+        for name in _FINAL_NORMS:
+            scale = getattr(getattr(self.body, name, None), "weight", None)
+            if scale is not None and scale.shape == (self.hidden,):
+                return scale.detach()
+        return torch.ones(self.hidden, device=self.where)
+
+    def outer(self) -> Iterable[Tensor]:
+        """Its matrices whose rows are tokens or positions: the optimiser treats them apart."""
+        return [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)] + [self.output.weight]
+
+
+def load(folder: Path, where: torch.device) -> Teacher:
+    """The model of a folder: in float32 on a CPU, on a GPU in the precision it is stored in. Raises TrainingError."""
+    kind: Any = torch.float32 if where.type == "cpu" else "auto"
+    return Teacher(read_model(folder, kind), end_tokens(folder), where)
+
+
+def read_model(folder: Path, dtype: Any) -> Any:
+    """The `…ForCausalLM` of a folder. Raises TrainingError for one that transformers cannot read."""
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise TrainingError(f"{folder}: transformers cannot load this model ({str(error).splitlines()[0]})") from error
+
+
+def end_tokens(folder: Path) -> tuple[int, ...]:
+    """The ids that end a text, by the folder's generation config, else its config. Raises TrainingError where neither names one."""
+    try:
+        config = GenerationConfig.from_pretrained(folder)
+    except OSError:
+        config = GenerationConfig.from_pretrained(folder, config_file_name="config.json")
+    found = config.eos_token_id
+    if found is None:
+        raise TrainingError(f"{folder}: no eos_token_id in generation_config.json or config.json; add the ids that end a text")
+    return (found,) if isinstance(found, int) else tuple(found)
+
+
+def copy_tokenizer(source: Path, out: Path) -> None:
+    """Give the model folder `out` the tokenizer and the chat template of `source`."""
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)

@@ -1,0 +1,247 @@
+"""Training for any decoder-only target: each architecture teaches, text, draft and heads are made, and all of it decodes losslessly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from specrig.decoding.drafters import registry
+from specrig.decoding.linear import Linear
+from specrig.decoding.loop import generate
+from specrig.engines.native import Native
+from specrig.models.pair import PairFiles
+from specrig.training import acceptance, stages, teacher
+from specrig.training.generate import Writer
+from specrig.training.prompts import heldout_prompts
+from specrig.training.recipe import TINY, Recipe
+from specrig.training.run import TrainingError
+from specrig.training.states import StoredStates
+from specrig.training.target_text import frequent, places, read_text, write_text
+
+V, D = 1024, 32
+SIZES: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": D,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2, "tie_word_embeddings": False}
+CONFIGS = {
+    "gpt2": GPT2Config(
+        vocab_size=V, n_embd=D, n_layer=3, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=0, initializer_range=0.3
+    ),
+    "gpt_neox": GPTNeoXConfig(**SIZES, tie_word_embeddings=False),
+    "llama": LlamaConfig(**GROUPED, head_dim=12, rope_parameters={"rope_type": "default", "rope_theta": 50_000.0}),
+    "mistral": MistralConfig(**GROUPED, sliding_window=24),
+    "qwen2": Qwen2Config(**GROUPED),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=16),
+}
+HEAD = {"steps": 3, "batch": 2, "corpus_sequences": 0, "evaluations": 1}
+RECIPE = Recipe.model_validate(
+    TINY
+    | {
+        "draft": {"layers": 1, "hidden": 16, "heads": 1, "intermediate": 24},
+        "draft_training": {"steps": 3, "batch": 2, "evaluations": 1, "sequence": 72},
+        "distillation": {"generated_share": 1.0, "draft_vocabulary": 200, "start": "embedding"},
+        "text": {"sequences": 12, "heldout_sequences": 8, "sequence": 72},
+        "medusa": HEAD | {"heads": 2, "draft_vocabulary": 200, "joint": {"steps": 2}},
+        "eagle": HEAD | {"rollout": 2, "draft_vocabulary": 200, "loss": "lk"},
+        "eagle3": HEAD | {"rollout": 2, "draft_vocabulary": 200},
+    }
+)
+MODELS = ("draft", "medusa", "draft_medusa", "eagle", "eagle3")
+
+
+def made(kind: str, tokenizer: Path, folder: Path) -> Path:
+    """A random model of that architecture with the tokenizer of another folder."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(CONFIGS[kind]).save_pretrained(folder)
+    teacher.copy_tokenizer(tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=sorted(CONFIGS))
+def trained(request: pytest.FixtureRequest, tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target's folder, and the folder of what was trained for it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    target, models = made(request.param, tiny_pair / "models/target", folder / "given"), folder / "models"
+    write_text(RECIPE, tiny_pair / "corpus", models, target)
+    for name in MODELS:
+        stages.train(name, RECIPE, tiny_pair / "corpus", models, target, False, "cpu")
+    return target, models
+
+
+def test_a_teacher_says_what_the_model_says(trained: tuple[Path, Path]) -> None:
+    tutor = teacher.load(trained[0], torch.device("cpu"))
+    tokens = torch.randint(0, V, (2, 40), generator=torch.Generator().manual_seed(1))
+    found = tutor.states(tokens, (1, 2))
+    with torch.no_grad():
+        said = tutor.model(input_ids=tokens, output_hidden_states=True)
+    assert found.shape == (2, 40, 3 * D) and tutor.eos == (0,)
+    for part, expected in zip(found.split(D, -1), (*said.hidden_states[1:3], said.hidden_states[-1]), strict=True):
+        torch.testing.assert_close(part, expected, atol=0.2, rtol=0.05)  # bfloat16 products
+    assert torch.corrcoef(torch.stack((tutor.logits(found[..., -D:]).flatten(), said.logits.flatten())))[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_was_trained_decodes_losslessly(trained: tuple[Path, Path], tiny_pair: Path, temperature: float) -> None:
+    target, models = trained
+    heads = {name: models / name for name in MODELS if name != "draft"}
+    engine = Native(PairFiles("any", str(target), str(models / "draft"), heads=heads))
+    prompts = heldout_prompts(RECIPE, tiny_pair / "corpus", target)[:2]
+
+    def outputs(method: str, k: int) -> list[list[int]]:
+        kind = registry()[method]
+        drafter = kind(kind.Options(), engine)
+        said = generate(engine.target, drafter, prompts, k=k, max_new_tokens=24, temperature=temperature)
+        assert all(len(generation.tokens) == 24 for generation in said)
+        return [generation.tokens for generation in said]
+
+    plain = outputs("autoregressive", 0)
+    for method in ("draft_model", "tree", "medusa", "medusa_draft", "eagle", "eagle2", "eagle3"):
+        found = outputs(method, 3)
+        if temperature == 0.0:
+            assert found == plain, method
+
+
+def test_the_text_is_what_the_target_says(trained: tuple[Path, Path], tiny_pair: Path) -> None:
+    text, tutor = read_text(trained[1]), teacher.load(trained[0], torch.device("cpu"))
+    prompts = heldout_prompts(RECIPE, tiny_pair / "corpus", trained[0])
+    for row, prompt in enumerate(prompts):
+        assert text.heldout.tokens[row, : len(prompt)].tolist() == prompt
+        assert not text.heldout.written[row, : len(prompt)].any() and text.heldout.written[row, len(prompt)]
+    best = tutor.logits(tutor.states_of(text.heldout.tokens[:, :-1])).argmax(-1)
+    agree = (best == text.heldout.tokens[:, 1:])[text.heldout.written[:, 1:]]
+    assert agree.float().mean() > 0.9  # written in bfloat16
+
+
+def test_the_curves_tell_the_acceptance_to_expect(trained: tuple[Path, Path]) -> None:
+    for name in MODELS:
+        last = json.loads((trained[1] / name / "training.jsonl").read_text().splitlines()[-1])
+        assert last["tau_sim"] == pytest.approx(acceptance.expected(last["acceptance"]), abs=2e-3)
+        assert not (trained[1] / name / "states").exists()
+
+
+def test_medusa_2_trains_any_target_with_its_heads(tiny_pair: Path, tmp_path: Path) -> None:
+    from specrig.training.medusa import train_jointly
+
+    target = made("qwen3", tiny_pair / "models/target", tmp_path / "given")
+    write_text(RECIPE, tiny_pair / "corpus", tmp_path / "base", target)
+    stages.train("medusa", RECIPE, tiny_pair / "corpus", tmp_path / "base", target, False, "cpu")
+    train_jointly(RECIPE, tiny_pair / "corpus", tmp_path / "base", tmp_path / "joint", target, False)
+    before, after = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (target, tmp_path / "joint/target"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == set(before)
+    assert (tmp_path / "joint/medusa/model.safetensors").is_file() and (tmp_path / "joint/target/tokenizer.json").is_file()
+
+
+def test_expected_acceptance_is_that_of_rounds() -> None:
+    """Of four rounds one drafts three right tokens, one two, one one, and one none: 1 + (3 + 2 + 1) / 4."""
+    right = torch.tensor([[[1, 1, 1, 0]], [[1, 1, 0, 1]], [[1, 0, 1, 1]]], dtype=torch.bool)
+    found = acceptance.accuracies(right, torch.ones_like(right))
+    assert found == pytest.approx([3 / 4, 2 / 3, 1 / 2]) and acceptance.expected(found) == pytest.approx(2.5)
+    asked = torch.ones_like(right)
+    asked[2] = False
+    assert acceptance.accuracies(right, asked)[2] == 0.0
+
+
+def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
+    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tutor, texts = teacher.load(trained[0], torch.device("cpu")), read_text(trained[1]).train.tokens
+    monkeypatch.setattr("specrig.training.states.SHARD", 3 * 2 * texts.shape[1] * 2 * D)  # three texts a shard
+    stored = StoredStates(tmp_path, "target", "key", tutor, texts, (1,))
+    rows = torch.tensor([len(texts) - 1, 0, 2])
+    torch.testing.assert_close(stored[rows], tutor.states(texts[rows], (1,)).bfloat16(), atol=0.1, rtol=0.05)
+    files = sorted((tmp_path / "states").iterdir())
+    assert len(files) == -(-len(texts) // 3)
+    before = [file.stat().st_mtime_ns for file in files]
+    StoredStates(tmp_path, "target", "key", tutor, texts, (1,))
+    assert [file.stat().st_mtime_ns for file in files] == before
+    StoredStates(tmp_path, "target", "another", tutor, texts, (1,))
+    assert [file.stat().st_mtime_ns for file in files] != before
+
+
+def test_a_cut_vocabulary_holds_the_most_frequent_tokens(trained: tuple[Path, Path]) -> None:
+    text = read_text(trained[1]).train
+    counts = torch.bincount(text.tokens[text.written], minlength=V)
+    drafted = frequent(text, 50, V)
+    assert drafted is not None and drafted.tolist() == sorted(drafted.tolist())
+    rest = torch.ones(V, dtype=torch.bool)
+    rest[drafted] = False
+    assert counts[drafted].min() >= counts[rest].max()
+    found = places(torch.arange(V), drafted)
+    assert torch.equal(found[drafted], torch.arange(50)) and bool((found[rest] == -1).all())
+    assert frequent(text, V, V) is None
+
+
+def test_a_writing_that_was_cut_goes_on(trained: tuple[Path, Path], tiny_pair: Path, tmp_path: Path) -> None:
+    text = RECIPE.text.model_copy(update={"batch": 1, "sequence": 64})
+    recipe = RECIPE.model_copy(update={"text": text})
+    asked: list[int] = []
+    first: list[int] = []
+
+    class Killed(BaseException):
+        pass
+
+    def counted(self: Writer, *given: Any) -> Any:
+        known = given[-1]
+        for number, batch in enumerate(whole(self, *given)):
+            asked.extend(row for row in batch if row not in known)
+            yield batch
+            if number == 1 and len(asked) == 2 and not first:
+                raise Killed
+
+    whole = Writer.answers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Writer, "answers", counted)
+        with pytest.raises(Killed):
+            write_text(recipe, tiny_pair / "corpus", tmp_path / "cut", trained[0])
+        first, asked = asked, []
+        write_text(recipe, tiny_pair / "corpus", tmp_path / "cut", trained[0])
+    assert len(first) == 2 and asked and not set(first) & set(asked[: len(asked) // 2])
+    write_text(recipe, tiny_pair / "corpus", tmp_path / "whole", trained[0])
+    one, two = (read_text(tmp_path / name) for name in ("cut", "whole"))
+    assert torch.equal(one.train.tokens, two.train.tokens) and torch.equal(one.heldout.written, two.heldout.written)
+    assert [path.name for path in (tmp_path / "cut").iterdir()] == ["text.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [40, 700])  # below and above the size at which weights are reordered
+def test_some_outputs_of_a_layer_are_those_of_the_whole(rows: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(rows, 256, generator=generator).to(dtype), torch.randn(rows, generator=generator).to(dtype)
+    x, some = torch.randn(5, 256, generator=generator).to(dtype), torch.tensor([3, 4, 39])
+    found = Linear(weight, bias).among(some)
+    assert torch.equal(found.weight, weight[some])
+    torch.testing.assert_close(
+        found(x), Linear(weight, bias)(x)[:, some], atol=1e-1 if dtype == torch.bfloat16 else 1e-4, rtol=1e-2
+    )
+
+
+def test_a_model_that_cannot_teach_is_refused(tiny_pair: Path, tmp_path: Path) -> None:
+    from transformers import CohereConfig
+
+    config = CohereConfig(**GROUPED | {"tie_word_embeddings": True}, logit_scale=0.1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "cohere")
+    with pytest.raises(TrainingError, match="a cohere model scales or caps its logits"):
+        teacher.load(tmp_path / "cohere", torch.device("cpu"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TrainingError, match="transformers cannot load this model"):
+        teacher.load(tmp_path / "empty", torch.device("cpu"))
+    CONFIGS["llama"].save_pretrained(tmp_path / "endless")
+    settings = json.loads((tmp_path / "endless/config.json").read_text())
+    (tmp_path / "endless/config.json").write_text(json.dumps({**settings, "eos_token_id": None}))
+    with pytest.raises(TrainingError, match="no eos_token_id"):
+        teacher.end_tokens(tmp_path / "endless")
