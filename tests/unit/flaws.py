@@ -44,7 +44,7 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "token_recycling": ("token_recycling", 5, {"nodes": 12}),
     "layer_skip": ("layer_skip", 4, {}),
     "hydra": ("hydra", 4, {"nodes": 12}),
-    "rest": ("rest", 4, {"nodes": 12, "longest": 2, "shortest": 1}),
+    "rest": ("rest", 2, {"nodes": 12, "longest": 2, "shortest": 1}),
 }
 """Label -> method, k and options: those of the default study, and the variants that it leaves out."""
 

@@ -125,6 +125,9 @@ def test_what_does_not_fit_is_refused(target: Any, tmp_path: Path) -> None:
         hydra.save(tmp_path / "head", config, hydra.random_tensors(config, 0))
         with pytest.raises(DecodingError, match=message):
             hydra.load(tmp_path / "head", model)
+    saved(tmp_path / "cut", [3, 5, V])
+    with pytest.raises(DecodingError, match="token_map maps outside the 30 tokens or twice"):
+        hydra.load(tmp_path / "cut", model)
     config = hydra.heads_config(hidden=D, vocabulary=V, heads=2)
     tensors = hydra.random_tensors(config, 0)
     config.num_heads = 3

@@ -88,6 +88,20 @@ def _eagle(recipe: Recipe, settings: HeadTraining, inputs: int, reads: int) -> f
     return LEARNING * 2.0 * weights * learnt + _states(recipe, recipe.target, settings.corpus_sequences)
 
 
+def _hydra(recipe: Recipe) -> float:
+    settings, D = recipe.hydra, recipe.target.hidden
+    weights = sum(2 * (head + 2) * D * D + recipe.vocabulary * D for head in range(settings.heads))
+    learnt = settings.steps * settings.batch * recipe.text.sequence
+    return LEARNING * 2.0 * weights * learnt + _states(recipe, recipe.target, settings.corpus_sequences)
+
+
+def _layer_skip(recipe: Recipe) -> float:
+    """Of all sets of layers that are tried, as if each left out none."""
+    settings, layers = recipe.layer_skip, recipe.target.layers
+    tried = 1 + layers + (round(settings.most * layers) - 1) * min(settings.candidates, layers)
+    return tried * _forward(recipe.target, recipe.vocabulary, settings.tokens) * settings.texts * settings.tokens
+
+
 _COSTS = {
     "target": _target,
     "draft": _draft,
@@ -95,5 +109,8 @@ _COSTS = {
     "draft_medusa": lambda recipe: _medusa(recipe, recipe.draft) + _states(recipe, recipe.target, recipe.medusa.corpus_sequences),
     "eagle": lambda recipe: _eagle(recipe, recipe.eagle, 2, 1),
     "eagle3": lambda recipe: _eagle(recipe, recipe.eagle3, 3, 2),
+    "hydra": _hydra,
+    "layer_skip": _layer_skip,
+    "rest": lambda _: 0.0,
     "joint": _joint,
 }

@@ -120,10 +120,11 @@ class Hydra(Medusa):
         for depth, level in enumerate(plan.levels):
             logits = heads(inputs, depth)
             if ranked:
-                chosen, q = logits.topk(level.width, -1).indices, None
+                chosen = logits.topk(level.width, -1).indices
             else:
                 # A row draws for no more levels than it can use, so that it samples the same in a batch as alone.
                 chosen, q = sampler.candidates(logits, level.width, [level.open * (own > depth) for own in context.depths])
+                assert q is not None
                 probs.append(q)
             # The table of choices [B, m · width] -> the level's nodes [B, n].
             nodes = heads.named(chosen.flatten(1)[:, constant(level.places if ranked else level.draws, device)])

@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.decoding.device import Stopwatch
-from specrig.decoding.heads.checkpoint import Shapes, faults, read, write
+from specrig.decoding.heads.checkpoint import Shapes, check_places, faults, read, write
 from specrig.decoding.heads.eagle import shared
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
@@ -166,3 +166,5 @@ def _check(config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None
         raise DecodingError(f"the heads are for {config.vocab_size} tokens, the target has {target.config.vocab_size}")
     if wrong := faults(tensors, shapes(config)):
         raise DecodingError("not Hydra heads of one layer each: " + wrong)
+    if (drafted := tensors.get("token_map")) is not None:
+        check_places(drafted, target.vocab_size, "token_map")

@@ -56,7 +56,7 @@ class Datastore:
     @cached_property
     def _places(self) -> memoryview:
         """`order` as Python's own integers."""
-        return memoryview(np.ascontiguousarray(self.order))
+        return np.ascontiguousarray(self.order).data
 
     def find(self, run: Sequence[int]) -> Span:
         """Where a run of at least one token occurs; an empty span if nowhere."""
