@@ -20,7 +20,7 @@ from specrig.decoding.model import CachedModel
 from specrig.decoding.transformers_model import cached_model
 from specrig.training.hydra import train_heads
 from specrig.training.hydra_recipe import HydraTraining
-from specrig.training.layer_skip import Search, predicted, search
+from specrig.training.layer_skip import Search, excerpts, predicted, search
 from specrig.training.layer_skip_recipe import LayerSkipSearch
 from specrig.training.recipe import Recipe
 from specrig.training.rest import DEPTH, expected, make_datastore, written
@@ -137,6 +137,19 @@ def test_the_search_is_reproducible_and_its_set_is_the_best_on_its_way(pair: tup
     (found,) = decoded("layer_skip", target, tmp_path / "one", [[5, 9, 11]], 3)
     (plain,) = decoded("autoregressive", target, tmp_path, [[5, 9, 11]], 0)
     assert found.tokens == plain.tokens
+
+
+def test_excerpts_hold_what_the_target_wrote() -> None:
+    tokens = torch.arange(5 * 12).view(5, 12)
+    own = torch.zeros(5, 12, dtype=torch.bool)
+    own[0, 2:], own[2, 7:11], own[4, 11:] = True, True, True
+    found = excerpts(Texts(tokens, own), 2, 4)
+    assert found.tokens.tolist() == [[0, 1, 2, 3], [29, 30, 31, 32]]
+    assert found.written.tolist() == [[False, False, True, True], [False, False, True, True]]
+    assert excerpts(Texts(tokens, own), 9, 4).tokens[2].tolist() == [56, 57, 58, 59]
+    assert excerpts(Texts(tokens, own), 1, 99).tokens.tolist() == [list(range(12))]
+    with pytest.raises(TrainingError, match="wrote nothing"):
+        excerpts(Texts(tokens, torch.zeros_like(own)), 2, 4)
 
 
 def test_layers_that_do_nothing_are_left_out_first() -> None:

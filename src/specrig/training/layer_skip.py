@@ -35,7 +35,7 @@ def search(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progres
     settings, text, where = recipe.layer_skip, read_text(models).train, place(device)
     model = teacher.read_model(present(target, "target"), torch.float32 if where.type == "cpu" else "auto")
     whole_size, layer_size = _sizes(model)
-    texts = Texts(text.tokens[: settings.texts, : settings.tokens], text.written[: settings.texts, : settings.tokens])
+    texts = excerpts(text, settings.texts, settings.tokens)
     try:
         whole = cached_model(model.to(where), device=where)
         steps = max(1, min(round(settings.most * whole.layers), whole.layers - 1))
@@ -44,6 +44,22 @@ def search(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progres
             _finish(agreed, whole.layers, layer_size / whole_size, settings.k, run)
     except DecodingError as error:
         raise TrainingError(f"{target}: {error}") from error
+
+
+def excerpts(texts: Texts, count: int, tokens: int) -> Texts:
+    """`count` of the texts, evenly spread (they are in the order of their prompts' lengths), and of each so many tokens: half of them
+    before the target began to write, where there are so many. Raises TrainingError where it wrote nothing.
+    """
+    rows = texts.written.any(1).nonzero().flatten()
+    if not len(rows):
+        raise TrainingError(
+            "layer_skip: the target wrote nothing to the training prompts; write its text with more `text.sequences`"
+        )
+    count, tokens = min(count, len(rows)), min(tokens, texts.tokens.shape[1])
+    rows = rows[torch.arange(count) * len(rows) // count]
+    starts = (texts.written[rows].int().argmax(1) - tokens // 2).clamp(0, texts.tokens.shape[1] - tokens)
+    at = starts[:, None] + torch.arange(tokens)
+    return Texts(texts.tokens[rows].gather(1, at), texts.written[rows].gather(1, at))
 
 
 class Search:

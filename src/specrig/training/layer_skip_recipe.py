@@ -12,8 +12,8 @@ class LayerSkipSearch(Settings):
 
     texts: int = Field(default=8, ge=1)
     """Texts that the target wrote to training prompts; every set of layers that is tried runs over all of them."""
-    tokens: int = Field(default=128, ge=2)
-    """The first so many tokens of each."""
+    tokens: int = Field(default=128, ge=4)
+    """So many tokens of each, half of them before the target began to write."""
     most: float = Field(default=0.6, gt=0, lt=1)
     """Share of the layers that is left out at most."""
     candidates: int = Field(default=8, ge=1)

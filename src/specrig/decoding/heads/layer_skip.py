@@ -45,6 +45,8 @@ def save(folder: Path, layers: int, skipped: Sequence[int]) -> None:
 
 def load(folder: Path, target: CachedModel) -> list[int]:
     """The layers to leave out. Raises DecodingError where the folder does not say, or was written for another target."""
+    if not (folder / "config.json").is_file():
+        raise DecodingError(f"{folder}: no layer_skip there (no config.json)")
     try:
         config = PreTrainedConfig.from_pretrained(folder)
     except OSError as error:
