@@ -146,6 +146,9 @@ BY_TEXT: list[tuple[str, dict[str, Any]]] = [
     ("ngram", {}),
     ("suffix", {}),
     ("suffix", {"tree": True, "max_spec_factor": 2.0}),
+    ("rest", {"nodes": 8}),
+    ("hydra", {"tree": (3, 2)}),
+    ("layer_skip", {"skip": (1,)}),
 ]
 
 

@@ -43,6 +43,8 @@ QUICK = {
     *("gpt_neox", "gptj", "opt", "stablelm", "olmo2", "cohere", "starcoder2", "granite", "smollm3", "falcon", "deepseek_v3"),
 }
 """The others are the long tail: `-m "not long_tail"` leaves them out."""
+TIED = {"gemma3n_text"}
+"""Layers that read what other layers leave for them: none of these can be left out."""
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long_tail) for name in RUN]
 
 
@@ -86,6 +88,11 @@ def test_it_decodes_as_transformers_does(name: str) -> None:
     assert pair.decode("autoregressive", PROMPTS, 0) == expected, "a batch of two"
     assert pair.decode("draft_model", PROMPTS[1:], 3) == expected[1:]
     assert pair.decode("tree", PROMPTS, 3, branching=(2, 2)) == expected, "trees in a batch of two"
+    if name in TIED:
+        with pytest.raises(DecodingError, match=r"does not run without layers \[1\]"):
+            pair.drafter("layer_skip", skip=(1,))
+    else:
+        assert pair.decode("layer_skip", PROMPTS, 3, skip=(1,)) == expected, "drafted with a layer left out"
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
-from specrig.decoding.heads import eagle, eagle3, medusa
+from specrig.decoding.heads import eagle, eagle3, hydra, medusa
 from specrig.decoding.loop import generate
 from specrig.decoding.transformers_model import cached_model
 
@@ -63,6 +63,15 @@ def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
         tensors = {name: torch.zeros(shape) for name, shape in medusa.shapes(config).items()}
         tensors |= {f"lm_heads.{head}.weight": following(head + 2) for head in range(4)}
         medusa.save(folder, config, tensors)
+    elif kind == "hydra":
+        config = hydra.heads_config(hidden=D, vocabulary=PERIOD, heads=4)
+        tensors = {name: torch.zeros(shape) for name, shape in hydra.shapes(config).items()}
+        for head in range(4):
+            # Which part of the input names the last token drafted so far: its own embedding, or the state, some steps on.
+            part = torch.eye(D) if reads == "token" else torch.nn.functional.pad(following(head + 1), (0, 0, 0, D - PERIOD))
+            at = -D if reads == "token" else 0
+            tensors[f"heads.{head}.res_connection.weight"][:, at : at + D or None] = part
+        hydra.save(folder, config, tensors)
     elif kind == "eagle":
         config = eagle.head_config(target.config)
         tensors = silenced(eagle.random_tensors(config, 0))
@@ -84,6 +93,7 @@ def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
         ("medusa", {}, 4, ""),
         ("medusa", {"tree": (1,)}, 4, ""),
         ("medusa", {"tree": (1,), "acceptance": "typical"}, 4, ""),
+        *(("hydra", options, 4, reads) for options in ({}, {"tree": (1,)}) for reads in ("token", "state")),
         ("medusa_draft", {}, 5, ""),
         ("medusa_draft", {"tree": (3, 1)}, 5, ""),
         *(("eagle", {}, 4, reads) for reads in ("token", "feature")),

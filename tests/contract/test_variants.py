@@ -30,6 +30,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ngram", {"acceptance": "block"}),
     ("suffix", {"tree": True, "max_spec_factor": 4.0}),
     ("token_recycling", {"nodes": 4, "top_k": 3}),
+    ("rest", {"nodes": 4, "shortest": 1}),
+    ("hydra", {"nodes": 5}),
+    ("hydra", {"tree": (1,)}),
+    ("layer_skip", {"skip": (0, 2), "acceptance": "block"}),
 ]
 
 
@@ -114,7 +118,7 @@ def lopsided(drafter: Any) -> Any:
 @pytest.mark.parametrize(("method", "options"), VARIANTS)
 def test_variants_keep_the_targets_distribution(lab: Lab, method: str, options: dict[str, Any]) -> None:
     drafter = lab.drafter(method, **options)
-    test = outcome_test(lab, lopsided(drafter) if method == "medusa" else drafter)
+    test = outcome_test(lab, lopsided(drafter) if method in ("medusa", "hydra") else drafter)
     assert test.p_value > 1e-4, test
 
 

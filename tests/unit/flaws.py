@@ -42,6 +42,9 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "suffix, tree": ("suffix", 8, {"tree": True, "max_spec_factor": 4.0}),
     "lookahead": ("lookahead", 3, {"window": 5, "guesses": 5}),
     "token_recycling": ("token_recycling", 5, {"nodes": 12}),
+    "layer_skip": ("layer_skip", 4, {}),
+    "hydra": ("hydra", 4, {"nodes": 12}),
+    "rest": ("rest", 2, {"nodes": 12, "longest": 2, "shortest": 1}),
 }
 """Label -> method, k and options: those of the default study, and the variants that it leaves out."""
 
@@ -53,10 +56,10 @@ def cell(label: str, temperature: float = 1.0) -> Cell:
     return Cell(engine="native", pair="laboratory", method=method, k=k, task="exact", temperature=temperature, options=options)
 
 
-DRAWN_CHAINS = ("draft_model", "adaptive_k", "eagle", "eagle3", "medusa_draft")
-DRAWN_TREES = ("tree", "medusa", "medusa_draft, tree", "eagle2", "eagle3, tree")
+DRAWN_CHAINS = ("draft_model", "adaptive_k", "eagle", "eagle3", "medusa_draft", "layer_skip")
+DRAWN_TREES = ("tree", "medusa", "medusa_draft, tree", "eagle2", "eagle3, tree", "hydra")
 COPIED_CHAINS = ("ngram", "suffix")
-COPIED_TREES = ("suffix, tree", "lookahead", "token_recycling")
+COPIED_TREES = ("suffix, tree", "lookahead", "token_recycling", "rest")
 BLOCKS = ("draft_model, block", "ngram, block")
 CHAINS, TREES = DRAWN_CHAINS + COPIED_CHAINS, DRAWN_TREES + COPIED_TREES
 DRAWN = (*DRAWN_CHAINS, "draft_model, block", *DRAWN_TREES)

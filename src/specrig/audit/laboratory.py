@@ -164,4 +164,46 @@ def _eagle3(folder: Path, target: Any, seed: int) -> None:
     eagle3.save(folder, config, tensors)
 
 
-MAKERS = {"medusa": _medusa, "eagle": _eagle, "eagle3": _eagle3}
+def _hydra(folder: Path, target: Any, seed: int) -> None:
+    """Heads that pass the last token's embedding on to the target's LM head, and add something of all they read."""
+    import torch
+
+    from specrig.decoding.heads import hydra
+
+    config = hydra.heads_config(hidden=target.hidden_size, vocabulary=target.vocab_size, heads=4)
+    tensors = hydra.random_tensors(config, seed, deviation=LAYERS * ERROR)
+    for head in range(config.num_heads):
+        tensors[f"heads.{head}.res_connection.weight"][:, -WIDTH:] += BOLDNESS * torch.eye(WIDTH)
+    hydra.save(folder, config, tensors)
+
+
+def _rest(folder: Path, target: Any, seed: int) -> None:
+    """Text in which each token mostly is one that the target likes to say after the one before."""
+    import torch
+
+    from specrig.decoding.heads import rest
+
+    follows = torch.softmax(2 * _embedding(seed) @ _output(ERROR, seed).T, -1)
+    generator = torch.Generator().manual_seed(seed)
+    texts = [[row] for row in range(target.vocab_size)]
+    for text in texts:
+        for _ in range(500):
+            text.append(int(torch.multinomial(follows[text[-1]], 1, generator=generator)))
+    rest.save(folder, rest.datastore(texts, target.vocab_size))
+
+
+def _layer_skip(folder: Path, target: Any, seed: int) -> None:
+    """All layers but the first are left out."""
+    from specrig.decoding.heads import layer_skip
+
+    layer_skip.save(folder, target.num_hidden_layers, range(1, target.num_hidden_layers))
+
+
+MAKERS = {
+    "medusa": _medusa,
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "hydra": _hydra,
+    "rest": _rest,
+    "layer_skip": _layer_skip,
+}

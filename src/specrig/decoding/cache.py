@@ -4,6 +4,7 @@ copying its entries together.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -47,6 +48,12 @@ class KeyValueCache:
     def batch_size(self) -> int:
         """B."""
         return len(self.lengths)
+
+    def beside(self, lengths: Sequence[int]) -> KeyValueCache:
+        """The same memory under lengths of its own: what is written behind these is scratch for whoever else uses it."""
+        other = copy.copy(self)
+        other.lengths = list(lengths)
+        return other
 
     @property
     def level(self) -> bool:

@@ -92,6 +92,7 @@ class LlamaModel(CachedModel):
         self.eps: float = self.config.rms_norm_eps
         self.q_heads: int = self.config.num_attention_heads
         self.blocks = [Block.of(layer) for layer in body.layers]
+        self.skipped: frozenset[int] = frozenset()  # layers that its passes leave out (`decoding.thinned`)
         self.cos = self.sin = torch.empty(0)
 
     @staticmethod
@@ -173,7 +174,8 @@ class LlamaModel(CachedModel):
         for index, block in enumerate(self.blocks):
             if index in self.feature_layers:
                 collected.append(x.clone())  # layers may add to it in place
-            x = self.block(index, block, x, view)
+            if index not in self.skipped:
+                x = self.block(index, block, x, view)
         if collected:
             self.features = torch.cat(collected, -1)
         return F.rms_norm(x, (x.shape[-1],), self.norm, self.eps)

@@ -172,7 +172,10 @@ class Resources(Protocol):
 
     @property
     def target(self) -> Any:
-        """The target `CachedModel`. A drafter may read its embedding, LM head and configuration, but never run it."""
+        """The target `CachedModel`. A drafter may read its embedding, LM head and configuration, but never run it.
+
+        It may run a model made of some of its layers (`decoding.thinned`), which leaves the target's context as it is.
+        """
 
     def model(self, name: str) -> Any:
         """A `CachedModel` of the drafter's own, e.g. `draft`."""
@@ -206,6 +209,11 @@ class Drafter(ABC):
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         self.options: Any = options
         self.resources = resources
+
+    @classmethod
+    def parts(cls, options: MethodOptions) -> tuple[str, ...]:
+        """Those of `needs` that it does need with these options."""
+        return cls.needs
 
     @classmethod
     def lossless(cls, options: MethodOptions) -> bool:

@@ -55,6 +55,12 @@ class MethodEntry(Settings):
         """The values of k in the entry's cells; [0] for a method that uses no k."""
         return self.k if methods()[self.method].uses_k else [0]
 
+    @property
+    def needs(self) -> set[str]:
+        """Trained parts besides the target that some of its cells need."""
+        method = methods()[self.method]
+        return {part for _, options in self.variants() for part in method.parts(method.Options.model_validate(options))}
+
     def variants(self) -> list[tuple[str, dict[str, Any]]]:
         """Return (label, all options) for every combination of the swept values.
 

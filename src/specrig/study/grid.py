@@ -95,7 +95,7 @@ class Grid:
         for entry in config.methods:
             for name in entry.pairs or config.pairs:
                 row = config.rows.pairs[name]
-                needs |= {need for need in methods()[entry.method].needs if pair in (name, row.trained_in(need))}
+                needs |= {need for need in entry.needs if pair in (name, row.trained_in(need))}
         if any(pair in (name, row.base) for name, row in config.rows.pairs.items() if row.base):
             needs.add("medusa")
         return sorted(needs, key=lambda need: (need != "draft", need))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from specrig.models.facts import Shape as Target
 from specrig.training.eagle3_recipe import Eagle3Training
 from specrig.training.eagle_recipe import HeadTraining
+from specrig.training.hydra_recipe import HydraTraining
 from specrig.training.medusa_recipe import MedusaTraining
 from specrig.training.recipe import Distillation, Optimisation, Recipe, Shape
 
@@ -41,7 +42,7 @@ def training_flop(recipe: Recipe, models: Iterable[str], target: Target) -> floa
 def training_memory(recipe: Recipe, model: str, target: Target) -> float:
     """Bytes that training one of the models takes at its peak: the teacher, what learns, and a batch's logits."""
     whole = {"target": recipe.target_training, "draft": recipe.draft_training}.get(model)
-    head = {"eagle": recipe.eagle, "eagle3": recipe.eagle3}.get(model, recipe.medusa)
+    head = {"eagle": recipe.eagle, "eagle3": recipe.eagle3, "hydra": recipe.hydra}.get(model, recipe.medusa)
     tokens = whole.batch * whole.sequence / whole.accumulate if whole else float(head.batch * recipe.text.sequence)
     learns = target.parameters if model in ("target", "joint") else 0
     frozen = 0 if model == "target" else target.parameters
@@ -59,7 +60,7 @@ def training_disk(recipe: Recipe, models: Iterable[str], target: Target) -> floa
 def _stored(recipe: Recipe, model: str, target: Target) -> float:
     """Bytes of hidden states."""
     sequences = {"target": 0, "draft": recipe.text.sequences}
-    learnt = recipe.eagle if model == "eagle" else recipe.eagle3 if model == "eagle3" else recipe.medusa
+    learnt = {"eagle": recipe.eagle, "eagle3": recipe.eagle3, "hydra": recipe.hydra}.get(model, recipe.medusa)
     streams = 1 + (EAGLE3_STREAMS if model == "eagle3" else 0)
     count = sequences.get(model, recipe.text.sequences + learnt.corpus_sequences)
     return float(count * recipe.text.sequence * streams * _hidden(target) * STATE_BYTES)
@@ -76,6 +77,8 @@ def _weights(recipe: Recipe, model: str, target: Target) -> float:
         return float(recipe.medusa.heads * width * (width + (drafted if recipe.medusa.owns(drafted) else 0)))
     if model == "eagle":
         return _eagle_weights(recipe.eagle, target, 2, 1) - _drafted(recipe.eagle, target) * D  # it shares the target's LM head
+    if model == "hydra":
+        return _hydra_weights(recipe, target)
     return _eagle_weights(recipe.eagle3, target, EAGLE3_STREAMS, 2) if model == "eagle3" else 0.0
 
 
@@ -87,7 +90,7 @@ def _vocabulary(target: Target) -> int:
     return int(target.config["vocab_size"])
 
 
-def _drafted(settings: Distillation | MedusaTraining | HeadTraining, target: Target) -> int:
+def _drafted(settings: Distillation | MedusaTraining | HydraTraining | HeadTraining, target: Target) -> int:
     """Tokens that can be drafted."""
     return min(settings.draft_vocabulary or _vocabulary(target), _vocabulary(target))
 
@@ -176,6 +179,26 @@ def _eagle(recipe: Recipe, target: Target, settings: HeadTraining) -> float:
     return LEARNING * 2.0 * weights * learnt + states
 
 
+def _hydra_weights(recipe: Recipe, target: Target) -> float:
+    """Of Hydra's heads; they share the target's LM head."""
+    return float(sum(2 * (head + 2) * _hidden(target) ** 2 for head in range(recipe.hydra.heads)))
+
+
+def _hydra(recipe: Recipe, target: Target) -> float:
+    settings = recipe.hydra
+    learnt = settings.steps * settings.batch * recipe.text.sequence
+    states = _states(recipe, _teaches(target, recipe.text.sequence), settings.corpus_sequences)
+    said = settings.heads * _hidden(target) * _drafted(settings, target)
+    return LEARNING * 2.0 * (_hydra_weights(recipe, target) + said) * learnt + states
+
+
+def _layer_skip(recipe: Recipe, target: Target) -> float:
+    """Of all sets of layers that are tried, as if each left out none."""
+    settings, layers = recipe.layer_skip, target.layers
+    tried = 1 + layers + (round(settings.most * layers) - 1) * min(settings.candidates, layers)
+    return tried * _teaches(target, settings.tokens) * settings.texts * settings.tokens
+
+
 _COSTS = {
     "target": _target,
     "draft": _draft,
@@ -183,5 +206,8 @@ _COSTS = {
     "draft_medusa": _draft_medusa,
     "eagle": lambda recipe, target: _eagle(recipe, target, recipe.eagle),
     "eagle3": lambda recipe, target: _eagle(recipe, target, recipe.eagle3),
+    "hydra": _hydra,
+    "layer_skip": _layer_skip,
+    "rest": lambda *_: 0.0,
     "joint": _joint,
 }

@@ -15,6 +15,8 @@ from specrig.corpus.recipe import Corpus
 from specrig.settings import Settings
 from specrig.training.eagle3_recipe import Eagle3Training
 from specrig.training.eagle_recipe import EagleTraining
+from specrig.training.hydra_recipe import HydraTraining
+from specrig.training.layer_skip_recipe import LayerSkipSearch
 from specrig.training.medusa_recipe import MedusaTraining
 
 
@@ -156,6 +158,10 @@ class Recipe(Settings):
     """How the head of `eagle` and `eagle2` is trained."""
     eagle3: Eagle3Training = Eagle3Training()
     """How the head of `eagle3` is trained."""
+    hydra: HydraTraining = HydraTraining()
+    """How the heads of `hydra` are trained."""
+    layer_skip: LayerSkipSearch = LayerSkipSearch()
+    """How the layers that `layer_skip` leaves out are searched."""
 
     @model_validator(mode="after")
     def _sequences_fit(self) -> Recipe:

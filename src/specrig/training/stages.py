@@ -36,6 +36,9 @@ STAGES = {
     "draft_medusa": Stage("specrig.training.medusa", "train_draft_heads", ("draft", "target"), ("medusa",)),
     "eagle": Stage("specrig.training.eagle", "train_head", ("target",), ("eagle",)),
     "eagle3": Stage("specrig.training.eagle3", "train_head", ("target",), ("eagle3",)),
+    "hydra": Stage("specrig.training.hydra", "train_heads", ("target",), ("hydra",)),
+    "layer_skip": Stage("specrig.training.layer_skip", "search", ("target",), ("layer_skip",)),
+    "rest": Stage("specrig.training.rest", "make_datastore", ("target",), ()),
 }
 JOINT = Stage("specrig.training.medusa", "train_jointly", ("target", "medusa"), ("medusa",))
 """Medusa-2: from another pair's target and its heads, a target and heads that fit each other better."""

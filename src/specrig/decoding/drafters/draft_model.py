@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from specrig.decoding.model import CachedModel
+
 
 class DraftModel(Drafter):
     """Keeps the draft model's cache one step behind the context and samples the chain from it."""
@@ -23,6 +25,8 @@ class DraftModel(Drafter):
 
     class Options(ChainOptions):
         """Those of a chain."""
+
+    model: CachedModel
 
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
@@ -35,7 +39,7 @@ class DraftModel(Drafter):
 
         # The draft model first runs what the last round added, then one token a step: logits [B, V] each time.
         sampler = context.sampler
-        logits = self.model.catch_up(context.tokens, context.done)
+        logits = self.advance(context)
         self.base = [len(tokens) for tokens in context.tokens]
         tokens: list[torch.Tensor] = []
         probs: list[torch.Tensor | None] = []
@@ -49,6 +53,10 @@ class DraftModel(Drafter):
                 self.model.keep(kept)
         stacked = None if sampler.greedy else torch.stack([q for q in probs if q is not None], 1)
         return Draft(torch.stack(tokens, 1), probs=stacked)
+
+    def advance(self, context: Context) -> Tensor:
+        """Run what is new of every unfinished row; returns next-token logits `[B, V]`."""
+        return self.model.catch_up(context.tokens, context.done)
 
     def observe(self, verdict: Verdict) -> None:
         """Roll the draft model's cache back to what was accepted."""

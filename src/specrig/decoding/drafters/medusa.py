@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -139,9 +139,13 @@ class TreeOptions(MethodOptions):
 
     def layout(self, accuracy: Sequence[Sequence[float]], depth: int, vocabulary: int) -> Layout:
         """The tree of at most `depth` levels."""
+        return Layout.of(self.paths(accuracy, depth), vocabulary)
+
+    def paths(self, accuracy: Sequence[Sequence[float]], depth: int) -> list[Ranks]:
+        """Its nodes by their paths of ranks, level by level."""
         if self.tree is None and accuracy:
-            return Layout.of(sparse_tree(accuracy, self.nodes, depth), vocabulary)
-        return Layout.of(regular_tree(self.tree or FALLBACK, depth), vocabulary)
+            return sparse_tree(accuracy, self.nodes, depth)
+        return regular_tree(self.tree or FALLBACK, depth)
 
 
 class Medusa(Drafter):
@@ -162,11 +166,15 @@ class Medusa(Drafter):
         posterior_alpha: float = Field(0.3, gt=0, le=1)
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
+        super().__init__(options, resources)
+        self.heads = self.load()
+        self.layouts: dict[int, Layout] = {}
+
+    def load(self) -> Any:
+        """The trained heads."""
         from specrig.decoding.heads import medusa
 
-        super().__init__(options, resources)
-        self.heads = medusa.load(resources.head("medusa"), resources.target)
-        self.layouts: dict[int, Layout] = {}
+        return medusa.load(self.resources.head("medusa"), self.resources.target)
 
     def criterion(self) -> Criterion | None:
         """Medusa's typical acceptance, if asked for."""

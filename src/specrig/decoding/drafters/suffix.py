@@ -15,7 +15,8 @@ differently in a batch, or in a run that was resumed, than it does alone. So her
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import Field
 
@@ -27,6 +28,39 @@ if TYPE_CHECKING:
 
 MOST = 64
 """The most nodes that a draft may hold, so that a tree fits the target's cache whatever the options are."""
+
+
+N = TypeVar("N")
+Child = tuple[float, int, int, N]
+"""A child of a node of any kind: its share among its siblings, its place among equals (the lowest first), its token, and the node."""
+
+
+def likeliest(
+    start: N, children: Callable[[N], Iterable[Child[N]]], nodes: int, depth: int, least: float = 0.0
+) -> tuple[float, list[int], list[int]]:
+    """The most probable continuations of `start` as a tree: (sum of their probabilities, tokens, parents; -1 is `start` itself).
+
+    A node's probability is the product of the shares along its path. nodes: at most so many; depth: at most so many levels; least: the
+    lowest probability. A child is never more probable than its parent, so the best of what is known is always the best of all.
+    """
+    score, tokens, parents = 0.0, list[int](), list[int]()
+    # Probability (negative), place among equals, parent, level, token, node; the first three tell all apart.
+    heap: list[tuple[float, int, int, int, int, N]] = []
+
+    def offer(node: N, parent: int, level: int, probability: float) -> None:
+        for share, place, token, child in children(node):
+            if probability * share >= least:
+                heapq.heappush(heap, (-probability * share, place, parent, level, token, child))
+
+    offer(start, -1, 1, 1.0)
+    while heap and len(tokens) < nodes:
+        negative, _, parent, level, token, node = heapq.heappop(heap)
+        score -= negative
+        tokens.append(token)
+        parents.append(parent)
+        if level < depth:
+            offer(node, len(tokens) - 1, level + 1, -negative)
+    return score, tokens, parents
 
 
 class Node:
@@ -80,38 +114,24 @@ class SuffixTree:
             self.matches = longer
 
     def draft(self, start: Node, nodes: int, depth: int, least: float, *, branch: bool) -> tuple[float, list[int], list[int]]:
-        """The most probable continuations of `start`: (sum of their probabilities, tokens, parents).
+        """The most probable continuations of `start`, see `likeliest`; among equals the later one. least: the lowest probability.
 
-        nodes: at most so many; depth: at most so many levels; least: the lowest probability of a drafted token. Without `branch` each
-        node gets only its most frequent child, so that the draft is a chain.
+        Without `branch` each node gets only its most frequent child, so that the draft is a chain.
         """
-        score, tokens, parents = 0.0, list[int](), list[int]()
-        # Probability (negative), how long ago (negative index), parent, depth, token, node; the first three tell all apart.
-        heap: list[tuple[float, int, int, int, int, Node]] = []
 
-        def offer(node: Node, parent: int, level: int, probability: float) -> None:
+        def children(node: Node) -> Iterable[Child[Node]]:
             if node.children is None:
                 if node.after < len(self.text):
-                    heapq.heappush(heap, (-probability, -node.after, parent, level, self.text[node.after], Node(node.after + 1)))
+                    yield 1.0, -node.after, self.text[node.after], Node(node.after + 1)
                 return
             found = list(node.children.items())
             total = sum(child.count for _, child in found)
             if not branch:
                 found = [max(found, key=lambda item: (item[1].count, item[1].after))]
             for token, child in found:
-                share = probability * child.count / total
-                if share >= least:
-                    heapq.heappush(heap, (-share, -child.after, parent, level, token, child))
+                yield child.count / total, -child.after, token, child
 
-        offer(start, -1, 1, 1.0)
-        while heap and len(tokens) < nodes:
-            negative, _, parent, level, token, node = heapq.heappop(heap)
-            score -= negative
-            tokens.append(token)
-            parents.append(parent)
-            if level < depth:
-                offer(node, len(tokens) - 1, level + 1, -negative)
-        return score, tokens, parents
+        return likeliest(start, children, nodes, depth, least)
 
     def best(self, factor: float, depth: int, least: float, *, branch: bool) -> tuple[list[int], list[int]]:
         """The draft with the largest sum of probabilities, over all match lengths: (tokens, parents); both empty without a match."""

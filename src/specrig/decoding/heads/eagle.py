@@ -61,7 +61,7 @@ class EagleHead(LlamaModel):
         self.patterns, self.pattern_of = [FULL], [0]  # whatever its config repeats of the target's
         self._check(tensors, target)
         self.target = target
-        self.embedding, self.head = _shared(target)
+        self.embedding, self.head = shared(target)
         if (drafted := (getattr(config, "specrig", None) or {}).get("drafted")) is not None:
             places = torch.tensor(drafted, device=self.device)
             check_places(places, target.vocab_size, "specrig.drafted in its config")
@@ -303,7 +303,7 @@ def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
         raise DecodingError(f"{folder}: {error}") from error
 
 
-def _shared(target: CachedModel) -> tuple[Tensor, Linear]:
+def shared(target: CachedModel) -> tuple[Tensor, Linear]:
     """The target's embedding `[V, D]` and LM head."""
     if isinstance(target, LlamaModel):
         return target.embedding, target.head

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.study.problems import Problems
 from specrig.study.study import Study
@@ -26,7 +25,7 @@ def check_cells(study: Study, problems: Problems) -> None:
         for pair in entry.pairs or study.pairs:
             if all(_served(study, engine, pair, entry.method) for engine in study.engines):
                 continue  # the models lie with the servers
-            for need in methods()[entry.method].needs:
+            for need in sorted(entry.needs):
                 if study.paths.model(pair, need, study.root) is None:
                     column = "draft" if need == "draft" else "heads"
                     problems.key(

@@ -1,0 +1,67 @@
+"""REST: the draft is what followed the longest suffix of the context in a datastore of text that the target wrote.
+
+He et al., 2311.08252. All occurrences of the longest suffix that the datastore holds are looked up; what followed them is merged into a
+tree, of which the continuations that occurred most often are verified (section 3). Candidates are deterministic at every temperature.
+The datastore never changes, so a prompt decodes the same in a batch as alone. `suffix` and `ngram` look into the context itself
+instead, so they draft nothing that is not there yet; this one does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from specrig.decoding.drafters.suffix import likeliest
+from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specrig.decoding.heads.rest import Datastore
+
+
+def tree(store: Datastore, text: Sequence[int], options: Rest.Options, depth: int) -> tuple[list[int], list[int]]:
+    """(tokens, parents) of the tree of at most `depth` levels that is drafted behind `text`; both empty where no suffix is known."""
+    span = store.longest_suffix(text, options.longest, options.shortest)
+    return ([], []) if span is None else likeliest(span, store.followers, options.nodes, depth)[1:]
+
+
+class Rest(Drafter):
+    """Runs no model: a few dozen steps of binary search a round, and a look at what follows each node of the tree."""
+
+    name = "rest"
+    summary = "a tree of what followed the last tokens in text that the target wrote before (REST 2311.08252)"
+    needs = ("rest",)
+
+    class Options(MethodOptions):
+        """longest, shortest: tokens of the suffix that is looked up; nodes: size of the tree (the paper's 64 is for GPUs)."""
+
+        longest: int = Field(16, ge=1, le=32)
+        shortest: int = Field(2, ge=1, le=32)
+        nodes: int = Field(64, ge=1, le=128)
+
+        @model_validator(mode="after")
+        def _ordered(self) -> Rest.Options:
+            if self.shortest > self.longest:
+                raise ValueError(f"shortest {self.shortest} is above longest {self.longest}")
+            return self
+
+    def __init__(self, options: MethodOptions, resources: Resources) -> None:
+        from specrig.decoding.heads import rest
+
+        super().__init__(options, resources)
+        self.store: Datastore = rest.load(resources.head("rest"), resources.target)
+
+    def propose(self, context: Context, k: int) -> Draft:
+        """Look every unfinished row's suffix up, and draft the tree of what followed it."""
+        from specrig.decoding.device import padded
+
+        found = [
+            tree(self.store, row, self.options, depth) if depth else ([], [])
+            for row, depth in zip(context.tokens, context.depths, strict=True)
+        ]
+        lengths = [len(tokens) for tokens, _ in found]
+        width = max(lengths)
+        parents = [row + [-1] * (width - len(row)) for _, row in found] if width else None
+        return Draft(padded([tokens for tokens, _ in found], width, context.sampler.device), parents, lengths=lengths)

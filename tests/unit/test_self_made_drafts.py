@@ -1,0 +1,176 @@
+"""What hydra, rest and layer_skip draft with, made from a target and the text that it wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from specrig.decoding.drafters import registry
+from specrig.decoding.heads import hydra, layer_skip, rest
+from specrig.decoding.loop import generate
+from specrig.decoding.model import CachedModel
+from specrig.decoding.transformers_model import cached_model
+from specrig.training.hydra import train_heads
+from specrig.training.hydra_recipe import HydraTraining
+from specrig.training.layer_skip import Search, excerpts, predicted, search
+from specrig.training.layer_skip_recipe import LayerSkipSearch
+from specrig.training.recipe import Recipe
+from specrig.training.rest import DEPTH, expected, make_datastore, written
+from specrig.training.run import TrainingError
+from specrig.training.stages import STAGES, TEXT
+from specrig.training.target_text import Texts, read_text
+
+
+@pytest.fixture
+def pair(sums: tuple[Recipe, Path]) -> tuple[Recipe, Path]:
+    settings = {
+        "hydra": HydraTraining(heads=3, steps=20, batch=4, corpus_sequences=16),
+        "layer_skip": LayerSkipSearch(texts=4, tokens=32, most=0.7, candidates=2),
+    }
+    return sums[0].model_copy(update=settings), sums[1]
+
+
+def made(train: Callable[..., None], recipe: Recipe, folder: Path, out: Path) -> Path:
+    """`out` with the pair's text, and what `train` adds."""
+    out.mkdir()
+    (out / TEXT).symlink_to(folder / TEXT)
+    train(recipe, folder / "corpus", out, folder / "target", progress=False)
+    return out
+
+
+def curve(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+
+
+def loaded(folder: Path) -> CachedModel:
+    return cached_model(AutoModelForCausalLM.from_pretrained(folder / "target"))
+
+
+def decoded(method: str, target: CachedModel, out: Path, prompts: list[list[int]], k: int) -> list[Any]:
+    resources: Any = SimpleNamespace(target=target, head=lambda name: out / name)
+    drafter = registry()[method](registry()[method].Options(), resources)
+    return generate(target, drafter, prompts, k=k, max_new_tokens=24, temperature=0)
+
+
+@pytest.mark.parametrize("method", ["hydra", "rest", "layer_skip"])
+def test_what_is_missing_is_said(pair: tuple[Recipe, Path], tmp_path: Path, method: str) -> None:
+    stage = STAGES[method]
+    train = {"hydra": train_heads, "rest": make_datastore, "layer_skip": search}[method]
+    assert (stage.module, stage.function, stage.needs) == (train.__module__, train.__name__, ("target",))
+    with pytest.raises(TrainingError, match="the target's text is missing"):
+        train(pair[0], pair[1] / "corpus", tmp_path, pair[1] / "target", progress=False)
+    (tmp_path / TEXT).symlink_to(pair[1] / TEXT)
+    with pytest.raises(TrainingError, match="no trained target there"):
+        train(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "target", progress=False)
+
+
+@pytest.mark.parametrize("drafted", [None, 200])
+def test_hydra_heads_train_reproducibly_with_a_falling_loss(
+    pair: tuple[Recipe, Path], tmp_path: Path, drafted: int | None
+) -> None:
+    settings = pair[0].hydra.model_copy(update={"draft_vocabulary": drafted})
+    recipe, folder = pair[0].model_copy(update={"hydra": settings}), pair[1]
+    one, two = (made(train_heads, recipe, folder, tmp_path / name) / "hydra" for name in ("one", "two"))
+    tensors, again = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
+    assert all(torch.equal(tensors[name], again[name]) for name in tensors)
+    assert ("token_map" in tensors) == (drafted is not None)
+    assert tensors["heads.1.res_connection.weight"][:, 32:].abs().max() > 0, "what it reads of the tokens is learnt"
+    rows = curve(one)
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert len(losses) == settings.steps and sum(losses[-5:]) < sum(losses[:5])
+    target = loaded(folder)
+    heads = hydra.load(one, target)
+    assert len(heads.accuracy) == 3 and all(0 <= sum(shares) <= 1.0001 for shares in heads.accuracy)
+    assert rows[-1]["acceptance"][0] == pytest.approx(heads.accuracy[0][0], abs=2e-3)
+    assert 1 <= rows[-1]["tau_sim"] <= 4
+    (found,) = decoded("hydra", target, tmp_path / "one", [[5, 9, 11]], 3)
+    (plain,) = decoded("autoregressive", target, tmp_path, [[5, 9, 11]], 0)
+    assert found.tokens == plain.tokens
+
+
+def test_a_datastore_holds_what_the_target_wrote_and_says_what_to_expect(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
+    recipe, folder = pair
+    out = made(make_datastore, recipe, folder, tmp_path / "pair")
+    target, text = loaded(folder), read_text(out)
+    store = rest.load(out / "rest", target)
+    whole = written(text.train, prompts=True)
+    assert len(store.tokens) == sum(len(one) + 1 for one in whole)
+    for one in whole:
+        assert store.find(one[:12]).first < store.find(one[:12]).last
+    # What it expects is what decoding then gives, to the round.
+    prompts = [one[:-20] for one in written(text.heldout, prompts=True) if len(one) > 22][:4]
+    found = decoded("rest", target, out, prompts, DEPTH)
+    texts = [prompt + one.tokens for prompt, one in zip(prompts, found, strict=True)]
+    length = sum(len(one.tokens) - 1 for one in found) / sum(len(one.rounds) for one in found)
+    assert expected(store, texts, [len(prompt) for prompt in prompts]) == pytest.approx(length)
+    (row,) = curve(out / "rest")
+    assert row["tokens"] == len(store.tokens) and row["tau_sim"] >= 1
+
+
+def test_what_fills_a_row_up_is_no_text() -> None:
+    tokens = torch.tensor([[7, 7, 1, 2, 0, 0], [7, 1, 2, 3, 4, 5], [7, 7, 7, 7, 7, 7]])
+    own = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1], [0] * 6]).bool()
+    assert written(Texts(tokens, own)) == [[1, 2, 0], [1, 2, 3, 4, 5]]
+    assert written(Texts(tokens, own), prompts=True) == [[7, 7, 1, 2, 0], [7, 1, 2, 3, 4, 5]]
+
+
+def test_the_search_is_reproducible_and_its_set_is_the_best_on_its_way(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
+    recipe, folder = pair
+    one, two = (made(search, recipe, folder, tmp_path / name) / "layer_skip" for name in ("one", "two"))
+    target = loaded(folder)
+    skipped = layer_skip.load(one, target)
+    assert skipped == layer_skip.load(two, target)
+    rows = curve(one)
+    assert [len(row["skipped"]) for row in rows] == [1, 2], "0.7 of three layers"
+    best = max(rows, key=lambda row: row["predicted_speedup"])
+    assert best["skipped"] == skipped
+    table = load_file(one / "model.safetensors")["agreement"]
+    assert table.shape == (2, 3) and (table >= 0).sum(1).tolist() == [3, 2]
+    (found,) = decoded("layer_skip", target, tmp_path / "one", [[5, 9, 11]], 3)
+    (plain,) = decoded("autoregressive", target, tmp_path, [[5, 9, 11]], 0)
+    assert found.tokens == plain.tokens
+
+
+def test_excerpts_hold_what_the_target_wrote() -> None:
+    tokens = torch.arange(5 * 12).view(5, 12)
+    own = torch.zeros(5, 12, dtype=torch.bool)
+    own[0, 2:], own[2, 7:11], own[4, 11:] = True, True, True
+    found = excerpts(Texts(tokens, own), 2, 4)
+    assert found.tokens.tolist() == [[0, 1, 2, 3], [29, 30, 31, 32]]
+    assert found.written.tolist() == [[False, False, True, True], [False, False, True, True]]
+    assert excerpts(Texts(tokens, own), 9, 4).tokens[2].tolist() == [56, 57, 58, 59]
+    assert excerpts(Texts(tokens, own), 1, 99).tokens.tolist() == [list(range(12))]
+    with pytest.raises(TrainingError, match="wrote nothing"):
+        excerpts(Texts(tokens, torch.zeros_like(own)), 2, 4)
+
+
+def test_layers_that_do_nothing_are_left_out_first() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=2, num_key_value_heads=2,
+        initializer_range=0.3,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    idle = {1, 2, 4}
+    with torch.no_grad():
+        for layer in idle:
+            model.model.layers[layer].self_attn.o_proj.weight.zero_()
+            model.model.layers[layer].mlp.down_proj.weight.zero_()
+    texts = Texts(torch.randint(40, (3, 20)), torch.ones(3, 20, dtype=torch.bool))
+    steps = Search(cached_model(model), texts).run(4, candidates=3)
+    assert {next(iter(step)) for step in steps[:3]} == idle
+    assert [next(iter(step.values())) for step in steps[:3]] == [1.0] * 3 and next(iter(steps[3].values())) < 1
+    assert [len(step) for step in steps] == [6, 3, 3, 3]
+
+
+def test_a_prediction_by_hand() -> None:
+    assert predicted(1.0, 0.25, 4) == pytest.approx(5 / 2)
+    assert predicted(0.5, 0.5, 2) == pytest.approx(1.75 / 2)
