@@ -104,6 +104,7 @@ FIGURE_NAMES = [
     "emitted_lengths",
     "engines",
     "batching",
+    "latency",
     "reported",
     "training",
 ]
