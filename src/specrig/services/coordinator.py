@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from specrig.decoding.loop import stop_at
@@ -81,9 +81,11 @@ class Coordinator:
             emitted = stop_at(answer.tokens, room, self.eos)
             room -= len(emitted)
             text += emitted
+            over = "stop" if emitted[-1] in self.eos else "length" if room == 0 else None
+            if over is not None:  # counted before the last tokens leave: who reads them looks no further
+                self.finished[over] += 1
             yield emitted
-            if room == 0 or emitted[-1] in self.eos:
-                self.finished["stop" if emitted[-1] in self.eos else "length"] += 1
+            if over is not None:
                 return
             draft = await self._propose(drafts, text, wanted, uniforms)
             given = uniforms(len(draft.tokens) + 1)
@@ -93,12 +95,11 @@ class Coordinator:
             if draft.tokens:
                 self._count(len(draft.tokens), min(len(answer.tokens) - 1, len(stop_at(answer.tokens, room, self.eos))))
 
-    async def _propose(self, drafts: Text, text: list[int], wanted: Wanted, uniforms: object) -> Answer:
+    async def _propose(self, drafts: Text, text: list[int], wanted: Wanted, uniforms: Callable[[int], list[float]]) -> Answer:
         """The draft of a round; an empty one where there is none to be had."""
         depth = min(wanted.k, self.context - len(text))
         if self.draft is None or depth <= 0:
             return Answer(known=True)
-        assert callable(uniforms)
         found = await self.draft.propose(drafts, text, depth=depth, temperature=wanted.temperature, uniforms=uniforms(depth))
         if found is None:
             self.counts["undrafted"] += 1
