@@ -53,6 +53,8 @@ def serve_coordinator(settings: Settings, host: str, port: int) -> None:
         draft = RowsClient(settings.draft, timeout_s=settings.draft_timeout_s, key_env=KEY_ENV)
         try:
             _fitting(draft, about, DRAFT_START_S)
+        except ServingError:
+            raise
         except ServiceError as error:
             print(f"{error}: until it answers, everything is decoded without drafts", file=sys.stderr)
     model = settings.tokenizer or about["model"]

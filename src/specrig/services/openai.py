@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -35,10 +36,10 @@ class Asked(BaseModel):
     draft_tokens: int | None = Field(None, ge=0, le=MAX_DRAFT_TOKENS)
     """How many tokens to draft a round, instead of the coordinator's --k; 0: plain decoding."""
     n: Literal[1] = 1
-    top_p: Literal[1, 1.0] = 1
+    top_p: float = Field(1, ge=1, le=1)
     top_k: Literal[-1, 0] = -1
-    presence_penalty: Literal[0, 0.0] = 0
-    frequency_penalty: Literal[0, 0.0] = 0
+    presence_penalty: float = Field(0, ge=0, le=0)
+    frequency_penalty: float = Field(0, ge=0, le=0)
     logprobs: Literal[False] | None = None
     stop: None = None
     user: str | None = None
@@ -75,9 +76,12 @@ def read(kind: type[Kind], body: Any) -> Kind:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        issues = [issue for issue in error.errors() if not (issue["loc"][0] == "prompt" and "list" in map(str, issue["loc"]))]
-        issue = (issues or error.errors())[0]
-        where = ".".join(str(part) for part in issue["loc"] if part not in ("constrained-str", "str"))
+        # A prompt may be of two kinds: what is wrong with it as the kind that was not meant is no news.
+        other = "str" if isinstance(body.get("prompt"), list) else "list"
+        issue = next(
+            (issue for issue in error.errors() if not any(other in str(part) for part in issue["loc"][1:])), error.errors()[0]
+        )
+        where = ".".join(str(part) for part in issue["loc"] if not re.search("str|list", str(part)))
         if issue["type"] == "extra_forbidden":
             known = ", ".join(sorted(kind.model_fields))
             raise RefusedError(422, "no such field here", f"leave it out; fields are {known}", where=where) from error
@@ -101,8 +105,9 @@ class Wording:
         text = self._text(self._tokens[self._before :])
         if text.endswith("\ufffd") and not last:
             return ""
-        # Decoding goes on from the last piece, not from the beginning: what stands before decides about spaces.
-        self._before, self._read = self._read, len(self._tokens)
+        # Decoding goes on from the last piece that was text, not from the beginning: what stands before decides about spaces.
+        if len(text) > len(known):
+            self._before, self._read = self._read, len(self._tokens)
         return text[len(known) :]
 
     def _text(self, tokens: Sequence[int]) -> str:

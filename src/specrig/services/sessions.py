@@ -78,12 +78,14 @@ class Sessions:
     def run_all_but_last(self, seats: Sequence[Seat], lacking: int) -> None:
         """Run the texts of those rows that lack more than `lacking` tokens up to the last token, in a pass of their own."""
         late = [seat for seat in seats if len(seat.text) - seat.length > lacking]
-        if late:
-            self.use(late)
-            self.model.catch_up([seat.text for seat in late], [False] * len(late), hold_last=True)
-            for seat, length in zip(late, self.model.lengths, strict=True):
-                seat.length = length
-            self.model.watch.clear()  # prefill is no decoding step
+        # New texts together; each that goes on alone, since the widest pass behind the longest context need not fit the cache.
+        for group in [[seat for seat in late if not seat.length], *([seat] for seat in late if seat.length)]:
+            if group:
+                self.use(group)
+                self.model.catch_up([seat.text for seat in group], [False] * len(group), hold_last=True)
+                for seat in group:
+                    seat.length = len(seat.text) - 1
+                self.model.watch.clear()  # prefill is no decoding step
 
     def _known(self, ask: Ask) -> Seat | None:
         seat = self._seats.get(ask.session)

@@ -221,7 +221,9 @@ class _Reader:
 
     def probabilities(self, counts: Sequence[int]) -> list[Floats | None]:
         """The rows' probabilities; counts: the drafted tokens of each row."""
-        there, (V,), values = self.array("B"), self.array("I") or [0], self.raw("ef")
+        there, sizes, values = self.array("B"), self.array("I"), self.raw("ef")
+        self._adds_up(1, len(sizes))
+        V = sizes[0]
         own = [count if flag else 0 for flag, count in zip(there, counts, strict=False)]
         self._adds_up(sum(own) * V, values.size)
         table = values.reshape(-1, V) if V else values.reshape(0, 0)
