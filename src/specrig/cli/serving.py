@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -66,7 +66,9 @@ def coordinator(
     queue: Queue = 256,
     draft_timeout_ms: Annotated[int, typer.Option(min=1, help="Later drafts are done without")] = 1000,
     target_timeout_s: Annotated[float, typer.Option(min=0.1)] = 60.0,
-    precision: Annotated[str, typer.Option(help="Of the draft's probabilities: float32, float16")] = "float32",
+    precision: Annotated[
+        Literal["float32", "float16"], typer.Option(help="Of the draft's probabilities: float32, float16")
+    ] = "float32",
 ) -> None:
     """Serve OpenAI's completions and chat API from a target service, with a draft service's help where it is there."""
     from specrig.services.coordinator_app import Settings, serve_coordinator

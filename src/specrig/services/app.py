@@ -15,9 +15,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from specrig import __version__
-from specrig.engines.http.remote import ServiceError
+from specrig.engines.http.remote import KEY_ENV, ServiceError
 
-KEY_ENV = "SPECRIG_API_KEY"
 MAX_BODY = 256 << 20
 """Largest question in bytes: a batch of drafts with the probabilities of a large vocabulary stays below."""
 KEEP_ALIVE_S = 75
@@ -73,8 +72,15 @@ def make_app(
         if key is not None and request.url.path != "/health" and not hmac.compare_digest(said.encode(), f"Bearer {key}".encode()):
             raise RefusedError(401, "no valid key", f"send the header Authorization: Bearer <the service's {KEY_ENV}>")
 
-    pages = {"docs_url": None, "redoc_url": None, "openapi_url": None}  # they load scripts from elsewhere
-    app = FastAPI(title=f"specrig {name}", version=__version__, lifespan=lifespan, dependencies=[Depends(guard)], **pages)
+    app = FastAPI(
+        title=f"specrig {name}",
+        version=__version__,
+        lifespan=lifespan,
+        dependencies=[Depends(guard)],
+        docs_url=None,  # the pages of its own load scripts from elsewhere
+        redoc_url=None,
+        openapi_url=None,
+    )
 
     @app.exception_handler(RefusedError)
     async def refused(_: Request, error: RefusedError) -> Response:

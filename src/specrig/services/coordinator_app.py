@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,7 +19,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from specrig.engines.http.remote import RowsClient, ServiceError
 from specrig.engines.http.wire import MAX_DRAFT_TOKENS
 from specrig.models import hub
-from specrig.services.app import KEY_ENV, RefusedError, Sample, ServingError, json_of, key_for, make_app, serve
+from specrig.services.app import RefusedError, Sample, ServingError, json_of, key_for, make_app, serve
 from specrig.services.batching import FullError
 from specrig.services.coordinator import Coordinator, Wanted
 from specrig.services.link import DraftLink, Link
@@ -46,11 +47,11 @@ class Settings:
 def serve_coordinator(settings: Settings, host: str, port: int) -> None:
     """Wait for the services, check that they fit each other, and listen. Raises ServingError or ModelError."""
     key = key_for(host)
-    target = RowsClient(settings.target, timeout_s=settings.target_timeout_s, key_env=KEY_ENV)
+    target = RowsClient(settings.target, timeout_s=settings.target_timeout_s)
     about = _expect(target, "target", START_S)
     draft = None
     if settings.draft is not None and settings.k:
-        draft = RowsClient(settings.draft, timeout_s=settings.draft_timeout_s, key_env=KEY_ENV)
+        draft = RowsClient(settings.draft, timeout_s=settings.draft_timeout_s)
         try:
             _fitting(draft, about, DRAFT_START_S)
         except ServingError:
@@ -61,7 +62,10 @@ def serve_coordinator(settings: Settings, host: str, port: int) -> None:
     tokenizer = hub.tokenizer(model, None if settings.tokenizer else about["revision"])
 
     def made() -> Coordinator:
-        drafts = draft and DraftLink(draft, DRAFT_BATCH, 10_000, check=lambda: _fitting(draft, about, 0.0), half=settings.half)
+        drafts = None
+        if draft is not None:
+            check = partial(_fitting, draft, about, 0.0)
+            drafts = DraftLink(draft, DRAFT_BATCH, 10_000, check=check, half=settings.half)
         judged = Link(target, about["batch"], 10_000)
         return Coordinator(
             judged, drafts, eos=about["eos"], context=about["context"], running=about["sessions"], queue=settings.queue

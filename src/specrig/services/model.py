@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from specrig.models import gate
 from specrig.models.pair import PairFiles
 from specrig.models.weights import weights_of
 from specrig.services.app import ServingError, key_for, serve
 from specrig.services.draft import Draft
-from specrig.services.rows_service import rows_app, vocabulary_digest
+from specrig.services.rows_service import Work, rows_app, vocabulary_digest
 from specrig.services.target import Target
 
-KINDS = {kind.name: kind for kind in (Draft, Target)}
+if TYPE_CHECKING:
+    from specrig.decoding.model import CachedModel
+
+KINDS: dict[str, Callable[[CachedModel, int, int], Work]] = {Draft.name: Draft, Target.name: Target}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ def serve_model(kind: str, serving: Serving, host: str, port: int) -> None:
     sessions = serving.sessions or serving.batch
     context = min(serving.context, model.max_positions)
     known = None if serving.random_weights else vocabulary_digest(gate.vocabulary(serving.model, serving.revision))
-    about = {"model": serving.model, "revision": serving.revision, "dtype": serving.dtype, "vocabulary": known}
+    about: dict[str, Any] = {"model": serving.model, "revision": serving.revision, "dtype": serving.dtype, "vocabulary": known}
     about["eos"] = sorted(weights.eos)
     work = KINDS[kind](model, sessions, context)
     serve(rows_app(work, batch=serving.batch, queue=serving.queue, key=key, about=about), host, port)

@@ -17,6 +17,8 @@ from specrig.engines.http.wire import Answer, Ask, Passes
 
 TIMEOUT_S = 60.0
 LATE = "did not answer within"
+KEY_ENV = "SPECRIG_API_KEY"
+"""Environment variable that holds the key of services that ask for one."""
 
 
 class ServiceError(EngineError):
@@ -43,17 +45,17 @@ class Text:
 class RowsClient:
     """One connection to a draft or target service, for one question at a time.
 
-    key_env: environment variable with the service's key; without one nothing is sent. Every failure is a ServiceError.
+    The key in `KEY_ENV`, where there is one, goes with every question. Every failure is a ServiceError.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, key_env: str | None = None) -> None:
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ServiceError(f"{url!r} is no address of a service: write it as http://host:port")
         self.url, self.timeout_s = url.rstrip("/"), timeout_s
         self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
         self._headers = {"Content-Type": wire.MEDIA_TYPE}
-        if key := os.environ.get(key_env or ""):
+        if key := os.environ.get(KEY_ENV):
             self._headers["Authorization"] = f"Bearer {key}"
 
     def ask(self, asks: Sequence[Ask], *, half: bool = False, ended: Sequence[int] = ()) -> tuple[list[Answer], Passes]:
