@@ -77,11 +77,10 @@ def read(kind: type[Kind], body: Any) -> Kind:
         return kind.model_validate(body)
     except ValidationError as error:
         # A prompt may be of two kinds: what is wrong with it as the kind that was not meant is no news.
-        other = "str" if isinstance(body.get("prompt"), list) else "list"
-        issue = next(
-            (issue for issue in error.errors() if not any(other in str(part) for part in issue["loc"][1:])), error.errors()[0]
-        )
-        where = ".".join(str(part) for part in issue["loc"] if not re.search("str|list", str(part)))
+        is_list, issues = isinstance(body.get("prompt"), list), error.errors()
+        fitting = [issue for issue in issues if len(issue["loc"]) == 1 or ("list" in str(issue["loc"][1])) == is_list]
+        issue = (fitting or issues)[0]
+        where = ".".join(str(part) for part in issue["loc"] if not re.search(r"constrained|list\[|^str$", str(part)))
         if issue["type"] == "extra_forbidden":
             known = ", ".join(sorted(kind.model_fields))
             raise RefusedError(422, "no such field here", f"leave it out; fields are {known}", where=where) from error
