@@ -78,12 +78,18 @@ def read(kind: type[Kind], body: Any) -> Kind:
     except ValidationError as error:
         # A prompt may be of two kinds: what is wrong with it as the kind that was not meant is no news.
         is_list, issues = isinstance(body.get("prompt"), list), error.errors()
-        fitting = [issue for issue in issues if len(issue["loc"]) == 1 or ("list" in str(issue["loc"][1])) == is_list]
+        fitting = [
+            issue
+            for issue in issues
+            if issue["loc"][0] != "prompt" or ("list" in str(issue["loc"][1:2])) == is_list or not issue["loc"][1:]
+        ]
         issue = (fitting or issues)[0]
         where = ".".join(str(part) for part in issue["loc"] if not re.search(r"constrained|list\[|^str$", str(part)))
         if issue["type"] == "extra_forbidden":
-            known = ", ".join(sorted(kind.model_fields))
-            raise RefusedError(422, "no such field here", f"leave it out; fields are {known}", where=where) from error
+            known = f"; fields are {', '.join(sorted(kind.model_fields))}" if len(issue["loc"]) == 1 else ""
+            raise RefusedError(422, "no such field here", f"leave it out{known}", where=where) from error
+        if issue["type"] == "missing":
+            raise RefusedError(422, "it is missing", "add it", where=where) from error
         given = repr(issue["input"])
         given = given if len(given) <= 80 else given[:77] + "..."
         raise RefusedError(422, issue["msg"], f"you gave {given}", where=where) from error
