@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import threading
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+import uvicorn
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -19,6 +22,10 @@ from specrig.decoding.model import CachedModel
 from specrig.decoding.replay import Function, Recording, Replay
 from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import Drafter
+from specrig.engines.http.launch import free_port
+from specrig.engines.http.remote import Remote, RowsClient
+from specrig.services.draft import Draft
+from specrig.services.rows_service import rows_app
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
 
@@ -74,6 +81,7 @@ class Lab:
     def __init__(
         self, vocab_size: int, *, noise: float = 0.3, direct: bool = True, replayed: bool = False, device: str = "cpu"
     ) -> None:
+        self.noise, self.direct = noise, direct
         source = random_llama(vocab_size, layers=3)  # EAGLE-3 reads three streams
         draft = perturbed(source, noise)
         self.target: CachedModel = cached_model(source.to(device), direct=direct, device=device)
@@ -83,6 +91,17 @@ class Lab:
             self.target.replay = Traced(self.target.device)
             self._draft.replay = Traced(self.target.device)
         self._folder = tempfile.TemporaryDirectory()
+        self._served: dict[int, str] = {}
+
+    def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> Remote:
+        """The same draft in a real service, which listens on loopback in a thread of this process."""
+        assert name == "draft"
+        if rows not in self._served:
+            copied = perturbed(random_llama(self.target.vocab_size, layers=3), self.noise)
+            model = cached_model(copied.to(self.target.device), direct=self.direct, device=self.target.device)
+            app = rows_app(Draft(model, max(32, rows), model.max_positions), batch=max(32, rows), queue=4096, key=None)
+            self._served[rows] = listening(app)
+        return Remote(RowsClient(self._served[rows]), latency_s=latency_s, half=half)
 
     def model(self, name: str) -> CachedModel:
         assert name == "draft"
@@ -108,6 +127,16 @@ class Lab:
             if self.replayed and hasattr(drafter, head):
                 getattr(drafter, head).replay = Traced(self.target.device)
         return drafter
+
+
+def listening(app: Any) -> str:
+    """The address at which an application of a service listens in a thread of this process, for as long as that lives."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_keep_alive=75))
+    threading.Thread(target=server.run, daemon=True).start()
+    while not server.started:
+        time.sleep(0.01)
+    return f"http://127.0.0.1:{port}"
 
 
 @cache

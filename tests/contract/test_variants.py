@@ -27,6 +27,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("medusa_draft", {"tree": (3, 1)}),
     ("tree", {"branching": (2, 2)}),
     ("draft_model", {"acceptance": "block"}),
+    ("remote_draft", {"precision": "float16"}),
+    ("remote_draft", {"acceptance": "block"}),
     ("ngram", {"acceptance": "block"}),
     ("suffix", {"tree": True, "max_spec_factor": 4.0}),
     ("token_recycling", {"nodes": 4, "top_k": 3}),

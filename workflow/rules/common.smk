@@ -106,6 +106,7 @@ FIGURE_NAMES = [
     "emitted_lengths",
     "engines",
     "batching",
+    "latency",
     "reported",
     "training",
 ]

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from specrig.cli import publishing, training
+from specrig.cli import publishing, serving, training
 from specrig.cli.arguments import ConfigFile, StudyFile, load
 
 app = typer.Typer(
@@ -226,6 +226,7 @@ def report(study: StudyFile) -> None:
 
 app.command()(publishing.publish)
 app.command()(publishing.verify)
+app.add_typer(serving.serve, name="serve")
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -41,8 +42,24 @@ class KeyValueCache:
         ]
         places = {shape: zip(*self._stacks[2 * at : 2 * at + 2], strict=True) for at, shape in enumerate(counts)}
         self._layers = [next(places[shape]) for shape in layout]
+        self._places = list(range(batch_size))  # where each row lies in the stacks
+        self._scattered: Tensor | None = None  # the same, where they do not lie side by side
         self.lengths = [0] * batch_size
         self.slots = slots
+
+    def of_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> KeyValueCache:
+        """A cache of these rows alone, in this order, over the same memory; lengths: of their contexts.
+
+        Rows that do not lie side by side are copied together for each pass that reads them.
+        """
+        view = copy(self)
+        view.lengths, view._places = list(lengths), list(rows)
+        first, end = rows[0], rows[0] + len(rows)
+        if view._places == list(range(first, end)):
+            view._layers = [(keys[first:end], values[first:end]) for keys, values in self._layers]
+        else:
+            view._scattered = on_device(rows, self._stacks[0].device)
+        return view
 
     @property
     def batch_size(self) -> int:
@@ -66,6 +83,12 @@ class KeyValueCache:
         slots: where they go, `[B, n]`, or a slice where all rows are alike.
         """
         own = self._layers[layer]
+        if self._scattered is not None:
+            if isinstance(slots, slice):
+                slots = torch.arange(slots.start, slots.stop, device=keys.device).unsqueeze(0)
+            for held, new in zip(own, (keys, values), strict=True):
+                held[self._scattered.unsqueeze(1), :, slots] = new.transpose(1, 2)  # by row and slot: [B, n, H, d]
+            return own[0][self._scattered, :, :end], own[1][self._scattered, :, :end]
         for held, new in zip(own, (keys, values), strict=True):
             if isinstance(slots, slice):
                 held[:, :, slots] = new
@@ -76,12 +99,12 @@ class KeyValueCache:
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
         """Of the n entries just written keep, per row, those at the indices `nodes[row]` (rising); forget the others."""
         for row, kept in enumerate(nodes):
-            start = self.lengths[row]
+            start, place = self.lengths[row], self._places[row]
             if kept and kept[-1] != len(kept) - 1:  # not simply the first entries: a path through a tree
                 # Gather the path's entries, wherever they lie among those written, right behind the context.
                 source = on_device([start + node for node in kept], self._stacks[0].device)
                 for stack in self._stacks:
-                    stack[:, row, :, start : start + len(kept)] = stack[:, row, :, source]
+                    stack[:, place, :, start : start + len(kept)] = stack[:, place, :, source]
             self.lengths[row] += len(kept)
 
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -89,7 +89,7 @@ def generate(
             if context.done[row]:
                 verdict.tokens[row] = []
                 continue
-            emitted = _stop(verdict.tokens[row], max_new_tokens - len(output[row]), eos)
+            emitted = stop_at(verdict.tokens[row], max_new_tokens - len(output[row]), eos)
             drafted, longest_path = offered[row]
             cut = len(emitted) < len(verdict.tokens[row]) or depths[row] < k
             rounds[row].append(Round(drafted, longest_path, min(len(verdict.paths[row]), len(emitted)), len(emitted), cut))
@@ -168,7 +168,7 @@ def _offered(draft: Draft, verdict: Verdict) -> list[tuple[int, int]]:
     return result
 
 
-def _stop(tokens: list[int], room: int, eos: Collection[int]) -> list[int]:
+def stop_at(tokens: list[int], room: int, eos: Collection[int]) -> list[int]:
     """Of `tokens` at most `room`, and none behind the first end-of-sequence token, which itself is kept."""
     tokens = tokens[:room]
     for index, token in enumerate(tokens):

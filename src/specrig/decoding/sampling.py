@@ -43,6 +43,22 @@ class Sampler:
         self._streams = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self._drawn = torch.empty((len(self._streams), 0), device=self.device)
         self._used = [0] * len(self._streams)
+        self._each: Tensor | None = None
+        self._half = False
+
+    @classmethod
+    def given(cls, temperatures: Sequence[float], uniforms: Tensor, *, half: bool = False) -> Sampler:
+        """A sampler of rows whose streams are kept elsewhere: each has a temperature of its own and its next uniforms, `[B, n]`.
+
+        A row at temperature 0 among others draws from a one-hot distribution, whatever its uniforms. half: distributions are rounded to half
+        precision before anything is drawn from them, so that sending them loses nothing. They then add up to 1 only roughly.
+        """
+        sampler = cls(temperatures[0], [], uniforms.device)
+        sampler._drawn, sampler._used, sampler._half = uniforms, [0] * len(temperatures), half
+        if len(set(temperatures)) > 1:
+            sampler.greedy = False
+            sampler._each = on_device(temperatures, uniforms.device, torch.float32)
+        return sampler
 
     def uniforms(self, counts: Sequence[int], width: int | None = None) -> Tensor:
         """Uniforms in [0, 1), `[B, width]`. Row b takes its first `counts[b]` from its stream; the others mean nothing and are not used up.
@@ -65,7 +81,13 @@ class Sampler:
 
     def probs(self, logits: Tensor) -> Tensor:
         """The distribution that tokens are drawn from, `[..., V]` float32: softmax of logits over temperature."""
-        return torch.softmax(logits.float() / self.temperature, -1)
+        if self._each is None:
+            probs = torch.softmax(logits.float() / self.temperature, -1)
+        else:
+            each = self._each.view(-1, *[1] * (logits.dim() - 1))
+            certain = torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+            probs = torch.where(each > 0, torch.softmax(logits.float() / each.where(each > 0, 1.0), -1), certain)
+        return probs.half().float() if self._half else probs
 
     def next(self, logits: Tensor, active: Sequence[bool] | None = None) -> tuple[Tensor, Tensor | None]:
         """One token a row from `logits` `[B, V]`: (int64 `[B]`, the distribution `[B, V]` or None when greedy).

@@ -183,6 +183,31 @@ class Resources(Protocol):
     def head(self, name: str) -> Any:
         """Folder of a trained head of the target (`medusa`, `eagle`)."""
 
+    def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> RemoteModel:
+        """A model of the drafter's own that a service runs, with room for so many rows.
+
+        latency_s: seconds that are added to each round trip. half: probabilities are drawn from and sent in half precision.
+        """
+
+
+class RemoteModel(Protocol):
+    """A draft model behind a network. It keeps a cache of each row's text, so that a call sends only what is new."""
+
+    def begin(self, rows: Sequence[Sequence[int]]) -> None:
+        """A new batch: the service runs these texts."""
+
+    def propose(
+        self, rows: Sequence[Sequence[int]], depths: Sequence[int], temperature: float, uniforms: Sequence[Sequence[float]]
+    ) -> tuple[list[list[int]], Any]:
+        """Continue row b by `depths[b]` tokens, drawn with the uniforms `[B, n]`, n the largest depth (none at temperature 0).
+
+        Returns the tokens and what each was drawn from: a float32 array `[B, n, V]`, None at temperature 0. Behind a row's depth both mean
+        nothing.
+        """
+
+    def passes(self) -> dict[int, tuple[int, float]]:
+        """The model's bare forward passes since `begin`: see `Drafter.passes`."""
+
 
 class Drafter(ABC):
     """A method. One file in `drafters/` with one subclass whose `name` is the file's name.

@@ -20,6 +20,8 @@ from specrig.models.pair import ModelError, PairFiles
 
 if TYPE_CHECKING:
     from specrig.decoding.model import CachedModel
+    from specrig.engines.http.remote import Remote
+    from specrig.engines.http.services import DraftProcess
 
 
 class Native(TokenizedEngine):
@@ -48,6 +50,7 @@ class Native(TokenizedEngine):
         self._drafters: dict[str, Drafter] = {}
         self._loaded_mb: dict[str, float] = {}
         self._unused_mb = 0.0
+        self._service: DraftProcess | None = None
         if pair.draft is not None:
             with suppress(ModelError):  # it fails the cells that need it, each with the reason
                 self.model("draft")  # now, since it may narrow the vocabulary of all
@@ -118,6 +121,24 @@ class Native(TokenizedEngine):
         if name not in self.pair.heads:
             raise EngineError(f"pair {self.pair.name}: no trained {name} head")
         return fetch_folder(str(self.pair.heads[name]), self.pair.revisions.get(name))
+
+    def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> Remote:
+        """The pair's draft in a service that this engine starts on this machine (`Resources`). It is started anew where it is too small."""
+        from specrig.engines.http.remote import Remote, RowsClient
+        from specrig.engines.http.services import DraftProcess
+
+        context = min(self.target.max_positions, self.target.cache.slots)
+        if self._service is None or not self._service.holds(rows, context):
+            vocabulary = self.model(name).vocab_size
+            self.close()
+            self._service = DraftProcess(self.pair, rows, context, vocabulary, self.device, self.threads)
+        return Remote(RowsClient(self._service.url), latency_s=latency_s, half=half)
+
+    def close(self) -> None:
+        """End the draft's service, where one was started."""
+        if self._service is not None:
+            self._service.close()
+            self._service = None
 
     def _drafter(self, cell: Cell) -> Drafter:
         key = _key(cell)

@@ -50,6 +50,10 @@ STAGES = {
 }
 
 
+SERVED = {"remote_draft": ("specrig.services.model",)}
+"""Method -> the modules of the processes that measure with it beside the engine's own."""
+
+
 def stage_digest(stage: str) -> str:
     """Digest of the code of a stage of the workflow; for measuring, see `job_digest`."""
     return code_digest(STAGES[stage])
@@ -57,14 +61,14 @@ def stage_digest(stage: str) -> str:
 
 def job_digest(engine: str, method: str) -> str:
     """Digest of the code that measures with `engine` and `method`, the drafters that the method imports included."""
-    return code_digest(f"specrig.engines.{engine}", "specrig.measurement.runner", f"specrig.decoding.drafters.{method}")
+    own = f"specrig.engines.{engine}", f"specrig.decoding.drafters.{method}", *SERVED.get(method, ())
+    return code_digest("specrig.measurement.runner", *own)
 
 
 def audit_digest(engine: str, method: str) -> str:
     """Digest of the code that tests the samples of `method` in `engine` against an exact distribution."""
-    return code_digest(
-        "specrig.audit.exact", "specrig.audit.run", f"specrig.engines.{engine}", f"specrig.decoding.drafters.{method}"
-    )
+    own = f"specrig.engines.{engine}", f"specrig.decoding.drafters.{method}", *SERVED.get(method, ())
+    return code_digest("specrig.audit.exact", "specrig.audit.run", *own)
 
 
 @cache

@@ -35,7 +35,7 @@ SMALL_MODEL = 100_000_000
 """For targets with fewer parameters the report says what a target this small cannot show."""
 
 
-TIMED = ("k_sweep", "heatmap", "speedup_bars", "predicted", "engines", "batching", "reported")
+TIMED = ("k_sweep", "heatmap", "speedup_bars", "predicted", "engines", "batching", "latency", "reported")
 """The figures of speeds. Their captions mention disturbed cells."""
 
 
@@ -126,6 +126,7 @@ def _context(study: StudyData, attachments: Attachments) -> dict[str, Any]:
         "repeats": sorted({int(count) for count in cells["repeats"]}),
         "replicates": study.replicates,
         "drift": drift_sentence(cells),
+        "remote": any("latency_ms" in members[0].cell.options for members in study.cells.values()),
         "training": not training_curves(study.folder / "models").empty,
         "small_model": SMALL_MODEL,
         "task_name": task_name,

@@ -21,6 +21,7 @@ from specrig.measurement.records import write_atomically
 from specrig.reporting import plots
 from specrig.reporting.batching import batching
 from specrig.reporting.engines import comparison, engines_figure
+from specrig.reporting.latency import latency
 from specrig.reporting.reported import reported_against
 from specrig.reporting.reproduction import reproduction
 from specrig.reporting.study_data import StudyData, read_study
@@ -35,6 +36,7 @@ FIGURES = {
     "emitted_lengths": "How many tokens a target pass emits, at each method's best k.",
     "engines": "The same cells in each engine, each method at the k that suits the first engine best, with 95 % intervals.",
     "batching": "Throughput against batch size: where speculation stops paying.",
+    "latency": "Speedup against the latency that is added to each round trip between draft and target.",
     "reported": "Reported speedups against measured ones, or those that acceptance and a roofline predict; shaded: consistent with theory.",
     "training": "Training and held-out loss against wall time, of every model the study trained; a head's is the loss of its own method, so panels do not compare.",
 }
@@ -64,6 +66,8 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
         first = settings[0]
         tasks = [task for task in study.tasks if task in set(first["task"])]
         written += _save(lambda: batching(first, tasks), "batching", FIGURES["batching"], out, "")
+        measured = [members[0].cell for members in study.cells.values()]
+        written += _save(lambda: latency(base_setting(first), measured, tasks), "latency", FIGURES["latency"], out, "")
         compared = base_setting(comparison(study))
         written += _save(lambda: engines_figure(compared, study.tasks), "engines", FIGURES["engines"], out, "")
         judged = reproduction(study)

@@ -42,7 +42,7 @@ def training_flop(recipe: Recipe, models: Iterable[str], target: Target) -> floa
 def training_memory(recipe: Recipe, model: str, target: Target) -> float:
     """Bytes that training one of the models takes at its peak: the teacher, what learns, and a batch's logits."""
     whole = {"target": recipe.target_training, "draft": recipe.draft_training}.get(model)
-    head = {"eagle": recipe.eagle, "eagle3": recipe.eagle3, "hydra": recipe.hydra}.get(model, recipe.medusa)
+    head = _head(recipe, model)
     tokens = whole.batch * whole.sequence / whole.accumulate if whole else float(head.batch * recipe.text.sequence)
     learns = target.parameters if model in ("target", "joint") else 0
     frozen = 0 if model == "target" else target.parameters
@@ -60,7 +60,7 @@ def training_disk(recipe: Recipe, models: Iterable[str], target: Target) -> floa
 def _stored(recipe: Recipe, model: str, target: Target) -> float:
     """Bytes of hidden states."""
     sequences = {"target": 0, "draft": recipe.text.sequences}
-    learnt = {"eagle": recipe.eagle, "eagle3": recipe.eagle3, "hydra": recipe.hydra}.get(model, recipe.medusa)
+    learnt = _head(recipe, model)
     streams = 1 + (EAGLE3_STREAMS if model == "eagle3" else 0)
     count = sequences.get(model, recipe.text.sequences + learnt.corpus_sequences)
     return float(count * recipe.text.sequence * streams * _hidden(target) * STATE_BYTES)
@@ -80,6 +80,12 @@ def _weights(recipe: Recipe, model: str, target: Target) -> float:
     if model == "hydra":
         return _hydra_weights(recipe, target)
     return _eagle_weights(recipe.eagle3, target, EAGLE3_STREAMS, 2) if model == "eagle3" else 0.0
+
+
+def _head(recipe: Recipe, model: str) -> MedusaTraining | HydraTraining | HeadTraining:
+    """How a head is trained."""
+    known: dict[str, HydraTraining | HeadTraining] = {"eagle": recipe.eagle, "eagle3": recipe.eagle3, "hydra": recipe.hydra}
+    return known.get(model, recipe.medusa)
 
 
 def _hidden(target: Target) -> int:

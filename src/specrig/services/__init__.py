@@ -1,0 +1,1 @@
+"""Draft, target and coordinator as processes of their own that talk over HTTP."""

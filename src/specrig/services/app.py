@@ -1,0 +1,161 @@
+"""What the services share: who may ask, how errors are told, health and metrics pages, and the process that listens."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+
+from specrig import __version__
+from specrig.engines.http.remote import KEY_ENV, ServiceError
+
+MAX_BODY = 256 << 20
+"""Largest question in bytes: a batch of drafts with the probabilities of a large vocabulary stays below."""
+KEEP_ALIVE_S = 75
+Sample = tuple[str, str, str, float]
+"""(name, labels such as `position="0"` or "", counter or gauge, value)."""
+
+
+class ServingError(ServiceError):
+    """A service that cannot be started as asked; the message names what and the fix."""
+
+
+class RefusedError(Exception):
+    """A request that is refused. fix: what the client can do; retry_s: when it may come again."""
+
+    def __init__(self, status: int, what: str, fix: str, *, where: str | None = None, retry_s: int | None = None) -> None:
+        super().__init__(what)
+        self.status, self.what, self.fix, self.where, self.retry_s = status, what, fix, where, retry_s
+
+    def body(self) -> dict[str, Any]:
+        """The error in the form of OpenAI's API."""
+        kind = {401: "authentication_error", 429: "rate_limit_error", 422: "invalid_request_error"}.get(
+            self.status, "server_error"
+        )
+        place = f"{self.where}: " if self.where else ""
+        message = f"{place}{self.what} → {self.fix}"
+        return {"error": {"message": message, "type": kind, "param": self.where, "code": self.status}}
+
+    def response(self) -> Response:
+        """The answer that says so."""
+        headers = {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def make_app(
+    name: str,
+    health: Callable[[], dict[str, Any]],
+    samples: Callable[[], Iterable[Sample]],
+    works: Callable[[], contextlib.AbstractAsyncContextManager[None]],
+    key: str | None,
+) -> FastAPI:
+    """An application with `/health`, `/metrics` and `/version`, to which a service adds its own paths.
+
+    works: what runs while the application does. key: what every request but `/health` must carry as a bearer token; None: nothing.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with works():
+            yield
+
+    async def guard(request: Request) -> None:
+        said = request.headers.get("authorization", "")
+        if key is not None and request.url.path != "/health" and not hmac.compare_digest(said.encode(), f"Bearer {key}".encode()):
+            raise RefusedError(401, "no valid key", f"send the header Authorization: Bearer <the service's {KEY_ENV}>")
+
+    app = FastAPI(
+        title=f"specrig {name}",
+        version=__version__,
+        lifespan=lifespan,
+        dependencies=[Depends(guard)],
+        docs_url=None,  # the pages of its own load scripts from elsewhere
+        redoc_url=None,
+        openapi_url=None,
+    )
+
+    @app.exception_handler(RefusedError)
+    async def refused(_: Request, error: RefusedError) -> Response:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def no_such(request: Request, error: HTTPException) -> Response:
+        what = f"{request.method} {request.url.path}: {error.detail}"
+        return RefusedError(
+            error.status_code, what, f"this is specrig's {name} service; see its paths in docs/services.md"
+        ).response()
+
+    @app.get("/health")
+    async def tell_health() -> dict[str, Any]:
+        return {"status": "ok", "service": name, "version": __version__, **health()}
+
+    @app.get("/version")
+    async def tell_version() -> dict[str, Any]:
+        return {"version": __version__}
+
+    @app.get("/metrics")
+    async def tell_metrics() -> Response:
+        return PlainTextResponse(page(samples()), media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+def page(samples: Iterable[Sample]) -> str:
+    """Prometheus' text format; samples of one name stand together."""
+    lines, told = [], set()
+    for name, labels, kind, value in samples:
+        if name not in told:
+            lines.append(f"# TYPE {name} {kind}")
+            told.add(name)
+        lines.append(f"{name}{f'{{{labels}}}' if labels else ''} {value:.15g}")
+    return "\n".join(lines) + "\n"
+
+
+async def body_of(request: Request, limit: int = MAX_BODY) -> bytes:
+    """A request's body. Raises RefusedError for one that is too long, before it is read to its end."""
+    found = bytearray()
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > limit:
+            raise RefusedError(413, f"the request is longer than {limit >> 20} MiB", "send fewer rows at once")
+    return bytes(found)
+
+
+async def json_of(request: Request) -> Any:
+    """A request's body as JSON. Raises RefusedError."""
+    text = await body_of(request, 16 << 20)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        said = str(error) if isinstance(error, ValueError) else "nested too deeply"
+        raise RefusedError(422, f"not JSON ({said[:200]})", "send a JSON object", where="body") from error
+
+
+def key_for(host: str) -> str | None:
+    """The key that requests must carry, from the environment. Raises ServingError where a service would listen widely without one."""
+    key = os.environ.get(KEY_ENV) or None
+    try:
+        wide = not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        wide = host != "localhost"
+    if wide and key is None:
+        raise ServingError(
+            f"--host {host}: whoever reaches this address could use the service: set a key in the environment variable {KEY_ENV} "
+            "(any long random text, the same for all services), or leave --host at 127.0.0.1"
+        )
+    return key
+
+
+def serve(app: FastAPI, host: str, port: int) -> None:
+    """Listen until the process is asked to end."""
+    import uvicorn
+
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=5)

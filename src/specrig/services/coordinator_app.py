@@ -1,0 +1,235 @@
+"""The coordinator's HTTP face: OpenAI's completions and chat API, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from specrig.engines.http.remote import RowsClient, ServiceError
+from specrig.engines.http.wire import MAX_DRAFT_TOKENS
+from specrig.models import hub
+from specrig.services.app import RefusedError, Sample, ServingError, json_of, key_for, make_app, serve
+from specrig.services.batching import FullError
+from specrig.services.coordinator import Coordinator, Wanted
+from specrig.services.link import DraftLink, Link
+from specrig.services.openai import Asked, Chat, Completion, Reply, Wording, read
+
+START_S, DRAFT_START_S = 600.0, 20.0
+"""How long the coordinator waits for target and draft service to load; without a target it cannot start, without a draft it can."""
+DRAFT_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See `specrig serve coordinator --help`."""
+
+    target: str
+    draft: str | None
+    tokenizer: str | None
+    k: int
+    queue: int
+    draft_timeout_s: float
+    target_timeout_s: float
+    half: bool
+
+
+def serve_coordinator(settings: Settings, host: str, port: int) -> None:
+    """Wait for the services, check that they fit each other, and listen. Raises ServingError or ModelError."""
+    key = key_for(host)
+    target = RowsClient(settings.target, timeout_s=settings.target_timeout_s)
+    about = _expect(target, "target", START_S)
+    draft = None
+    if settings.draft is not None and settings.k:
+        draft = RowsClient(settings.draft, timeout_s=settings.draft_timeout_s)
+        try:
+            _fitting(draft, about, DRAFT_START_S)
+        except ServingError:
+            raise
+        except ServiceError as error:
+            print(f"{error}: until it answers, everything is decoded without drafts", file=sys.stderr)
+    model = settings.tokenizer or about["model"]
+    tokenizer = hub.tokenizer(model, None if settings.tokenizer else about["revision"])
+
+    def made() -> Coordinator:
+        drafts = None
+        if draft is not None:
+            check = partial(_fitting, draft, about, 0.0)
+            drafts = DraftLink(draft, DRAFT_BATCH, 10_000, check=check, half=settings.half)
+        judged = Link(target, about["batch"], 10_000)
+        return Coordinator(
+            judged, drafts, eos=about["eos"], context=about["context"], running=about["sessions"], queue=settings.queue
+        )
+
+    serve(coordinator_app(made, tokenizer, about["model"], settings.k, key), host, port)
+
+
+def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str, k: int, key: str | None) -> FastAPI:
+    """The coordinator's application. made: makes the coordinator, in the application's own event loop."""
+    state: dict[str, Coordinator] = {}
+
+    @contextlib.asynccontextmanager
+    async def works() -> AsyncIterator[None]:
+        coordinator = state["coordinator"] = made()
+        links = [coordinator.target, *([coordinator.draft] if coordinator.draft else [])]
+        tasks = [asyncio.create_task(link.batcher.work()) for link in links]
+        yield
+        for task in tasks:
+            task.cancel()
+
+    def health() -> dict[str, Any]:
+        draft = state["coordinator"].draft
+        return {"model": model, "k": k, "draft": "none" if draft is None else "asked" if draft.available else "left alone"}
+
+    def samples() -> list[Sample]:
+        return state["coordinator"].samples()
+
+    app = make_app("coordinator", health, samples, works, key)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": model, "object": "model", "created": int(time.time()), "owned_by": "specrig"}]}
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        asked = read(Completion, await json_of(request))
+        prompt = tokenizer(asked.prompt)["input_ids"] if isinstance(asked.prompt, str) else asked.prompt
+        return await answer(asked, prompt, asked.max_tokens)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        asked = read(Chat, await json_of(request))
+        if not tokenizer.chat_template:
+            fix = "ask /v1/completions, or serve an instruction-tuned model"
+            raise RefusedError(422, f"the tokenizer of {model} has no chat template", fix, where="messages")
+        turns = [message.model_dump(exclude_none=True) for message in asked.messages]
+        try:
+            found = tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=True, return_dict=True)
+        except Exception as error:  # templates raise what they like about roles they do not know
+            raise RefusedError(
+                422, f"the chat template refuses it: {error}", "correct roles and order", where="messages"
+            ) from error
+        return await answer(asked, list(found["input_ids"]), asked.max_completion_tokens or asked.max_tokens)
+
+    async def answer(asked: Asked, prompt: list[int], max_tokens: int) -> Response:
+        coordinator = state["coordinator"]
+        if asked.model not in (None, model):
+            raise RefusedError(404, f"{asked.model!r} is not served here", f"ask for {model!r}, or leave it out", where="model")
+        # Every draft stays within the model's positions, whatever its neighbours in the batch draft.
+        most = coordinator.context - MAX_DRAFT_TOKENS
+        if len(prompt) + max_tokens > most:
+            what = f"a prompt of {len(prompt)} tokens and {max_tokens} new ones need {len(prompt) + max_tokens}, there is room for {most}"
+            raise RefusedError(422, what, "shorten the prompt or lower max_tokens", where="max_tokens")
+        if not prompt or max(prompt) >= len(tokenizer):
+            what = f"token {max(prompt)}, the model has {len(tokenizer)}" if prompt else "no token"
+            raise RefusedError(422, what, "send text, or ids of the model's tokenizer", where="prompt")
+        seed = secrets.randbits(31) if asked.seed is None else asked.seed
+        drafted = k if asked.draft_tokens is None else asked.draft_tokens
+        rounds = coordinator.decode(Wanted(prompt, max_tokens, asked.temperature, seed, drafted))
+        reply = Reply(asked, model, len(prompt))
+        try:
+            first = await anext(rounds)  # whatever refuses a request does so before the first token
+        except FullError as error:
+            raise RefusedError(429, str(error), "come again later", retry_s=1) from error
+        except ServiceError as error:
+            raise RefusedError(503, str(error), "see that the target service runs", retry_s=2) from error
+        if asked.stream:
+            return StreamingResponse(
+                _events(coordinator, rounds, first, reply, tokenizer, max_tokens), media_type="text/event-stream"
+            )
+        tokens = list(first)
+        try:
+            async for more in rounds:
+                tokens += more
+        except ServiceError as error:
+            raise RefusedError(503, str(error), "see that the target service runs", retry_s=2) from error
+        text = Wording(tokenizer).add(tokens, last=True)
+        return JSONResponse(reply.whole(text, tokens, _finish(coordinator, tokens)))
+
+    return app
+
+
+def _finish(coordinator: Coordinator, tokens: list[int]) -> str:
+    return "stop" if tokens[-1] in coordinator.eos else "length"
+
+
+async def _events(
+    coordinator: Coordinator, rounds: AsyncIterator[list[int]], first: list[int], reply: Reply, tokenizer: Any, most: int
+) -> AsyncIterator[str]:
+    """The stream: an event a round, what was used if asked for, and `[DONE]`."""
+    wording, count, tokens = Wording(tokenizer), 0, first
+    try:
+        while True:
+            count += len(tokens)
+            finish = _finish(coordinator, tokens)
+            over = finish == "stop" or count == most
+            text = wording.add(tokens, last=over)
+            yield _line(reply.event(text, tokens, finish if over else None, first=count == len(tokens)))
+            if over:
+                break
+            tokens = await anext(rounds)
+    except ServiceError as error:
+        yield _line(RefusedError(503, str(error), "see that the target service runs").body())
+        return
+    finally:
+        await rounds.aclose()  # type: ignore[attr-defined]
+    if reply.asked.stream_options and reply.asked.stream_options.include_usage:
+        yield _line(reply.usage_event(count))
+    yield "data: [DONE]\n\n"
+
+
+def _line(event: dict[str, Any]) -> str:
+    return f"data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def _expect(client: RowsClient, kind: str, within_s: float) -> dict[str, Any]:
+    """What a service says of itself, once it has loaded.
+
+    Raises ServiceError where none answers in time, ServingError where another kind of service does.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            about: dict[str, Any] = json.loads(client.post("/health", None, method="GET"))
+            break
+        except ServiceError as error:
+            if time.monotonic() >= deadline:
+                raise ServiceError(f"--{kind}: {error}; start it with `specrig serve {kind} MODEL`") from error
+            time.sleep(0.25)
+        except ValueError as error:
+            raise ServingError(f"--{kind} {client.url}: what answers there is no service of specrig") from error
+    if about.get("service") != kind:
+        raise ServingError(
+            f"--{kind} {client.url}: a {about.get('service', 'foreign')} service answers there, not a {kind} service"
+        )
+    return about
+
+
+def _fitting(client: RowsClient, target: dict[str, Any], within_s: float) -> None:
+    """Raise ServiceError where no draft service answers, ServingError where one answers that does not fit the target."""
+    _check_vocabulary(target, _expect(client, "draft", within_s))
+
+
+def _check_vocabulary(target: dict[str, Any], draft: dict[str, Any]) -> None:
+    """Raise ServingError unless both services speak of the same tokens."""
+    if None not in (target["vocabulary"], draft["vocabulary"]) and target["vocabulary"] != draft["vocabulary"]:
+        raise ServingError(
+            f"the draft service's model {draft['model']} does not share the vocabulary of the target's, {target['model']}: serve a "
+            "draft of the same family, or start the coordinator with --k 0"
+        )
+    if target["vocabulary_size"] != draft["vocabulary_size"]:
+        sizes = target["vocabulary_size"], draft["vocabulary_size"]
+        raise ServingError(
+            f"the target service works with {sizes[0]} tokens, the draft service with {sizes[1]} (their embeddings are padded "
+            f"differently): start both with --vocabulary {min(sizes)}"
+        )

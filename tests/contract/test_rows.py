@@ -1,0 +1,223 @@
+"""Draft, target and coordinator without processes between them: rows that join and leave decode as they would alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import Lab
+
+from specrig.audit.distribution import exact_distribution, g_test
+from specrig.decoding.loop import generate
+from specrig.engines.http import wire
+from specrig.engines.http.remote import ServiceError
+from specrig.engines.http.wire import Answer, Ask, WireError
+from specrig.services.coordinator import Coordinator, Wanted
+from specrig.services.draft import Draft
+from specrig.services.link import DraftLink, Link
+from specrig.services.target import Target
+
+PROMPTS = [
+    [5, 9, 11, 5, 9],
+    [3],
+    [7, 7, 2, 30, 12, 7, 7],
+    [*range(1, 30)],
+    [39, 0],
+    [8, 8, 8, 8],
+    [21, 4, 21, 4, 21],
+    [2, 35, 17],
+]
+K, LENGTH = 4, 24
+
+
+class Local:
+    """A service without a network: messages are packed and unpacked, and run at once."""
+
+    def __init__(self, work: Draft | Target) -> None:
+        self.work, self.url, self.rows, self.down = work, "here", list[int](), False
+
+    def ask(self, asks: Sequence[Ask], *, half: bool = False, ended: Sequence[int] = ()) -> tuple[list[Answer], wire.Passes]:
+        if self.down:
+            raise ServiceError("here: it is down")
+        asks, half, ended = wire.unpack_asks(wire.pack_asks(asks, half=half, ended=ended))
+        self.work.check(asks)
+        self.work.sessions.end(ended)
+        self.rows.append(len(asks))
+        return wire.unpack_answers(wire.pack_answers(self.work.step(asks, half), {}))
+
+
+def services(lab: Lab, *, target_rows: int = 16, draft_rows: int = 32) -> tuple[Local, Local]:
+    return Local(Target(lab.target, target_rows, 200)), Local(Draft(lab.model("draft"), draft_rows, 200))
+
+
+def decode(
+    wanted: Sequence[Wanted], target: Local, draft: Local | None, *, running: int = 16, half: bool = False, stagger: bool = False
+) -> tuple[list[list[int]], Coordinator]:
+    """The outputs of requests that run side by side. stagger: they arrive one by one, so that rows join and leave at all times."""
+
+    async def all_of_them() -> tuple[list[list[int]], Coordinator]:
+        judged = Link(target, 8, 9_999)  # type: ignore[arg-type]
+        drafts = DraftLink(draft, 32, 9_999, check=lambda: None, half=half) if draft else None  # type: ignore[arg-type]
+        coordinator = Coordinator(judged, drafts, eos=(), context=200, running=running, queue=9_999)
+        workers = [asyncio.create_task(link.batcher.work()) for link in (judged, drafts) if link]
+
+        async def one(number: int, request: Wanted) -> list[int]:
+            if stagger:
+                await asyncio.sleep(0.004 * number)
+            return [token async for tokens in coordinator.decode(request) for token in tokens]
+
+        found = await asyncio.gather(*[one(number, request) for number, request in enumerate(wanted)])
+        for worker in workers:
+            worker.cancel()
+        return found, coordinator
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.fixture(scope="module")
+def native() -> Lab:
+    return Lab(vocab_size=40)
+
+
+def expected(native: Lab, wanted: Wanted) -> Any:
+    (found,) = generate(
+        native.target,
+        native.drafter("draft_model"),
+        [list(wanted.prompt)],
+        k=wanted.k,
+        max_new_tokens=wanted.max_tokens,
+        temperature=wanted.temperature,
+        seeds=[wanted.seed],
+    )
+    return found
+
+
+@pytest.mark.parametrize("rows", [(16, 32), (8, 32), (9, 33)])
+def test_rows_that_join_and_leave_decode_as_alone_in_the_native_loop(native: Lab, rows: tuple[int, int]) -> None:
+    """Greedy and sampled rows side by side, each with its own seed: the very tokens, and rounds, of `draft_model`.
+
+    Where 16 requests share 8 or 9 rows of the target's cache, texts are pushed out and sent anew.
+    """
+    target, draft = services(Lab(vocab_size=40), target_rows=rows[0], draft_rows=rows[1])
+    wanted = [
+        Wanted(prompt, LENGTH - number % 5, temperature, seed=number, k=K)
+        for number, (prompt, temperature) in enumerate((prompt, heat) for heat in (0.0, 0.7, 1.0) for prompt in PROMPTS)
+    ]
+    found, coordinator = decode(wanted, target, draft, stagger=rows[0] == 16)
+    truth = [expected(native, request) for request in wanted]
+    assert found == [generation.tokens for generation in truth]
+    rounds = [entry for generation in truth for entry in generation.rounds]
+    counts = coordinator.counts
+    assert (counts["drafts"], counts["drafted"]) == (len(rounds), sum(entry.drafted for entry in rounds))
+    assert counts["accepted"] == sum(entry.accepted for entry in rounds) == sum(coordinator.accepted_at.values())
+    assert max(target.rows) == 8 and len(set(target.rows)) > 2, "batches of different sizes"
+    assert len(target.work.sessions) <= rows[0] and coordinator.running == coordinator.waiting == 0
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_sampled_distribution_is_the_targets_in_either_precision(half: bool) -> None:
+    lab, prompt, length = Lab(vocab_size=8, noise=0.5), [3, 5, 3, 5], 3
+    expectation = exact_distribution(lab.target, prompt, length, temperature=0.6)
+    target, draft = services(lab, target_rows=64, draft_rows=64)
+    found, coordinator = decode(
+        [Wanted(prompt, length, 0.6, seed, 3) for seed in range(1500)], target, draft, running=64, half=half
+    )
+    test = g_test(found, expectation)
+    assert test.p_value > 1e-4, test
+    assert 0 < coordinator.counts["accepted"] < coordinator.counts["drafted"], "some are rejected, some accepted"
+
+
+def test_without_a_draft_the_output_is_plain_decoding_and_the_draft_is_asked_again_later(native: Lab) -> None:
+    target, draft = services(Lab(vocab_size=40))
+    draft.down = True
+    wanted = [Wanted(prompt, LENGTH, 0.0, 0, K) for prompt in PROMPTS]
+    found, coordinator = decode(wanted, target, draft)
+    truth = [expected(native, request).tokens for request in wanted]
+    assert found == truth
+    assert coordinator.counts["drafts"] == 0 and coordinator.counts["undrafted"] > 0
+    assert coordinator.draft is not None and 1 <= coordinator.draft.failures <= 8, "it is not asked in every round"
+    draft.down = False
+    again, coordinator = decode(wanted, target, draft)
+    assert again == truth and coordinator.counts["undrafted"] == 0 < coordinator.counts["accepted"]
+
+
+def test_a_message_comes_back_as_it_was_sent() -> None:
+    q = np.random.default_rng(0).random((2, 5), dtype=np.float32)
+    asks = [
+        Ask(1 << 62, 0, [4, 2], depth=3, temperature=0.7, uniforms=[0.5, 0.25, 0.125]),
+        Ask(7, 12, [1], draft=[3, 4], temperature=1.0, uniforms=[0.5, 0.5, 0.0], q=q),
+        Ask(9, 3, [2], uniforms=[]),
+    ]
+    found, half, ended = wire.unpack_asks(wire.pack_asks(asks, half=True, ended=[3, 1 << 61]))
+    assert half is True and ended == [3, 1 << 61]
+    assert found[1].q is not None and np.array_equal(found[1].q, q)
+    found[1].q = asks[1].q = None
+    assert found == asks
+    answers = [Answer(True, [1, 2], q.astype(np.float16), 0.5, 2), Answer(False)]
+    back, passes = wire.unpack_answers(wire.pack_answers(answers, {1: (3, 0.25), 5: (1, 0.5)}))
+    assert passes == {1: (3, 0.25), 5: (1, 0.5)} and back[1] == answers[1]
+    assert back[0].q is not None and back[0].q.dtype == np.float16 and np.array_equal(back[0].q, answers[0].q)
+
+
+MESSAGE = wire.pack_asks([Ask(5, 0, [1, 2, 3], draft=[4], temperature=0.5, uniforms=[0.1, 0.2], q=np.full((1, 6), 1 / 6, "f4"))])
+
+
+@settings(max_examples=300)
+@given(at=st.integers(0, len(MESSAGE) - 1), put=st.binary(max_size=6), cut=st.integers(0, 8))
+def test_bytes_that_are_no_message_are_told_so(at: int, put: bytes, cut: int) -> None:
+    """Whatever is changed in a message, it is read as one or refused with the place; nothing else is raised."""
+    changed = MESSAGE[:at] + put + MESSAGE[at + cut :]
+    try:
+        asks, _, _ = wire.unpack_asks(changed)
+    except WireError as error:
+        assert len(str(error)) < 200
+    else:
+        assert all(isinstance(ask, Ask) and ask.tokens for ask in asks)
+
+
+def test_what_a_service_cannot_run_is_named(native: Lab) -> None:
+    target, draft = services(Lab(vocab_size=40))
+    for local, ask, said in [
+        (target, Ask(1, 0, [40]), "row 0 holds token 40, the model has 40"),
+        (target, Ask(1, 0, [1] * 201), "row 0 has 201 tokens, there is room for 200"),
+        (
+            target,
+            Ask(1, 0, [1], draft=[2], temperature=1.0, uniforms=[0.5]),
+            "row 0 has 1 uniforms, to judge 1 tokens takes one more",
+        ),
+        (target, Ask(1, 0, [1], draft=[2], q=np.ones((1, 39), "f4")), "probabilities of 39 tokens, the model has 40"),
+        (draft, Ask(1, 0, [1], depth=3, temperature=1.0), "row 0 has 0 uniforms for 3 tokens to draw"),
+        (draft, Ask(1, 0, [1], depth=17), "row 0 has 17 draft tokens, the most are 16"),
+        (draft, Ask(1, 0, []), "row 0 has no new token"),
+        (draft, Ask(1, 0, [1], temperature=float("nan")), "row 0 has temperature nan"),
+    ]:
+        with pytest.raises(WireError, match=said):
+            local.ask([ask])
+    answers, _ = target.ask([Ask(1, 5, [1]), Ask(2, 0, [1]), Ask(2, 0, [1])])
+    assert [answer.known for answer in answers] == [False, True, False], (
+        "an unknown text, and one that is asked about twice at once"
+    )
+
+
+def test_rows_that_do_not_lie_side_by_side_share_no_entries() -> None:
+    """A pass over rows 2, 0 of a cache reads and writes what one over each of them alone does."""
+    lab = Lab(vocab_size=40)
+    model, texts = lab.target, [[5, 9, 11], [1, 2, 3, 4, 5], [7, 7]]
+    model.start(3, 64)
+    whole = model.cache
+    alone = []
+    for row, text in enumerate(texts):
+        model.cache = whole.of_rows([row], [0])
+        alone.append(model.forward(torch.tensor([text]))[0][0, -1])
+        model.keep([range(len(text))])
+    for rows in ([2, 0], [0, 2, 1], [1, 2]):
+        model.cache = whole.of_rows(rows, [len(texts[row]) - 1 for row in rows])
+        logits, _ = model.forward(torch.tensor([[texts[row][-1]] for row in rows]))
+        for place, row in enumerate(rows):
+            torch.testing.assert_close(logits[place, 0], alone[row], rtol=1e-4, atol=1e-4)
