@@ -143,8 +143,8 @@ def test_no_template_has_a_number_of_its_own() -> None:
         *re.findall(r"\[([^\[\]#]*)\]", code),
         *re.findall(r"^=+ (.*)$", code, re.MULTILINE),
     ]
-    named = {"New Computer Modern", "a4", "references.bib", "data.json"}
-    assert not [text for text in prose if re.search(r"\d", text) and text not in named and "\\d" not in text]
+    layout = {"a4", "1"}  # the paper, and how pages and headings count
+    assert not [text for text in prose if re.search(r"\d", text) and text not in layout and "\\d" not in text]
 
 
 def test_sentences_have_no_figures_of_their_own() -> None:
@@ -164,7 +164,7 @@ def test_sentences_have_no_figures_of_their_own() -> None:
         for text in texts:
             if text in documentation or text in _attribute_docs(tree):
                 continue
-            rest = re.sub(r"\d{4}\.\d{5}|Theorem 3\.8|v = 1|k\+1|temperature 0|is 1 for|-1 for|holds? 1|95 %|at 95", "", text)
+            rest = re.sub(r"\d{4}\.\d{5}|Theorem 3\.8|v = 1|k\+1|temperature 0|is 1 for|-1 for|holds? 1|95 %|4-grams", "", text)
             assert not re.search(r"\d", rest), f"{name}.py: {text}"
 
 
@@ -201,3 +201,11 @@ def test_reports_are_written_again_over_the_old_ones(study: Path, tmp_path: Path
     (tmp_path / "paper" / "stale.tex").write_text("old")
     write_reports(study, tmp_path)
     assert not (tmp_path / "paper" / "stale.tex").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_study_without_records_still_has_its_reports(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    (folder / "study.json").write_text('{"study": "s", "tasks": ["code"]}')
+    page, pdf, paper = write_reports(folder, tmp_path / "out")
+    assert page.is_file() and pdf.read_bytes().startswith(b"%PDF-") and (paper / "main.tex").is_file()

@@ -132,17 +132,7 @@ def order_grid(table: pd.DataFrame, study: str) -> Grid:
         for row in row_dicts(table)
     ]
     return Grid(
-        header=[
-            "source",
-            "reported for",
-            "measured on",
-            "by",
-            "reported order",
-            "measured order",
-            "methods",
-            "Kendall's τ",
-            "changed",
-        ],
+        header=["source", "by", "reported for", "measured on", "reported order", "measured order", "Kendall's τ", "changed"],
         rows=rows,
         labels=6,
         caption=(

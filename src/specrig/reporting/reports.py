@@ -22,7 +22,7 @@ def write_reports(study_dir: Path, out: Path) -> list[Path]:
     """
     exhibits = Exhibits(read_study(study_dir))
     page = write_page(exhibits, out / "report.html")
-    with tempfile.TemporaryDirectory(dir=out, prefix=".paper-") as scratch:
+    with tempfile.TemporaryDirectory(dir=page.parent, prefix=".paper-") as scratch:
         fresh = Path(scratch) / "paper"
         figures = draw_for_paper(exhibits, fresh / "figures")
         contents = outline(exhibits)
