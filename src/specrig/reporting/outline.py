@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,8 +60,8 @@ class Outline:
             yield from (item for item in section.items if isinstance(item, Grid))
 
 
-def outline(exhibits: Exhibits) -> Outline:
-    """The outline of a study's report; sections without content are left out."""
+def outline(exhibits: Exhibits, figures: Collection[str]) -> Outline:
+    """The outline of a study's report; sections without content are left out. figures: the names of those that have data."""
     study = exhibits.study
     first = next((job.environment for job in study.jobs if job.environment), {})
     captured = sorted({str(job.environment["captured"]) for job in study.jobs if job.environment.get("captured")})
@@ -72,7 +72,7 @@ def outline(exhibits: Exhibits) -> Outline:
         f"code {commit}" if commit else "",
         prose.scope(exhibits),
     ]
-    found = [section for section in _sections(exhibits) if section.items]
+    found = [section for section in _sections(exhibits, figures) if section.items]
     abstract = conclusion(exhibits.speedups, exhibits.best, study.tasks)
     if exhibits.orders:
         abstract.append(order.sentence(exhibits.tables["order"].frame))
@@ -81,7 +81,7 @@ def outline(exhibits: Exhibits) -> Outline:
     return Outline(f"Speculative decoding: {study.name}", [fact for fact in facts if fact], abstract, found, prose.DEFINITIONS)
 
 
-def _sections(exhibits: Exhibits) -> Iterator[Section]:
+def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]:
     study, tables, cells = exhibits.study, exhibits.tables, exhibits.cells
     trained = not training_curves(study.folder / "models").empty
     warnings = [
@@ -107,7 +107,7 @@ def _sections(exhibits: Exhibits) -> Iterator[Section]:
         "Measured against predicted",
         [prose.PREDICTION, Shown("predicted"), exhibits.efficiency, *([Caution(low)] if low else [])],
     )
-    yield Section("Batches", [prose.BATCHES, Shown("batching")])
+    yield Section("Batches", [prose.BATCHES, Shown("batching")] if "batching" in figures else [])
     if len(exhibits.compared):
         said = f"{prose.ENGINES} {engines.sentence(exhibits.compared)}"
         yield Section("Engines", [said, tables["engines"].printed, Shown("engines")])
@@ -120,13 +120,13 @@ def _sections(exhibits: Exhibits) -> Iterator[Section]:
     if len(exhibits.judged):
         said = f"{reproduction.sentence(exhibits.judged)} {prose.REPORTED}"
         telling = exhibits.judged[exhibits.judged["verdict"].isin(reproduction.TELLING)]
-        shown = [reproduction.reproduction_grid(telling, study.name)] if len(telling) else []
+        shown = [reproduction.telling_grid(telling, study.name)] if len(telling) else []
         yield Section("Reported against measured", [said, Shown("reported"), tables["reproduction"].printed, *shown])
     quality = read_quality(study.folder, study.name)
     yield Section("Quality of the outputs", [quality] if quality else [])
     if study.simulated:
         yield Section("Simulated acceptance", [simulated.LABEL.capitalize() + ".", tables["simulated"].printed])
-    yield Section("Training", [Shown("training")] if trained else [])
+    yield Section("Training", [Shown("training")] if "training" in figures else [])
     yield Section("What these numbers do not say", list(prose.limits(exhibits, trained=trained)))
     drift = drift_sentence(cells)
     every = [tables["speedup"].printed, *([drift] if drift else []), tables["cells"].printed]

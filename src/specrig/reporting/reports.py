@@ -25,7 +25,7 @@ def write_reports(study_dir: Path, out: Path) -> list[Path]:
     with tempfile.TemporaryDirectory(dir=page.parent, prefix=".paper-") as scratch:
         fresh = Path(scratch) / "paper"
         figures = draw_for_paper(exhibits, fresh / "figures")
-        contents = outline(exhibits)
+        contents = outline(exhibits, figures)
         pdf = write_pdf(contents, figures, fresh / "figures", out / "report.pdf")
         write_paper(contents, figures, fresh)
         paper = out / "paper"

@@ -90,6 +90,26 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
     return Grid(header=header, rows=rows, labels=7, trailing=1, caption=CAPTION, label=f"tab:{study}-reproduction")
 
 
+def telling_grid(judged: pd.DataFrame, study: str) -> Grid:
+    """The claims with a verdict in `TELLING`, in columns that fit on a page. judged: the rows of these claims."""
+    rows = []
+    for row in row_dicts(judged):
+        k = f", k = {row['k']}" if row["k"] else ""
+        claim = f"{row['method']}{k}, {' '.join(filter(None, (row['target'], row['task'])))}: {_metric(row['metric'])}"
+        rows.append(
+            [
+                *(Entry(text) for text in (str(row["id"]), str(row["verdict"]), claim)),
+                Entry(_range(row["reported_low"], row["reported_high"])),
+                Entry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
+                Entry(_range(row["predicted_low"], row["predicted_high"])),
+                Entry(str(row["reason"])),
+            ]
+        )
+    header = ["id", "verdict", "claim", "reported", "measured", "predicted", "reason"]
+    caption = "Reported figures that were measured, cannot be true of their pair, or contradict the theory."
+    return Grid(header, rows, labels=3, trailing=1, caption=caption, label=f"tab:{study}-telling")
+
+
 def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
     """The number of claims by source and verdict, a table that fits on a page of a paper."""
     verdicts = list(counts(judged))
