@@ -26,8 +26,8 @@ COLUMNS = [*SETTING, "methods", "tau", "tau_low", "tau_high", "changed", "surely
 CHANGES = [*SETTING, "ahead", "behind", "reported", "measured", "certainty", *FACTORS]
 WORDS = dict(zip(FACTORS, ("acceptance", "draft cost", "verification cost", "the loop"), strict=True))
 SURE = 0.975
-PANELS = 6
-"""The figure shows at most so many rankings: those of the most methods."""
+PANELS = (6, 4)
+"""The figure shows at most so many rankings, on a wide sheet and on a narrow one: those of the most methods."""
 
 
 def comparisons(study: StudyData, cells: pd.DataFrame) -> list[Comparison]:
@@ -201,12 +201,14 @@ def order_figure(found: Sequence[Comparison], sheet: Sheet) -> Figure:
     A line that falls or rises crosses those of the methods with which its method changed places.
     """
     timed = [each for each in found if METRICS[each.ranking.claim.metric] == "speedup" and len(each.measured) > 2]
-    shown = sorted(timed, key=lambda each: -len(each.measured))[:PANELS]
+    shown = sorted(timed, key=lambda each: -len(each.measured))[: PANELS[sheet.narrow]]
     if not shown:
         raise NothingError("no source ranks three methods that this study measured")
-    columns = sheet.columns(len(shown), 3)
+    columns = 1 if sheet.narrow else min(len(shown), 3)  # names and figures need their room
     most = max(len(each.measured) for each in shown)
-    figure, axes = make_panels(sheet, -(-len(shown) // columns), columns, width=4.0, height=0.34 * most + 1.1)
+    figure, axes = make_panels(
+        sheet, -(-len(shown) // columns), columns, width=4.0, height=(0.22 if sheet.narrow else 0.34) * most + 1.0
+    )
     letter = 0.6 * sheet.small / 72  # inches
     left = letter * (max(len(name) for each in shown for name in each.measured) + 5) + 0.15
     slope = figure.get_figwidth() / columns - left - 7 * letter - 0.2
