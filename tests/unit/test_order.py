@@ -20,7 +20,7 @@ from specrig.study.claims import Claim
 
 def claim(method: str, figure: float, **other: str) -> Claim:
     fields = {
-        "id": f"{method}-{figure}",
+        "id": f"{method.split()[0]}-{figure}",
         "source": "A paper",
         "target": "big",
         "task": "code",

@@ -13,6 +13,8 @@ from pathlib import Path
 
 BIBLIOGRAPHY = Path(__file__).with_name("references.bib")
 ARXIV = re.compile(r"(?:arXiv )?(\d{4}\.\d{5})(?:v\d+)?")
+AUTHORS = 4
+"""A list of references names so many authors of a paper, of others the first."""
 METHODS = {
     "ngram": ("2304.04487",),
     "medusa_draft": ("2401.10774",),
@@ -43,3 +45,23 @@ def with_paper(source: str) -> str:
 def cited(text: str, cite: Callable[[str], str]) -> str:
     """`text` with each arXiv number that `references.bib` has replaced by `cite` of its key."""
     return ARXIV.sub(lambda found: cite(found[1]) if found[1] in keys() else found[0], text)
+
+
+def reference(key: str) -> str:
+    """The entry of a key as a line of a list of references."""
+    text = BIBLIOGRAPHY.read_text(encoding="utf-8")
+    entry = text[text.index(f"{{{key},") :].split("\n}")[0]
+    fields = {
+        name: re.sub(r"[{}\\]", "", value) for name, value in re.findall(r"^ *(\w+) *= *\{(.*)\},?$", entry, flags=re.MULTILINE)
+    }
+    authors = fields["author"].split(" and ")
+    if len(authors) > AUTHORS or "others" in authors:
+        authors = [authors[0], "et al."]
+    where = (
+        f"{fields['journal']} {fields['volume']}({fields['number']}), {fields['pages'].replace('--', '–')}"
+        if "journal" in fields
+        else fields["note"]
+    )
+    return f"{', '.join(authors)}. {fields['title']}. {where}, {fields['year']}.".replace("?.", "?").replace(
+        ", et al..", " et al."
+    )

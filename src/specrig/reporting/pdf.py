@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from specrig.reporting.citations import BIBLIOGRAPHY, keys
+from specrig.reporting.citations import cited, reference
 from specrig.reporting.exhibits import FIGURES
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.outline import Caution, Outline, Section, Shown
@@ -33,7 +33,6 @@ def write_pdf(contents: Outline, figures: dict[str, list[tuple[str, str]]], draw
         folder = Path(scratch)
         (folder / TEMPLATE).write_text(files("specrig.reporting").joinpath("templates", TEMPLATE).read_text(encoding="utf-8"))
         (folder / "data.json").write_text(json.dumps(as_data(contents, figures), ensure_ascii=False), encoding="utf-8")
-        shutil.copyfile(BIBLIOGRAPHY, folder / BIBLIOGRAPHY.name)
         for stem in (stem for places in figures.values() for _, stem in places):
             shutil.copyfile(drawn / f"{stem}-{PAGE.name}.pdf", folder / f"{stem}.pdf")
         typst.compile(str(folder / TEMPLATE), output=str(folder / "report.pdf"), root=str(folder), ignore_system_fonts=True)
@@ -45,14 +44,26 @@ def write_pdf(contents: Outline, figures: dict[str, list[tuple[str, str]]], draw
 
 def as_data(contents: Outline, figures: dict[str, list[tuple[str, str]]]) -> dict[str, Any]:
     """The outline as the template reads it, in types that JSON has."""
-    return {
+    numbers: dict[str, int] = {}  # of the references, in the order in which they are cited
+    data = {
         "title": contents.title,
         "facts": contents.facts,
         "abstract": contents.abstract,
         "sections": [_section(section, figures) for section in contents.sections],
         "definitions": list(contents.definitions.items()),
-        "keys": sorted(keys()),
     }
+    marked: dict[str, Any] = _marked(data, numbers)
+    # Typst's own bibliography gives up on citations in tables that are measured and break over pages.
+    return {**marked, "references": [[f"[{number}]", reference(key)] for key, number in numbers.items()]}
+
+
+def _marked(value: Any, numbers: dict[str, int]) -> Any:
+    """`value` with each arXiv number in its texts replaced by the number of its reference; `numbers` grows."""
+    if isinstance(value, dict):
+        return {name: _marked(inner, numbers) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_marked(inner, numbers) for inner in value]
+    return cited(value, lambda key: f"[{numbers.setdefault(key, len(numbers) + 1)}]") if isinstance(value, str) else value
 
 
 def _section(section: Section, figures: dict[str, list[tuple[str, str]]]) -> dict[str, Any]:
