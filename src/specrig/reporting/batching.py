@@ -56,8 +56,8 @@ def batching(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         ax.set_title(task_name(task))
         ax.set_xlabel("batch size")
-    for line in grid:
-        line[0].set_ylabel("tokens/s of the batch")
+    for row in grid:
+        row[0].set_ylabel("tokens/s of the batch")
     grid[0][0].set_ylim(bottom=0, top=top_of(cells, "tokens_per_s"))
     baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive, same batch")
     legend_below(figure, [*method_handles(cells), baseline], note=signs_note(cells))

@@ -84,9 +84,13 @@ def _setting(each: Comparison) -> dict[str, Any]:
     return {**shared, **here, "reported_task": claim.task}
 
 
+def _ranked(figures: Mapping[str, float]) -> list[str]:
+    """The methods by falling figure."""
+    return sorted(figures, key=lambda name: -figures[name])
+
+
 def _order(figures: Mapping[str, float]) -> str:
-    ranked = sorted(figures, key=lambda name: -figures[name])
-    return " > ".join(f"{name} {figures[name]:.2f}" for name in ranked)
+    return " > ".join(f"{name} {figures[name]:.2f}" for name in _ranked(figures))
 
 
 def sentence(table: pd.DataFrame) -> str:
@@ -213,7 +217,7 @@ def order_figure(found: Sequence[Comparison], sheet: Sheet) -> Figure:
     left = letter * (max(len(name) for each in shown for name in each.measured) + 5) + 0.15
     slope = figure.get_figwidth() / columns - left - 7 * letter - 0.2
     for panel, each in zip(unused_hidden(axes, len(shown)), shown, strict=True):
-        sides = [sorted(each.measured, key=lambda name, side=side: -side[name]) for side in (each.ranking.figures, each.measured)]
+        sides = [_ranked(each.ranking.figures), _ranked(each.measured)]
         moved = {name for change in each.changes for name in (change.ahead, change.behind)}
         for name in sides[0]:
             places = [side.index(name) + 1 for side in sides]

@@ -129,7 +129,7 @@ def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]
     yield Section("Training", [Shown("training")] if "training" in figures else [])
     yield Section("What these numbers do not say", list(prose.limits(exhibits, trained=trained)))
     drift = drift_sentence(cells)
-    every = [tables["speedup"].printed, *([drift] if drift else []), tables["cells"].printed]
+    every: list[str | Caution | Grid | Shown] = [tables["speedup"].printed, *([drift] if drift else []), tables["cells"].printed]
     yield Section("Every cell", every if len(cells) else [], appendix=True)
     if exhibits.orders and len(tables["order_changes"].printed.rows):
         yield Section("Methods that changed places", [tables["order_changes"].printed], appendix=True)

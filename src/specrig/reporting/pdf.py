@@ -84,7 +84,9 @@ def _section(section: Section, figures: dict[str, list[tuple[str, str]]]) -> dic
 
 def _table(grid: Grid) -> dict[str, Any]:
     """A table; a number's sign moves into its note, so that the digits of a column stand below each other."""
-    groups = [{"line": line, "rows": [[_entry(entry) for entry in row] for row in rows]} for line, rows in grid.grouped()]
+    groups: list[dict[str, Any]] = [
+        {"line": line, "rows": [[_entry(entry) for entry in row] for row in rows]} for line, rows in grid.grouped()
+    ]
     columns = []
     for place, (name, number) in enumerate(grid.columns):
         own = [row[place] for group in groups for row in group["rows"]]

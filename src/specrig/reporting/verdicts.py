@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
@@ -90,9 +92,8 @@ def summary_grid(audit: pd.DataFrame) -> Grid:
     frame = audit.assign(lossy=audit["finding"].astype(str).str.startswith("lossy by design"))
     order = {name: place for place, name in enumerate(method_order(frame["method"]))}
     rows = []
-    groups = sorted(
-        frame.groupby(["method", "lossy", "test"], sort=False), key=lambda item: (order[item[0][0]], TESTS.get(item[0][2], 9))
-    )
+    found = cast("list[tuple[tuple[str, bool, str], pd.DataFrame]]", list(frame.groupby(["method", "lossy", "test"], sort=False)))
+    groups = sorted(found, key=lambda item: (order[item[0][0]], TESTS.get(item[0][2], 9)))
     for (method, lossy, test), members in groups:
         judged = members[members["passed"].notna()]
         passed = int(judged["passed"].astype(bool).sum())
