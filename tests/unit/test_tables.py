@@ -18,7 +18,7 @@ from specrig.cell import Cell
 from specrig.measurement.records import RecordError, read_records
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.latex import latex
+from specrig.reporting.latex import PACKAGES, STRIKING, latex
 from specrig.reporting.optimum import optimal_k_sentence
 from specrig.reporting.study_data import read_study
 from specrig.reporting.style import method_name
@@ -147,7 +147,7 @@ def test_latex_is_balanced_and_escaped() -> None:
     heading, row = [line for line in body if line.endswith(r"\\")]
     # The number and its interval are columns of their own.
     assert len(re.findall(r"(?<!\\)&", heading)) == 1 and len(re.findall(r"(?<!\\)&", row)) == 2
-    assert r"\begin{tabular}{lr@{\;}l}" in text and r"\multicolumn{2}{c}" in heading
+    assert r"\begin{tabular}{lS[table-format=1.1]@{\;}l}" in text and r"\multicolumn{2}{c}" in heading
 
 
 def test_latex_says_once_what_rows_share_and_breaks_over_pages() -> None:
@@ -155,16 +155,25 @@ def test_latex_says_once_what_rows_share_and_breaks_over_pages() -> None:
     text = latex(Grid(["pair", "method", "gain"], rows, labels=2, groups=1))
     assert text.count("large") == text.count("small") == 1
     assert text.index("large") < text.index("m2") < text.index("small")
-    assert "$-$1.5" in text and "longtable" not in text
+    assert "S[table-format=-1.1]" in text and "-1.5" in text and r"\begin{longtable}" not in text
     long = latex(Grid(["method", "gain"], [[Entry("m"), Entry("1.5")]] * 60))
-    assert r"\begin{longtable}{lr}" in long and r"\endhead" in long and r"\begin{table}" not in long
+    assert r"\begin{longtable}{lS[table-format=1.1]}" in long and r"\endhead" in long and r"\begin{table}" not in long
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+def test_numbers_of_a_column_are_aligned_at_the_decimal_point() -> None:
+    entries = [Entry("12.5"), Entry("1,234.25 ‡", bold=True), Entry("–"), Entry("0.5", struck=True)]
+    text = latex(Grid(["m", "x"], [[Entry("m"), entry] for entry in entries]))
+    assert r"S[table-format=4.2,table-space-text-post={$^\ddagger$}]" in text, "room for the widest number and for its sign"
+    assert r"\bfseries 1234.25 {\,$^\ddagger$}" in text and "& {--}" in text and r"{\sout{0.5}}" in text
+    shares = latex(Grid(["m", "rate"], [[Entry("m"), Entry("50 %")], [Entry("n"), Entry("5 %")]]))
+    assert r"{rate (\%)}" in shares and "& 50 " in shares, "the heading says once that it is in per cent"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed: the tables are not compiled here")
 def test_every_table_compiles_and_fits_its_page(study: Path, tmp_path: Path) -> None:
     tables = write_tables(study, tmp_path)
     inputs = "".join(f"\\input{{{path.name}}}\n\\clearpage\n" for path in tables if path.suffix == ".tex")
-    packages = r"\usepackage[T1]{fontenc}\usepackage{booktabs,graphicx,longtable,pdflscape}\usepackage[normalem]{ulem}"
+    packages = r"\usepackage[T1]{fontenc}\usepackage[margin=1in]{geometry}" + PACKAGES + STRIKING
     document = rf"\documentclass{{article}}{packages}\begin{{document}}{inputs}\end{{document}}"
     (tmp_path / "document.tex").write_text(document)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"]

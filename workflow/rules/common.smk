@@ -42,6 +42,7 @@ if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
 ROOT = str(STUDY.root)
 STUDY_FILE = f"{ROOT}/study.json"
 REPORT = str(STUDY.report)
+REPORTS = str(STUDY.report.parent)
 TRACKED = f"{ROOT}/tracked.txt"
 UNTRACKED = f"{ROOT}/tracking-failed.txt"
 # Another store lacks the runs entered so far, so tracking depends on its address. It is digested since it may hold a password.
@@ -90,6 +91,8 @@ TABLE_NAMES = [
     "engines",
     "reproduction",
     "optimal_k",
+    "order",
+    "order_changes",
 ]
 # Only the tables have the reported figures as input, so that a new row there causes no measuring.
 REPORTED = [str(STUDY.tables.reported)] if STUDY.tables.reported else []
@@ -108,6 +111,7 @@ FIGURE_NAMES = [
     "batching",
     "latency",
     "reported",
+    "order",
     "training",
 ]
 FIGURES = [

@@ -1,4 +1,4 @@
-# Writes the report, one self-contained file.
+# Writes the report as one self-contained page and as PDF, and the folder for papers.
 
 
 rule report:
@@ -9,12 +9,19 @@ rule report:
         figures=FIGURES,
         curves=CURVES,
     output:
-        report(
+        page=report(
             REPORT,
             caption="../report/report.rst",
             category="Report",
             labels={"report": STUDY.study},
         ),
+        pdf=report(
+            f"{REPORTS}/report.pdf",
+            caption="../report/report.rst",
+            category="Report",
+            labels={"report": f"{STUDY.study}, PDF"},
+        ),
+        paper=f"{REPORTS}/paper/main.tex",
     log:
         f"{ROOT}/logs/report.log",
     conda:

@@ -43,6 +43,18 @@ rule tables:
             category="Tables",
             labels={"table": "optimal k"},
         ),
+        order=report(
+            f"{ROOT}/tables/order.csv",
+            caption="../report/order.rst",
+            category="Tables",
+            labels={"table": "order of methods, reported and measured"},
+        ),
+        order_changes=report(
+            f"{ROOT}/tables/order_changes.csv",
+            caption="../report/order.rst",
+            category="Tables",
+            labels={"table": "methods that changed places, and why"},
+        ),
         texts=expand(
             f"{ROOT}/tables/{{name}}.{{kind}}",
             name=TABLE_NAMES,

@@ -216,12 +216,12 @@ def track(study: StudyFile) -> None:
 
 @app.command()
 def report(study: StudyFile) -> None:
-    """Write the report as one HTML file."""
-    from specrig.reporting.document import write_report
+    """Write the report as one HTML file and as PDF, and the folder for papers."""
+    from specrig.reporting.reports import write_reports
 
     loaded = load(study)
-    write_report(loaded.root, loaded.report)
-    typer.echo(loaded.report)
+    for path in write_reports(loaded.root, loaded.report.parent):
+        typer.echo(path)
 
 
 app.command()(publishing.publish)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -52,7 +51,7 @@ class KeyValueCache:
 
         Rows that do not lie side by side are copied together for each pass that reads them.
         """
-        view = copy(self)
+        view = copy.copy(self)
         view.lengths, view._places = list(lengths), list(rows)
         first, end = rows[0], rows[0] + len(rows)
         if view._places == list(range(first, end)):
@@ -68,9 +67,7 @@ class KeyValueCache:
 
     def beside(self, lengths: Sequence[int]) -> KeyValueCache:
         """The same memory under lengths of its own: what is written behind these is scratch for whoever else uses it."""
-        other = copy.copy(self)
-        other.lengths = list(lengths)
-        return other
+        return self.of_rows(range(self.batch_size), lengths)
 
     @property
     def level(self) -> bool:

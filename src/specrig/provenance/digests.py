@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 PACKAGE = "specrig"
 ROOT = Path(__file__).parents[1]
-DATA = ("templates/**/*", "*.csv", "*.json")
-"""Patterns of files that count as source besides Python: templates, and tables of facts."""
+DATA = ("templates/**/*", "*.bib", "*.csv", "*.json")
+"""Patterns of files that count as source besides Python: templates, references, and tables of facts."""
 MEMORY = Path(cache_from_source(__file__)).with_suffix(".json")
 """File that remembers what parsing found, beside the bytecode and one for each version of Python.
 
@@ -46,7 +46,7 @@ STAGES = {
     "quality": "specrig.reporting.quality",
     "figures": "specrig.reporting.figures",
     "track": "specrig.tracking",
-    "report": "specrig.reporting.document",
+    "report": "specrig.reporting.reports",
 }
 
 

@@ -8,14 +8,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from specrig.reporting.panels import (
+    NothingError,
+    Sheet,
     draw_band,
-    empty,
     legend_below,
     make_panels,
     method_handles,
     method_lines,
     signs_note,
     top_of,
+    unused_hidden,
 )
 from specrig.reporting.style import INK, task_name
 
@@ -33,14 +35,16 @@ def swept(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(frames) if frames else cells.iloc[:0]
 
 
-def batching(cells: pd.DataFrame, tasks: list[str]) -> Figure:
-    """Tokens/s of the whole batch against its size: one column per task, one line per method. Dashed: without drafts."""
+def batching(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
+    """Tokens/s of the whole batch against its size: one panel per task, one line per method. Dashed: without drafts."""
     cells = swept(cells)
     if cells.empty:
-        return empty("no method of this study ran at several batch sizes")
-    figure, grid = make_panels(1, len(tasks), width=3.1, height=2.9, sharey="row")
+        raise NothingError("no method of this study ran at several batch sizes")
+    columns = sheet.columns(len(tasks), 4)
+    figure, grid = make_panels(sheet, -(-len(tasks) // columns), columns, width=3.1, height=2.9, sharey=True)
     sizes = sorted(cells["batch_size"].unique())
-    for ax, task in zip(grid[0], tasks, strict=True):
+    panels = unused_hidden(grid, len(tasks))
+    for ax, task in zip(panels, tasks, strict=True):
         here = cells[cells["task"] == task].sort_values("batch_size")
         for label, style, line in method_lines(here):
             draw_band(ax, line.assign(k=line["batch_size"]), "tokens_per_s", style, label, timed=True)
@@ -52,7 +56,8 @@ def batching(cells: pd.DataFrame, tasks: list[str]) -> Figure:
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         ax.set_title(task_name(task))
         ax.set_xlabel("batch size")
-    grid[0][0].set_ylabel("tokens/s of the batch")
+    for row in grid:
+        row[0].set_ylabel("tokens/s of the batch")
     grid[0][0].set_ylim(bottom=0, top=top_of(cells, "tokens_per_s"))
     baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive, same batch")
     legend_below(figure, [*method_handles(cells), baseline], note=signs_note(cells))

@@ -14,7 +14,7 @@ from specrig.analysis.engines import SETTING, compare
 from specrig.reporting import grid
 from specrig.reporting.environment import precisions
 from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.panels import empty, legend_below, make_panels, top_of
+from specrig.reporting.panels import NothingError, Sheet, by_task, edges, legend_below, top_of
 from specrig.reporting.study_data import StudyData
 from specrig.reporting.style import INK, LOSSY_NOTE, engine_style, method_name, method_order, task_name
 
@@ -122,19 +122,20 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
     )
 
 
-def engines_figure(compared: pd.DataFrame, tasks: list[str]) -> Figure:
+def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     """Tokens/s, speedup and τ (rows) by task (columns), method and engine. k is the best one in the first engine."""
     if compared.empty:
-        return empty(ALONE)
+        raise NothingError(ALONE)
     shown = _best_k(compared[compared["pair"] == compared["pair"].iloc[0]])
     engines = list(dict.fromkeys(shown["engine"]))
     tasks = [task for task in tasks if task in set(shown["task"])]
     order = method_order(shown["method"])
     keys = sorted({(order.index(row["method"]), row["variant"], row["k"]) for row in row_dicts(shown)})
     labels = [method_name(order[number], variant=variant) + (f"\nk={k}" if k else "") for number, variant, k in keys]
-    figure, axes = make_panels(3, len(tasks), width=max(3.1, 0.9 * len(keys) + 1), height=2.4, sharex=True, sharey="row")
-    for line, (measure, title) in zip(axes, MEASURES.items(), strict=True):
-        line[0].set_ylabel(title)
+    figure, axes = by_task(sheet, len(MEASURES), tasks, width=max(3.1, 0.9 * len(keys) + 1), height=2.4)
+    for line, (first, labelled), (measure, title) in zip(axes, edges(sheet, axes), MEASURES.items(), strict=True):
+        for ax in labelled:
+            ax.set_ylabel(title)
         for ax, task in zip(line, tasks, strict=True):
             for row in row_dicts(shown[shown["task"] == task]):
                 at = keys.index((order.index(row["method"]), row["variant"], row["k"]))
@@ -143,17 +144,23 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str]) -> Figure:
                 value, low, high = (row[f"{measure}{end}"] for end in ("", "_low", "_high"))
                 known = np.isfinite(low) and np.isfinite(high)
                 spread = [[value - low], [high - value]] if known else None
-                ax.errorbar(x, value, yerr=spread, markersize=6, elinewidth=1.2, **engine_style(row["engine"], engines))
+                ax.errorbar(x, value, yerr=spread, elinewidth=1.0, **engine_style(row["engine"], engines))
                 if row["disagrees"] and measure == "acceptance_length":
-                    ax.plot(x, value, marker="o", markersize=13, markerfacecolor="none", markeredgecolor=INK, linestyle="none")
+                    ax.plot(
+                        x,
+                        value,
+                        marker="o",
+                        markersize=1.2 * sheet.size,
+                        markerfacecolor="none",
+                        markeredgecolor=INK,
+                        linestyle="none",
+                    )
             ax.set_xlim(-0.5, len(keys) - 0.5)
-            ax.set_xticks(range(len(keys)), labels)
+            ax.set_xticks(range(len(keys)), labels, rotation=90 if sheet.width else 0)
             ax.grid(axis="x", visible=False)
-        line[0].set_ylim(bottom=0, top=top_of(shown, measure))
-    for ax, task in zip(axes[0], tasks, strict=True):
-        ax.set_title(task_name(task))
-    handles = [Line2D([], [], markersize=6, label=engine, **engine_style(engine, engines)) for engine in engines]
-    ring = Line2D([], [], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=INK, linestyle="none")
+        first.set_ylim(bottom=0, top=top_of(shown, measure))
+    handles = [Line2D([], [], label=engine, **engine_style(engine, engines)) for engine in engines]
+    ring = Line2D([], [], marker="o", markersize=sheet.size, markerfacecolor="none", markeredgecolor=INK, linestyle="none")
     ring.set_label("τ disagrees with the first engine")
     legend_below(figure, [*handles, *([ring] if shown["disagrees"].astype(bool).any() else [])])
     return figure

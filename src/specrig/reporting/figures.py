@@ -1,9 +1,10 @@
-"""Write the figures in `results/<study>/figures`: SVG for paper and report, PNG for slides. `plots` and others draw them."""
+"""Write a study's figures: SVG and PNG in `results/<study>/figures`, PDF in the widths of a paper. `plots` and others draw them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,75 +15,105 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from specrig.analysis.acceptance import emitted_lengths
 from specrig.analysis.cells import IDENTITY
 from specrig.measurement.records import write_atomically
-from specrig.reporting import plots
+from specrig.reporting import curves, plots
 from specrig.reporting.batching import batching
-from specrig.reporting.engines import comparison, engines_figure
+from specrig.reporting.engines import engines_figure
+from specrig.reporting.exhibits import FIGURES, Exhibits
 from specrig.reporting.latency import latency
+from specrig.reporting.order import order_figure
+from specrig.reporting.panels import PAPER_SHEETS, SCREEN, NothingError, Sheet, empty
 from specrig.reporting.reported import reported_against
-from specrig.reporting.reproduction import reproduction
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import rc
-from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
-
-FIGURES = {
-    "k_sweep": "Acceptance rate and decoding speed against k, the number of tokens drafted a round.",
-    "heatmap": "Speedup over autoregressive decoding by method and task, at each method's best k (chosen on the same prompts).",
-    "speedup_bars": "Speedup over autoregressive decoding with 95 % intervals, at each method's best k (chosen on the same prompts).",
-    "predicted": "Measured speedup against the speedup predicted from acceptance and the cost of bare passes.",
-    "emitted_lengths": "How many tokens a target pass emits, at each method's best k.",
-    "engines": "The same cells in each engine, each method at the k that suits the first engine best, with 95 % intervals.",
-    "batching": "Throughput against batch size: where speculation stops paying.",
-    "latency": "Speedup against the latency that is added to each round trip between draft and target.",
-    "reported": "Reported speedups against measured ones, or those that acceptance and a roofline predict; shaded: consistent with theory.",
-    "training": "Training and held-out loss against wall time, of every model the study trained; a head's is the loss of its own method, so panels do not compare.",
-}
-"""Name of a figure -> its caption. `write_figures` writes `<name>.svg` and `<name>.png` of each figure for every study."""
+from specrig.reporting.summary import base_setting, best_rows, speedup_summary
 
 FILES = [f"{name}.{ending}" for name in FIGURES for ending in ("svg", "png")]
+"""The files that `write_figures` writes for every study."""
+MARGIN = 0.02
+"""Inches of white around a figure on paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure of one setting. setting: `<engine>-<pair>`, empty for the study's first. draw: raises NothingError without data."""
+
+    name: str
+    setting: str
+    draw: Callable[[Sheet], Figure]
+
+    @property
+    def stem(self) -> str:
+        """The file name without its ending."""
+        return f"{self.name}-{self.setting}" if self.setting else self.name
+
+
+def drawings(exhibits: Exhibits) -> Iterator[Drawing]:
+    """All figures of a study. A figure shows one engine and one pair, at the lowest temperature and the smallest batch."""
+    study, cells = exhibits.study, exhibits.cells
+    settings = [frame for _, frame in cells.groupby(["engine", "pair"], sort=False)] or [cells]
+    for number, frame in enumerate(settings):
+        chosen = base_setting(frame)
+        setting = "{engine}-{pair}".format(**chosen.iloc[0]) if number else ""
+        if number and chosen["method"].nunique() < 2:
+            continue  # there is nothing to compare it with: tables say it all
+        for name, draw in _of_setting(study, chosen).items():
+            yield Drawing(name, setting, draw)
+    # Batch sizes are what it compares, so it sees the cells of all of them.
+    first = settings[0]
+    tasks = [task for task in study.tasks if task in set(first["task"])]
+    yield Drawing("batching", "", lambda sheet: batching(first, tasks, sheet))
+    measured = [members[0].cell for members in study.cells.values()]
+    yield Drawing("latency", "", lambda sheet: latency(base_setting(first), measured, tasks, sheet))
+    yield Drawing("engines", "", lambda sheet: engines_figure(base_setting(exhibits.compared), study.tasks, sheet))
+    yield Drawing("reported", "", lambda sheet: reported_against(exhibits.judged, sheet))
+    yield Drawing("order", "", lambda sheet: order_figure(exhibits.orders, sheet))
+    losses = training_curves(study.folder / "models")
+    yield Drawing("training", "", lambda sheet: curves.training_loss(losses, sheet))
 
 
 def write_figures(study_dir: Path, out: Path) -> list[Path]:
     """Draw the figures of `results/<study>` into `out`; returns the paths of all files written.
 
-    Reads `tables/cells.csv` (computed anew where it is missing), the records and the training curves. A figure shows one engine
-    and one pair, at the lowest temperature and the smallest batch. `<name>.svg` shows the first engine and pair of the study;
-    those of the others are called `<name>-<engine>-<pair>.svg`. A figure without data is written too and says that it has none.
+    Reads the records and the training curves. `<name>.svg` shows the first engine and pair of the study; those of the others are
+    called `<name>-<engine>-<pair>.svg`. A figure without data is written too and says that it has none.
     """
-    study = read_study(study_dir)
-    cells = _cells(study)
-    settings = [frame for _, frame in cells.groupby(["engine", "pair"], sort=False)] or [cells]
+    out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    with plt.rc_context(rc()):
-        for number, frame in enumerate(settings):
-            setting = base_setting(frame)
-            suffix = "" if number == 0 else "-{engine}-{pair}".format(**setting.iloc[0])
-            for name, draw in _drawings(study, setting).items():
-                written += _save(draw, name, FIGURES[name], out, suffix)
-        # Batch sizes are what it compares, so it sees the cells of all of them.
-        first = settings[0]
-        tasks = [task for task in study.tasks if task in set(first["task"])]
-        written += _save(lambda: batching(first, tasks), "batching", FIGURES["batching"], out, "")
-        measured = [members[0].cell for members in study.cells.values()]
-        written += _save(lambda: latency(base_setting(first), measured, tasks), "latency", FIGURES["latency"], out, "")
-        compared = base_setting(comparison(study))
-        written += _save(lambda: engines_figure(compared, study.tasks), "engines", FIGURES["engines"], out, "")
-        judged = reproduction(study)
-        written += _save(lambda: reported_against(judged), "reported", FIGURES["reported"], out, "")
-        curves = training_curves(study.folder / "models")
-        written += _save(lambda: plots.training_loss(curves), "training", FIGURES["training"], out, "")
+    for drawing in drawings(Exhibits(read_study(study_dir))):
+        with plt.rc_context({**rc(SCREEN.size), "savefig.bbox": "tight"}):
+            try:
+                figure = drawing.draw(SCREEN)
+            except NothingError as reason:
+                figure = empty(str(reason))
+            written += _save(figure, out / drawing.stem, FIGURES[drawing.name])
     for stray in {path for name in FIGURES for path in out.glob(f"{name}-*.*")} - set(written):
         stray.unlink()  # of a pair or an engine that left the study
     return written
 
 
-def base_setting(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that a figure of one setting shows: those at the lowest temperature and, of these, the smallest batch."""
-    coldest = cells[cells["temperature"] == cells["temperature"].min()]
-    return coldest[coldest["batch_size"] == coldest["batch_size"].min()]
+def draw_for_paper(exhibits: Exhibits, out: Path, sheets: tuple[Sheet, ...] = PAPER_SHEETS) -> dict[str, list[tuple[str, str]]]:
+    """Draw every figure that has data as `<stem>-<sheet>.pdf` in `out`; returns name -> its (setting, stem) pairs.
+
+    A PDF is as wide as its sheet, has no text or line beyond it, and has its fonts inside.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[tuple[str, str]]] = {}
+    for drawing in drawings(exhibits):
+        for sheet in sheets:
+            with plt.rc_context(rc(sheet.size)):
+                try:
+                    figure = drawing.draw(sheet)
+                except NothingError:
+                    break
+                _save_pdf(figure, out / f"{drawing.stem}-{sheet.name}.pdf", sheet, FIGURES[drawing.name])
+        else:
+            found.setdefault(drawing.name, []).append((drawing.setting, drawing.stem))
+    return {name: found[name] for name in FIGURES if name in found}
 
 
 def training_curves(models: Path) -> pd.DataFrame:
@@ -108,22 +139,15 @@ def training_curves(models: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["pair", "model", "seconds", "kind", "loss"])
 
 
-def _cells(study: StudyData) -> pd.DataFrame:
-    path = study.folder / "tables" / "cells.csv"
-    if path.is_file():
-        return pd.read_csv(path, dtype={"variant": str}).fillna({"variant": ""})
-    return study.table.assign(failed=audit_failures(study.table, study.audit()))
-
-
-def _drawings(study: StudyData, cells: pd.DataFrame) -> dict[str, Callable[[], Figure]]:
+def _of_setting(study: StudyData, cells: pd.DataFrame) -> dict[str, Callable[[Sheet], Figure]]:
     tasks = [task for task in study.tasks if task in set(cells["task"])]
-    summary = speedup_summary(cells, study.records, tasks)
+    summary, best = speedup_summary(cells, study.records, tasks), best_rows(cells)
     return {
-        "k_sweep": lambda: plots.k_sweep(cells, tasks),
-        "heatmap": lambda: plots.heat_map(summary, tasks),
-        "speedup_bars": lambda: plots.speedup_bars(summary, tasks),
-        "predicted": lambda: plots.predicted(best_rows(cells), tasks),
-        "emitted_lengths": lambda: plots.emitted_lengths(_lengths(study, best_rows(cells)), tasks),
+        "k_sweep": lambda sheet: plots.k_sweep(cells, tasks, sheet),
+        "heatmap": lambda sheet: plots.heat_map(summary, tasks, sheet),
+        "speedup_bars": lambda sheet: plots.speedup_bars(summary, tasks, sheet),
+        "predicted": lambda sheet: plots.predicted(best, tasks, sheet),
+        "emitted_lengths": lambda sheet: curves.emitted_lengths(_lengths(study, best), tasks, sheet),
     }
 
 
@@ -142,11 +166,9 @@ def _lengths(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _save(draw: Callable[[], Figure], name: str, caption: str, out: Path, suffix: str) -> Iterable[Path]:
-    figure = draw()
+def _save(figure: Figure, stem: Path, caption: str) -> list[Path]:
+    svg, png = (stem.parent / f"{stem.name}.{ending}" for ending in ("svg", "png"))
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        svg, png = out / f"{name}{suffix}.svg", out / f"{name}{suffix}.png"
         # No date inside: the same records give the same bytes.
         figure.savefig(svg, transparent=True, metadata={"Date": None, "Title": caption, "Creator": "SpecRig"})
         figure.savefig(png, facecolor="white", metadata={"Title": caption})
@@ -154,3 +176,22 @@ def _save(draw: Callable[[], Figure], name: str, caption: str, out: Path, suffix
     finally:
         plt.close(figure)
     return [svg, png]
+
+
+def _save_pdf(figure: Figure, path: Path, sheet: Sheet, caption: str) -> None:
+    """Save a figure as wide as its sheet and as high as what is drawn; what reaches beyond is scaled into the sheet."""
+    try:
+        figure.canvas.draw()
+        drawn = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]  # Agg's canvas has one
+        width = sheet.width or figure.get_figwidth()
+        beyond = drawn.width + 2 * MARGIN - width
+        if beyond > 0:
+            figure.set_figwidth(figure.get_figwidth() - beyond)
+            figure.canvas.draw()
+            drawn = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+        left = (drawn.x0 + drawn.x1 - width) / 2
+        page = Bbox([[left, drawn.y0 - MARGIN], [left + width, drawn.y1 + MARGIN]])
+        metadata: dict[str, Any] = {"CreationDate": None, "Title": caption, "Creator": "SpecRig"}
+        figure.savefig(path, bbox_inches=page, metadata=metadata)
+    finally:
+        plt.close(figure)

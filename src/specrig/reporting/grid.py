@@ -21,7 +21,7 @@ class Entry:
 class Grid:
     """A table: header, rows of entries, and what a paper needs around them.
 
-    labels: the number of leading columns that hold text; the others hold numbers. groups: the number of leading columns that many
+    labels, trailing: the numbers of leading and trailing columns that hold text; the others hold numbers. groups: the number of leading columns that many
     rows share (pair, temperature); HTML and LaTeX show these once, in a line above the rows that share them. label: for LaTeX.
     """
 
@@ -32,11 +32,16 @@ class Grid:
     label: str = ""
     notes: list[str] = field(default_factory=list)
     groups: int = 0
+    trailing: int = 0
 
     @property
     def columns(self) -> list[tuple[str, bool]]:
         """(name, whether it holds numbers) of each column that does not belong to `groups`."""
-        return [(name, number >= self.labels) for number, name in enumerate(self.header)][self.groups :]
+        return [(name, self.is_number(place)) for place, name in enumerate(self.header)][self.groups :]
+
+    def is_number(self, place: int) -> bool:
+        """Whether the column at `place` holds numbers."""
+        return self.labels <= place < len(self.header) - self.trailing
 
     def grouped(self) -> list[tuple[str, list[list[Entry]]]]:
         """(the line above a group, the group's rows without the shared entries), in order of first appearance."""
@@ -75,7 +80,7 @@ def markdown(grid: Grid) -> str:
 
     lines = [
         _row([_escape_markdown(name) for name in grid.header]),
-        _row([":--" if column < grid.labels else "--:" for column in range(len(grid.header))]),
+        _row(["--:" if grid.is_number(place) else ":--" for place in range(len(grid.header))]),
         *(_row([show(entry) for entry in row]) for row in grid.rows),
     ]
     notes = "".join(f"\n{_escape_markdown(note)}\n" for note in grid.notes)

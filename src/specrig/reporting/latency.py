@@ -11,7 +11,17 @@ from matplotlib.ticker import FuncFormatter
 
 from specrig.analysis.cells import IDENTITY
 from specrig.cell import Cell
-from specrig.reporting.panels import draw_band, empty, legend_below, make_panels, method_handles, signs_note, top_of
+from specrig.reporting.panels import (
+    NothingError,
+    Sheet,
+    draw_band,
+    legend_below,
+    make_panels,
+    method_handles,
+    signs_note,
+    top_of,
+    unused_hidden,
+)
 from specrig.reporting.style import INK, method_colour, method_marker, method_name, task_name
 
 OPTION = "latency_ms"
@@ -32,14 +42,16 @@ def with_latency(cells: pd.DataFrame, measured: Iterable[Cell]) -> pd.DataFrame:
     return found[found["k"] == found.groupby("k")[OPTION].nunique().idxmax()]
 
 
-def latency(cells: pd.DataFrame, measured: Iterable[Cell], tasks: list[str]) -> Figure:
+def latency(cells: pd.DataFrame, measured: Iterable[Cell], tasks: list[str], sheet: Sheet) -> Figure:
     """Speedup against added latency, with 95 % bands: one column per task, one line per method. Dashed: draft and target in one process."""
     remote = with_latency(cells, measured)
     if remote.empty:
-        return empty("no method of this study drafted over a network")
-    figure, grid = make_panels(1, len(tasks), width=3.1, height=2.9, sharey="row")
+        raise NothingError("no method of this study drafted over a network")
+    columns = sheet.columns(len(tasks), 4)
+    figure, grid = make_panels(sheet, -(-len(tasks) // columns), columns, width=3.1, height=2.9, sharey=True)
+    panels = unused_hidden(grid, len(tasks))
     local = cells[(cells["method"] == LOCAL) & (cells["variant"] == "") & (cells["k"] == remote["k"].iloc[0])]
-    for ax, task in zip(grid[0], tasks, strict=True):
+    for ax, task in zip(panels, tasks, strict=True):
         here = remote[remote["task"] == task].sort_values(OPTION)
         for method, line in here.groupby("method"):
             style = {"color": method_colour(str(method)), "marker": method_marker(str(method)), "linestyle": "-"}
@@ -49,7 +61,8 @@ def latency(cells: pd.DataFrame, measured: Iterable[Cell], tasks: list[str]) -> 
         ax.axhline(1.0, color=INK, linewidth=0.8)
         ax.set_title(task_name(task))
         ax.set_xlabel("added to each round trip (ms)")
-    grid[0][0].set_ylabel(f"speedup at k = {remote['k'].iloc[0]}")
+    for row in grid:
+        row[0].set_ylabel(f"speedup at k = {remote['k'].iloc[0]}")
     grid[0][0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     grid[0][0].set_ylim(bottom=0, top=top_of(pd.concat([remote, local]), "speedup"))
     one_each = remote.assign(variant="").drop_duplicates("method")

@@ -1,4 +1,4 @@
-"""Render a `Grid` as LaTeX (booktabs), ready to paste.
+"""Render a `Grid` as LaTeX (booktabs, siunitx), ready to paste.
 
 pandas' `Styler.to_latex` is not used. It cannot set a line above a group of rows, a column of its own for the note behind a
 number, or anything around the tabular (a comment on top, fitting to the line, landscape). It would only join cells by `&`.
@@ -9,16 +9,31 @@ from __future__ import annotations
 import re
 import textwrap
 from dataclasses import dataclass
+from functools import cached_property
 
+from specrig.reporting.citations import cited
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.style import DAGGER, DISTURBED_SIGN
 
 PAGE = 45
 """The number of rows that fit on one page. A longer table becomes a longtable, which continues over several pages."""
+COLUMN_SIGNS, PAGE_SIGNS = 58, 130
+"""How many signs of a line in footnotesize fit into a column, and of one in scriptsize onto a page."""
+LONG = 44
+"""A column of texts that are longer wraps its lines."""
+PACKAGES = r"\usepackage{array,booktabs,graphicx,longtable,pdflscape,siunitx}"
+"""What a document needs to include any of the tables; siunitx of version 3."""
+STRIKING = r"\usepackage[normalem]{ulem}"
+"""What it needs besides for a table with results that the audit failed."""
+SETUP = r"\sisetup{mode=text,reset-text-series=false,text-series-to-math=true}"
+_NUMBER = re.compile(rf"(-?)([\d,]+)(?:\.(\d+))?( %)?(?: ([{DAGGER}{DISTURBED_SIGN}]))?")
 
 
 def latex(grid: Grid) -> str:
-    """The grid as a LaTeX table, or as a longtable if it exceeds a page. A comment in the first line names the packages."""
+    """The grid as a LaTeX table, or as a longtable if it exceeds a page. A comment in the first line names the packages.
+
+    Numbers are aligned at the decimal point. ArXiv numbers that references.bib has become citations.
+    """
     groups = grid.grouped()
     rows = [row for _, members in groups for row in members]
     columns = [_Column(name, number, [row[place] for row in rows]) for place, (name, number) in enumerate(grid.columns)]
@@ -37,18 +52,34 @@ def latex(grid: Grid) -> str:
         spec="".join(column.spec for column in columns),
         head=_line(*(column.heading() for column in columns)),
         body=body or [_line(f"\\multicolumn{{{width}}}{{l}}{{nothing to show}}")],
-        packages=", [normalem]ulem" if any(entry.struck for row in rows for entry in row) else "",
+        signs=sum(column.signs for column in columns),
+        packages=PACKAGES + (STRIKING if any(entry.struck for row in rows for entry in row) else ""),
     )
-    return "\n".join(table.over_pages() if len(table.body) > PAGE else table.on_a_page()) + "\n"
+    return "\n".join(table.over_pages() if over_pages(grid) else table.on_a_page()) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
+def over_pages(grid: Grid) -> bool:
+    """Whether the grid is printed as a longtable, which a page with two columns cannot hold."""
+    return len(grid.rows) > PAGE
+
+
+@dataclass(frozen=True)
 class _Column:
-    """A column of text or of numbers. Numbers with notes take two LaTeX columns, so that the numbers are aligned."""
+    """A column of text or of numbers. Numbers with notes take two LaTeX columns."""
 
     name: str
     number: bool
     entries: list[Entry]
+
+    @cached_property
+    def found(self) -> list[re.Match[str]]:
+        """The entries that are numbers, taken apart."""
+        return [match for entry in self.entries if self.number and (match := _NUMBER.fullmatch(entry.text))]
+
+    @property
+    def percent(self) -> bool:
+        """Whether all its numbers are in per cent, so that the heading says so once."""
+        return bool(self.found) and all(match[4] for match in self.found)
 
     @property
     def span(self) -> int:
@@ -56,66 +87,103 @@ class _Column:
         return 2 if self.number and any(entry.note for entry in self.entries) else 1
 
     @property
+    def signs(self) -> int:
+        """How many signs wide it is."""
+        widest = max((len(entry.text) + 0.8 * len(entry.note) for entry in self.entries), default=0)
+        return int(min(max(widest, *(len(line) for line in self.lines), 3), LONG)) + 2
+
+    @property
+    def wraps(self) -> bool:
+        """Whether its texts need several lines."""
+        return not self.number and max((len(entry.text) + len(entry.note) for entry in self.entries), default=0) > LONG
+
+    @property
+    def lines(self) -> list[str]:
+        """Its name, broken into lines that are not much wider than its entries."""
+        name = f"{self.name} (%)" if self.percent else self.name
+        width = max((len(entry.text) + len(entry.note) for entry in self.entries), default=len(name))
+        return textwrap.wrap(name, max(width, 8), break_long_words=False) or [""]
+
+    @property
     def spec(self) -> str:
         """Its part of the tabular's column specification."""
-        if self.span == 2:
-            return r"r@{\;}l"
-        return "r" if self.number else "l"
+        if not self.number:
+            return r">{\raggedright\arraybackslash}p{17em}" if self.wraps else "l"
+        if not self.found:
+            return r"r@{\;}l" if self.span == 2 else "r"
+        whole, decimals = (max(len((match[part] or "").replace(",", "")) for match in self.found) for part in (2, 3))
+        minus = "-" if any(match[1] for match in self.found) else ""
+        sign = next((match[5] for match in self.found if match[5]), "")
+        after = f",table-space-text-post={{{escape(sign)}}}" if sign else ""
+        form = f"S[table-format={minus}{whole}{f'.{decimals}' if decimals else ''}{after}]"
+        return rf"{form}@{{\;}}l" if self.span == 2 else form
 
     def heading(self) -> str:
-        """Its name, broken into lines that are not much wider than its entries."""
-        width = max((len(entry.text) + len(entry.note) for entry in self.entries), default=len(self.name))
-        lines = [escape(line) for line in textwrap.wrap(self.name, max(width, 8), break_long_words=False)]
-        side = "c" if self.span == 2 else self.spec
-        text = r"\\".join(lines)
-        text = f"\\shortstack[{side}]{{{text}}}" if len(lines) > 1 else text
-        return f"\\multicolumn{{2}}{{c}}{{{text}}}" if self.span == 2 else text
+        """Its name, in braces where a number is expected."""
+        lines = [escape(line) for line in self.lines]
+        stacked = r"\\".join(lines)
+        text = f"\\shortstack[{'c' if self.number else 'l'}]{{{stacked}}}" if len(lines) > 1 else stacked
+        if self.span == 2:
+            return f"\\multicolumn{{2}}{{c}}{{{text}}}"
+        return f"{{{text}}}" if self.number else text
 
     def cell(self, entry: Entry) -> str:
         """The LaTeX of one of its entries."""
-        text = escape(entry.text)
-        text = f"\\textbf{{{text}}}" if entry.bold else text
-        text = f"\\sout{{{text}}}" if entry.struck else text
         note = f"{{\\scriptsize {escape(entry.note)}}}" if entry.note else ""
+        match = _NUMBER.fullmatch(entry.text) if self.number else None
+        if match is None or entry.struck or (match[4] and not self.percent):
+            text = escape(entry.text)
+            text = f"\\textbf{{{text}}}" if entry.bold else text
+            text = f"\\sout{{{text}}}" if entry.struck else text
+            text = f"{{{text}}}" if self.number else text
+        else:
+            digits = entry.text.split(" ")[0].replace(",", "")
+            sign = f" {{\\,{escape(match[5])}}}" if match[5] else ""
+            text = rf"\bfseries {digits}{sign}" if entry.bold else f"{digits}{sign}"
         return f"{text} & {note}" if self.span == 2 else f"{text} {note}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The parts of a table in LaTeX: caption with label, column specification, line of names, lines below, further packages."""
+    """The parts of a table in LaTeX: caption with label, column specification, line of names, lines below, width in signs, packages."""
 
     caption: str
     spec: str
     head: str
     body: list[str]
+    signs: int
     packages: str
 
     def on_a_page(self) -> list[str]:
-        """The lines of a floating table, scaled down where it would be wider than the line."""
+        """The lines of a floating table over one or both columns of a page, scaled down where it would be wider."""
+        kind = "table*" if self.signs > COLUMN_SIGNS else "table"
         return [
-            f"% needs: booktabs, graphicx{self.packages}; over both columns of a page: table* instead of table",
-            r"\begin{table}[t]",
-            r"\centering\footnotesize\setlength{\tabcolsep}{4pt}\setlength{\belowcaptionskip}{6pt}",
+            f"% needs: {self.packages}",
+            rf"\begin{{{kind}}}[tp]",
+            rf"\centering\footnotesize\setlength{{\tabcolsep}}{{4pt}}\setlength{{\belowcaptionskip}}{{6pt}}{SETUP}",
             self.caption,
             r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             f"\\begin{{tabular}}{{{self.spec}}}",
             *(r"\toprule", self.head, r"\midrule", *self.body, r"\bottomrule"),
             r"\end{tabular}}",
-            r"\end{table}",
+            rf"\end{{{kind}}}",
         ]
 
     def over_pages(self) -> list[str]:
-        """The lines of a table on landscape pages of its own, with the column names on top of each page."""
+        """The lines of a table that continues over pages, on their side where it is wide, with the column names on each."""
+        wide = self.signs > PAGE_SIGNS
+        size = r"\tiny" if self.signs > 1.4 * PAGE_SIGNS else r"\scriptsize"
         return [
-            f"% needs: booktabs, longtable, pdflscape{self.packages}; pages of their own, on their side: for an appendix",
-            r"\begin{landscape}\scriptsize\setlength{\tabcolsep}{4pt}\setlength{\LTcapwidth}{\linewidth}",
+            f"% needs: {self.packages}; one column of text, as in an appendix",
+            r"\begin{landscape}" if wide else r"\begingroup",
+            rf"{size}\setlength{{\tabcolsep}}{{3pt}}\setlength{{\LTcapwidth}}{{\linewidth}}{SETUP}",
             f"\\begin{{longtable}}{{{self.spec}}}",
             _line(self.caption),
             *(r"\toprule", self.head, r"\midrule", r"\endfirsthead"),
             *(r"\toprule", self.head, r"\midrule", r"\endhead", r"\bottomrule", r"\endfoot"),
             *self.body,
             r"\end{longtable}",
-            r"\end{landscape}",
+            r"\end{landscape}" if wide else r"\endgroup",
         ]
 
 
@@ -134,12 +202,17 @@ _SIGNS = {
     DAGGER: r"$^\dagger$",
     DISTURBED_SIGN: r"$^\ddagger$",
     "–": "--",
+    "…": r"\ldots{}",
     "×": r"$\times$",
     "τ": r"$\tau$",
     "α": r"$\alpha$",
+    "Σ": r"$\Sigma$",
     "·": r"$\cdot$",
     "≥": r"$\geq$",
     "σ": r"$\sigma$",
+    "χ": r"$\chi$",
+    "±": r"$\pm$",
+    "²": r"$^2$",
 }
 
 
@@ -147,4 +220,5 @@ def escape(text: str) -> str:
     """`text` for LaTeX: special and missing characters become commands; minus signs and the space before % are typeset."""
     escaped = "".join(_SIGNS.get(sign, sign) for sign in text)
     escaped = re.sub(r"(?<=\d) \\%", r"\\,\\%", escaped)
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
+    escaped = re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
+    return cited(escaped, lambda key: rf"\cite{{{key}}}")

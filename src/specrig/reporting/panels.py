@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import matplotlib.pyplot as plt
@@ -23,24 +25,98 @@ from specrig.reporting.style import (
     method_marker,
     method_name,
     method_order,
+    task_name,
 )
 from specrig.reporting.summary import MEAN, spoilt
+
+SMALL = 0.9
+"""Small print, as a share of the sheet's font size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """What a figure is drawn on.
+
+    width: the inches that it takes up; None for a screen, where content decides. size: the font's size in points.
+    """
+
+    name: str
+    width: float | None
+    size: float
+
+    @property
+    def small(self) -> float:
+        """The size of small print in points."""
+        return SMALL * self.size
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is the column of a page with two columns."""
+        return self.width is not None and self.width < 5
+
+    def columns(self, panels: int, most: int) -> int:
+        """How many of `panels` stand side by side: at most `most`, or two on a narrow sheet."""
+        return min(panels, 2 if self.narrow else most)
+
+    def area(self, width: float, height: float) -> tuple[float, float]:
+        """(width, height) in inches of a figure that would take up `width` × `height` on a screen; fonts scale less than areas."""
+        if self.width is None:
+            return width, height
+        return self.width, height * max(min(self.width / width, 1.0), 0.9 * self.size / SCREEN.size)
+
+
+SCREEN = Sheet("screen", None, 11)
+PAGE = Sheet("page", 6.9, 8)
+COLUMN = Sheet("column", 3.3, 7)
+"""One column, and both columns, of a page with two columns."""
+PAPER_SHEETS = (COLUMN, PAGE)
+
+
+class NothingError(Exception):
+    """Raised by a drawing that has nothing to show; its text says why."""
 
 
 def empty(reason: str) -> Figure:
     """A figure that shows only the reason why there is nothing to see."""
-    figure, ax = plt.subplots(figsize=(6, 1.6))
+    figure, ax = plt.subplots(figsize=(3.3, 0.8))
     ax.axis("off")
-    ax.text(0.5, 0.5, reason, ha="center", va="center", style="italic")
+    ax.text(0.5, 0.5, reason, ha="center", va="center", style="italic", wrap=True)
     return figure
 
 
-def make_panels(rows: int, columns: int, *, width: float, height: float, **share: Any) -> tuple[Figure, list[list[Axes]]]:
-    """(figure, axes[row][column]): a grid of panels of `width` × `height` inches each. share: passed on to `plt.subplots`."""
-    size = (max(width * columns, 4.2), height * rows)
-    layout = ConstrainedLayoutEngine(h_pad=0.1)  # inches: a row's titles keep off the labels of the row above
+def make_panels(
+    sheet: Sheet, rows: int, columns: int, *, width: float, height: float, **share: Any
+) -> tuple[Figure, list[list[Axes]]]:
+    """(figure, axes[row][column]): a grid of panels of `width` × `height` inches each on a screen. share: for `plt.subplots`."""
+    size = sheet.area(max(width * columns, 4.2), height * rows)
+    layout = ConstrainedLayoutEngine(h_pad=0.1 * sheet.size / SCREEN.size)  # inches: titles keep off the labels above
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout=layout, **share)
     return figure, cast("list[list[Axes]]", axes.tolist())
+
+
+def unused_hidden(axes: list[list[Axes]], used: int) -> list[Axes]:
+    """The first `used` panels of a grid, line by line; the others are hidden."""
+    panels = [panel for line in axes for panel in line]
+    for panel in panels[used:]:
+        panel.set_visible(False)
+    return panels[:used]
+
+
+def by_task(sheet: Sheet, measures: int, tasks: Sequence[str], *, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
+    """(figure, axes[measure][task]): tasks stand side by side, or on a narrow sheet below each other. Measures share their axes."""
+    if not sheet.narrow:
+        figure, axes = make_panels(sheet, measures, len(tasks), width=width, height=height, sharex=True, sharey="row")
+    else:
+        figure, found = make_panels(sheet, len(tasks), measures, width=width, height=height, sharex=True, sharey="col")
+        axes = [list(line) for line in zip(*found, strict=True)]
+    for panel, task in zip(axes[0], tasks, strict=True):
+        panel.set_title(task_name(task))
+    return figure, axes
+
+
+def edges(sheet: Sheet, axes: list[list[Axes]]) -> list[tuple[Axes, list[Axes]]]:
+    """For each measure of `by_task`: (the panel that sets its axis, the panels that bear its label)."""
+    return [(line[0], line if sheet.narrow else line[:1]) for line in axes]
 
 
 def method_lines(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:
@@ -62,7 +138,7 @@ def method_lines(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any], pd.Data
 
 def method_handles(cells: pd.DataFrame, *, lines: bool = True) -> list[Line2D]:
     """The legend entries of the methods in `cells`. lines: False gives plain squares in the method's colour."""
-    handles = [Line2D([], [], label=label, linewidth=1.8, markersize=7, **style) for label, style, _ in method_lines(cells)]
+    handles = [Line2D([], [], label=label, **style) for label, style, _ in method_lines(cells)]
     if not lines:
         for handle in handles:
             handle.set(marker="s", linestyle="none")
@@ -75,12 +151,12 @@ def draw_band(ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], 
     timed: the measure is a speed, so disturbed cells are marked.
     """
     line = line.dropna(subset=[column])
-    ax.plot(line["k"], line[column], linewidth=1.8, markersize=6, label=label, **style)
+    ax.plot(line["k"], line[column], label=label, **style)
     low, high = line[f"{column}_low"].astype(float), line[f"{column}_high"].astype(float)
     if len(line) > 1:
         ax.fill_between(line["k"], low, high, color=style["color"], alpha=0.16, linewidth=0)
     elif len(line) == 1:  # a band of one point would not be seen
-        ax.vlines(line["k"], low, high, color=style["color"], linewidth=1.4)
+        ax.vlines(line["k"], low, high, color=style["color"], linewidth=0.8 * plt.rcParams["lines.linewidth"])
     if timed:
         mark_disturbed(ax, line.loc[disturbed(line), ["k", column]].itertuples(index=False, name=None))
 
@@ -88,7 +164,7 @@ def draw_band(ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], 
 def mark_disturbed(ax: Axes, points: Iterable[tuple[float, float]]) -> None:
     """Draw the sign of disturbed cells beside the given points."""
     for x, y in points:
-        ax.annotate(DISTURBED_SIGN, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=10, color=INK)
+        ax.annotate(DISTURBED_SIGN, (x, y), xytext=(4, 4), textcoords="offset points", color=INK)
 
 
 def top_of(frame: pd.DataFrame, *columns: str) -> float | None:
@@ -105,17 +181,32 @@ def top_of(frame: pd.DataFrame, *columns: str) -> float | None:
 
 
 def legend_below(figure: Figure, handles: list[Any], labels: list[str] | None = None, *, note: str = "") -> None:
-    """Draw one legend under the whole figure, with `note` above it."""
+    """Draw one legend under the whole figure, in as many columns as fit, with `note` above it."""
     named = {"handles": handles} if labels is None else {"handles": handles, "labels": labels}
-    columns = max(2, min(len(handles), int(figure.get_figwidth() / 1.75)))
-    legend = figure.legend(**named, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, title=note or None)
-    legend.get_title().set_fontsize(9)
+    width = figure.get_figwidth() * figure.dpi
+    for columns in range(len(handles), 0, -1):
+        legend = figure.legend(
+            **named, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, title=_wrapped(figure, note) or None
+        )
+        legend.get_title().set_fontsize(SMALL * plt.rcParams["font.size"])
+        if columns == 1 or legend.get_window_extent().width <= width:
+            return
+        legend.remove()
 
 
 def note_below(figure: Figure, note: str) -> None:
     """Draw a line of small print under the figure."""
     if note:
-        figure.text(0.5, -0.02, note, ha="center", va="top", fontsize=9)
+        size = SMALL * plt.rcParams["font.size"]
+        figure.text(0.5, -0.02, _wrapped(figure, note), ha="center", va="top", fontsize=size)
+
+
+def _wrapped(figure: Figure, note: str) -> str:
+    """`note` in lines that are not wider than the figure."""
+    signs = int(
+        figure.get_figwidth() * 72 / (0.56 * SMALL * plt.rcParams["font.size"])
+    )  # a letter's mean width is 0.56 of its size
+    return "\n".join(line for text in note.splitlines() for line in textwrap.wrap(text, signs))
 
 
 def signs_note(frame: pd.DataFrame) -> str:

@@ -9,17 +9,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from specrig.analysis.theory import ABOVE, BELOW
-from specrig.reporting.panels import empty, make_panels
+from specrig.reporting.panels import NothingError, Sheet, legend_below, make_panels
 from specrig.reporting.style import GRID, INK, method_colour, method_marker, method_order
 
 
-def reported_against(judged: pd.DataFrame) -> Figure:
+def reported_against(judged: pd.DataFrame, sheet: Sheet) -> Figure:
     """Measured or predicted speedup (vertical) against the reported one: one point per claim. Shaded: agrees with theory."""
     points = reported_points(judged)
     if points.empty:
-        return empty("no reported speedup was measured, and none can be predicted")
+        raise NothingError("no reported speedup was measured, and none can be predicted")
     methods = method_order(points["method"])
-    figure, axes = make_panels(1, 1, width=6.4, height=4.6)
+    figure, axes = make_panels(sheet, 1, 1, width=6.4 if sheet.narrow or not sheet.width else 9.6, height=4.6)
     panel = axes[0][0]
     most = 1.08 * max(points["reported"].max(), points["value"].max())
     panel.fill_between([0, most], [0, most / (1 + ABOVE)], [0, most / (1 - BELOW)], color=GRID, alpha=0.3, linewidth=0)
@@ -42,7 +42,7 @@ def reported_against(judged: pd.DataFrame) -> Figure:
             Line2D([], [], linestyle="none", marker="o", color="none", markeredgecolor=INK, label="measured (outlined)")
         )
     panel.set(xlim=(0, most), ylim=(0, most), xlabel="reported speedup", ylabel="measured or predicted speedup")
-    panel.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    legend_below(figure, handles)
     return figure
 
 

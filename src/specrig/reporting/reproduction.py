@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,15 @@ from specrig.analysis.commands import Catalogue, KnownPair
 from specrig.analysis.theory import ABOVE, BELOW
 from specrig.decoding.drafters import registry as methods
 from specrig.reporting import grid
+from specrig.reporting.citations import with_paper
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.study_data import Job, StudyData
 from specrig.study.claims import Claim, read_claims
 from specrig.study.problems import Positions, Problems
 from specrig.study.rows import Pair, Task, read_rows
 
+TELLING = ("reproduced", "higher", "lower", "impossible", "inconsistent with theory")
+"""Verdicts that say something of the figure itself; they come first in tables."""
 CAPTION = (
     f"Every reported figure, with its verdict. Measured: the 95 % interval overlaps the reported figure widened by {TOLERANCE:.0%}. Theory: the "
     f"figure lies between {1 - BELOW:.0%} and {1 + ABOVE:.0%} of what acceptance and the roofline of the passes predict (calculations: ± {ABOVE:.0%})."
@@ -57,10 +59,7 @@ def sentence(judged: pd.DataFrame) -> str:
 
 def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
     """The verdicts as a table for readers; claims that were measured, are impossible or contradict the theory come first."""
-    order = {
-        verdict: number
-        for number, verdict in enumerate(("reproduced", "higher", "lower", "impossible", "inconsistent with theory"))
-    }
+    order = {verdict: number for number, verdict in enumerate(TELLING)}
     rank = judged["verdict"].map(lambda verdict: order.get(verdict, len(order)))
     rows = []
     for row in row_dicts(judged.assign(rank=rank).sort_values("rank", kind="stable")):
@@ -88,38 +87,54 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
         "predicted",
         "reason",
     ]
-    return Grid(header=header, rows=rows, labels=7, caption=CAPTION, label=f"tab:{study}-reproduction")
+    return Grid(header=header, rows=rows, labels=7, trailing=1, caption=CAPTION, label=f"tab:{study}-reproduction")
+
+
+def telling_grid(judged: pd.DataFrame, study: str) -> Grid:
+    """The claims with a verdict in `TELLING`, in columns that fit on a page. judged: the rows of these claims."""
+    rows = []
+    for row in row_dicts(judged):
+        k = f", k = {row['k']}" if row["k"] else ""
+        claim = f"{row['method']}{k}, {' '.join(filter(None, (row['target'], row['task'])))}: {_metric(row['metric'])}"
+        rows.append(
+            [
+                *(Entry(text) for text in (str(row["id"]), str(row["verdict"]), claim)),
+                Entry(_range(row["reported_low"], row["reported_high"])),
+                Entry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
+                Entry(_range(row["predicted_low"], row["predicted_high"])),
+                Entry(str(row["reason"])),
+            ]
+        )
+    header = ["id", "verdict", "claim", "reported", "measured", "predicted", "reason"]
+    caption = "Reported figures that were measured, cannot be true of their pair, or contradict the theory."
+    return Grid(header, rows, labels=3, trailing=1, caption=caption, label=f"tab:{study}-telling")
 
 
 def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
     """The number of claims by source and verdict, a table that fits on a page of a paper."""
     verdicts = list(counts(judged))
     crossed = pd.crosstab(judged["source"], judged["verdict"]).reindex(judged["source"].unique())
-    rows = [[Entry(str(source)), *(Entry(str(row[verdict] or "")) for verdict in verdicts)] for source, row in crossed.iterrows()]
+    rows = [
+        [Entry(with_paper(str(source))), *(Entry(str(row[verdict] or "")) for verdict in verdicts)]
+        for source, row in crossed.iterrows()
+    ]
     return Grid(
         ["source", *verdicts],
         rows,
         caption=f"Reported figures by source and verdict. {CAPTION}",
-        label=f"tab:{study}-reproduction",
+        label=f"tab:{study}-sources",
     )
 
 
-def context(study: StudyData, downloads: Callable[[str, pd.DataFrame, Grid], list[tuple[str, str]]]) -> dict[str, Any] | None:
-    """The variables of the report's section; None for a study without reported figures.
-
-    downloads: makes the links to a table's files, from the table's name, its data and its grid.
-    """
-    judged = reproduction(study)
+def context(judged: pd.DataFrame, shown: Grid, study: str) -> dict[str, Any] | None:
+    """The variables of the report's section; None for a study without reported figures. shown: `judged` for readers."""
     if judged.empty:
         return None
-    shown = reproduction_grid(judged, study.name)
-    commands = [(row["id"], row["command"]) for row in judged.to_dict("records") if row["command"]]
     return {
         "sentence": sentence(judged),
-        "sources": sources_grid(judged, study.name),
+        "sources": sources_grid(judged, study),
         "grid": shown,
-        "links": downloads("reproduction", judged, shown),
-        "commands": commands,
+        "commands": [(row["id"], row["command"]) for row in row_dicts(judged) if row["command"]],
     }
 
 

@@ -73,6 +73,12 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns=["_log", "_disturbed"]).merge(chosen[[*LEVELS, "k"]], on=[*LEVELS, "k"]).reset_index(drop=True)
 
 
+def base_setting(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells that a figure or table of one setting shows: those at the lowest temperature and, of these, the smallest batch."""
+    coldest = cells[cells["temperature"] == cells["temperature"].min()]
+    return coldest[coldest["batch_size"] == coldest["batch_size"].min()]
+
+
 def speedup_summary(
     cells: pd.DataFrame, records: list[Record], tasks: list[str], audit: pd.DataFrame | None = None
 ) -> pd.DataFrame:

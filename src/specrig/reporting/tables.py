@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from specrig.analysis.cells import row_dicts
-from specrig.analysis.disturbance import disturbed, undisturbed
-from specrig.analysis.optimal_k import optimal_k
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
-from specrig.reporting.device import device_entries, device_titles
-from specrig.reporting.engines import comparison, engines_grid
-from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.exhibits import TABLES, Exhibits
 from specrig.reporting.latex import latex
-from specrig.reporting.optimum import optimal_k_grid
-from specrig.reporting.reproduction import reproduction, reproduction_grid, sources_grid
-from specrig.reporting.simulated import simulated_grid, simulated_table
-from specrig.reporting.study_data import StudyData, read_study
-from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN, FAILED_NOTE, LOSSY_NOTE, method_name, task_name
-from specrig.reporting.summary import CROSSFIT, LEVELS, MEAN, acceptance_summary, audit_failures, speedup_summary, spoilt
+from specrig.reporting.study_data import read_study
 
-STEMS = ("cells", "speedup", "acceptance", "engines", "reproduction", "optimal_k", "simulated")
-FILES = [f"{stem}.{ending}" for stem in STEMS for ending in ("csv", "md", "tex")]
+FILES = [f"{stem}.{ending}" for stem in TABLES for ending in ("csv", "md", "tex")]
 """The files that `write_tables` writes for every study."""
-
-BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts, which flatters a method with several."
-CROSSFITTED = "Last column: each half of the prompts at the k that the other half chose, which flatters none."
-ONE_RUN = "Intervals are over the prompts of one run; what differs from run to run is not known and not in them."
-RUNS = "Intervals are over prompts and over {} runs of each job."
 
 
 def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) -> list[Path]:
@@ -40,193 +22,8 @@ def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) 
     CSV files have full precision; Markdown and LaTeX files have what readers need. audit: see `summary.audit_failures`; None
     means the study's own `audit/*.csv`, if it has any. Raises RecordError for an unreadable record.
     """
-    study = read_study(study_dir)
-    audit = study.audit() if audit is None else audit
-    cells = study.table.assign(failed=audit_failures(study.table, audit))
-    speedups = speedup_summary(cells, study.records, study.tasks, audit)
-    acceptance = acceptance_summary(cells, study.records, study.tasks, audit)
-    compared = comparison(study)
-    judged, optimal = reproduction(study), optimal_k(undisturbed(cells), study.records)
-    simulated = simulated_table(study)
-    grids = {
-        "cells": (cells, cells_grid(cells, study)),
-        "speedup": (speedups, speedup_grid(speedups, study.tasks, study.name, study.replicates)),
-        "acceptance": (acceptance, acceptance_grid(acceptance, study.tasks, study.name)),
-        "engines": (compared, engines_grid(compared, study)),
-        "reproduction": (judged, reproduction_grid(judged, study.name)),
-        "optimal_k": (optimal, optimal_k_grid(optimal, study.name)),
-        "simulated": (simulated, simulated_grid(simulated, study.name)),
-    }
-    paper = {"reproduction": sources_grid(judged, study.name)}  # hundreds of rows fit on no page
-    for stem, (frame, shown) in grids.items():
-        write_atomically(out / f"{stem}.csv", frame.to_csv(index=False))
-        write_atomically(out / f"{stem}.md", grid.markdown(shown))
-        write_atomically(out / f"{stem}.tex", latex(paper.get(stem, shown)))
+    for stem, table in Exhibits(read_study(study_dir), audit).tables.items():
+        write_atomically(out / f"{stem}.csv", table.frame.to_csv(index=False))
+        write_atomically(out / f"{stem}.md", grid.markdown(table.shown))
+        write_atomically(out / f"{stem}.tex", latex(table.printed))
     return [out / name for name in FILES]
-
-
-def runs_note(replicates: int) -> str:
-    """The sentence that says what the intervals of speeds cover, given the number of replicates."""
-    return ONE_RUN if replicates < 2 else RUNS.format(replicates)
-
-
-def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates: int = 1) -> Grid:
-    """`summary.speedup_summary` as a table for readers. The best lossless, undisturbed value of each column and setting is bold.
-
-    study: the study's name. replicates: how many times the study's jobs were run.
-    """
-    levels = varying_levels(summary)
-    settings = [level for level in levels if level not in ("method", "variant")]
-    crossfitted = bool((summary[f"{CROSSFIT}_ks"] != "").any())
-    columns = [*tasks, MEAN, *([CROSSFIT] if crossfitted else [])]
-    best = {column: _best(summary, column, settings) for column in columns}
-    marked = {column: spoilt(summary, column) for column in columns}
-    rows = []
-    for index, row in enumerate(row_dicts(summary)):
-        entries = _row_labels(row, levels)
-        for column in columns:
-            note = grid.interval(row[f"{column}_low"], row[f"{column}_high"])
-            bold, struck = bool(best[column].iloc[index]), row["failed"]
-            sign = f" {DISTURBED_SIGN}" if marked[column].iloc[index] else ""
-            entries.append(Entry(grid.number(row[column]) + sign, note, bold, struck and bool(np.isfinite(row[column]))))
-        rows.append(entries)
-    header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "geometric mean"]
-    header += ["the same, k chosen on other prompts"] if crossfitted else []
-    return Grid(
-        header=header,
-        rows=rows,
-        labels=len(levels) + 1,
-        groups=levels.index("method"),
-        caption=(
-            "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over prompts, "
-            f"95 % interval){_setting(summary)}. {runs_note(replicates)} {BEST_K}{f' {CROSSFITTED}' if crossfitted else ''}"
-        ),
-        label=f"tab:{study}-speedup",
-        notes=_notes(summary) + ([DISTURBED_NOTE] if spoilt(summary, MEAN).any() else []),
-    )
-
-
-def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
-    """`summary.acceptance_summary` as a table for readers: acceptance lengths, each with the acceptance rate in brackets."""
-    levels = varying_levels(summary)
-    rows = []
-    for row in row_dicts(summary):
-        entries = _row_labels(row, levels)
-        for name in (*tasks, "mean"):
-            rate = grid.percent(row[f"{name}_acceptance_rate"])
-            length = grid.number(row[f"{name}_acceptance_length"])
-            entries.append(Entry(length, f"({rate})" if rate != "–" else ""))
-        rows.append(entries)
-    header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "mean"]
-    return Grid(
-        header=header,
-        rows=rows,
-        labels=len(levels) + 1,
-        groups=levels.index("method"),
-        caption=(
-            "Acceptance length τ (tokens per target pass, the target's own token included) and, in brackets, acceptance rate "
-            f"(accepted / drafted tokens){_setting(summary)}. Mean over tasks, each counting alike. {BEST_K}"
-        ),
-        label=f"tab:{study}-acceptance",
-        notes=_notes(summary, struck=False),
-    )
-
-
-def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
-    """The table of all cells for readers, with the most important columns."""
-    levels = [*varying_levels(cells), "task"]
-    replicated = study.replicates > 1
-    header = [
-        "k",
-        "prompts",
-        *(["runs", "last / first run"] if replicated else []),
-        "tokens/s",
-        "baseline tokens/s",
-        "speedup",
-        "τ",
-        "acceptance rate",
-        "predicted",
-        "efficiency",
-    ]
-    rows = []
-    marked = disturbed(cells)
-    for row, sign in zip(row_dicts(cells), marked, strict=True):
-        note = grid.interval(row["speedup_low"], row["speedup_high"])
-        rows.append(
-            [
-                *_row_labels(row, levels, disturbed=sign),
-                Entry(str(row["prompts"])),
-                *(_drift(row) if replicated else []),
-                Entry(grid.number(row["tokens_per_s"], 1)),
-                Entry(grid.number(row["baseline_tokens_per_s"], 1)),
-                Entry(grid.number(row["speedup"]), note, struck=row["failed"]),
-                Entry(grid.number(row["acceptance_length"])),
-                Entry(grid.percent(row["acceptance_rate"])),
-                Entry(grid.number(row["predicted_speedup"])),
-                Entry(grid.number(row["efficiency"])),
-                *device_entries(row),
-            ]
-        )
-    return Grid(
-        header=[*(level.replace("_", " ") for level in levels), *header, *device_titles(cells)],
-        rows=rows,
-        labels=len(levels) + 1,
-        groups=levels.index("method"),
-        caption=f"Every measured cell of the study {study.name}{_setting(cells)}. {runs_note(study.replicates)}",
-        label=f"tab:{study.name}-cells",
-        notes=_notes(cells) + ([DISTURBED_NOTE] if marked.any() else []),
-    )
-
-
-def _drift(row: dict[str, Any]) -> list[Entry]:
-    return [
-        Entry(str(row["replicates"])),
-        Entry(grid.number(row["drift"]), grid.interval(row["drift_low"], row["drift_high"])),
-    ]
-
-
-def varying_levels(frame: pd.DataFrame) -> list[str]:
-    """The columns of `LEVELS` that a table must show: method always, the others where they have more than one value.
-
-    The variant is never among them: it stands behind the method's name.
-    """
-    shown = [level for level in LEVELS if level == "method" or len(frame[level].unique()) > 1]
-    return [level for level in shown if level != "variant"]  # the variant stands behind the method's name
-
-
-def _row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = False) -> list[Entry]:
-    labels = []
-    for level in levels:
-        value = row[level]
-        if level == "method":
-            variant = row["variant"] if isinstance(row["variant"], str) else ""
-            value = method_name(row["method"], variant=variant, lossless=row["lossless"], disturbed=disturbed)
-        elif level == "temperature":
-            value = f"{value:g}"
-        elif level == "task":
-            value = task_name(value)
-        labels.append(Entry(str(value)))
-    return [*labels, Entry(str(row["k"]) if row["k"] else "–")]
-
-
-def _best(summary: pd.DataFrame, column: str, settings: list[str]) -> pd.Series:
-    # A lossy, condemned or disturbed method never wins a column: its speed is not comparable.
-    fair = summary[column].where(summary["lossless"].astype(bool) & ~summary["failed"].astype(bool) & ~spoilt(summary, column))
-    top = fair.groupby([summary[level] for level in settings]).transform("max") if settings else fair.max()
-    return (fair == top) & fair.notna()
-
-
-def _setting(frame: pd.DataFrame) -> str:
-    """The part of a caption that states what all rows share."""
-    fixed = []
-    for level in ("engine", "pair", "temperature", "batch_size"):
-        if len(frame[level].unique()) == 1:
-            value = frame[level].iloc[0]
-            shown = f"{value:g}" if level == "temperature" else value
-            fixed.append(f"{level.replace('_', ' ')} {shown}")
-    return f"; {', '.join(fixed)}" if fixed else ""
-
-
-def _notes(frame: pd.DataFrame, *, struck: bool = True) -> list[str]:
-    notes = [] if frame["lossless"].astype(bool).all() else [LOSSY_NOTE]
-    return [*notes, FAILED_NOTE] if struck and frame["failed"].astype(bool).any() else notes

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
 from specrig.audit.family import FAMILY_WISE
 from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.style import method_name, task_name
+from specrig.reporting.style import method_name, method_order, task_name
 from specrig.reporting.summary import BASELINE_TEST
 
 SMALLEST = 1e-12
@@ -82,4 +84,33 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
             ]
         )
     header = [*several, "method", "task", "T", "k", "test", "p-value", "verdict", "finding"]
-    return Grid(header=header, rows=rows, labels=len(header), caption=CAPTION, groups=len(several))
+    return Grid(header=header, rows=rows, labels=len(header), caption=CAPTION, label="tab:verdicts", groups=len(several))
+
+
+def summary_grid(audit: pd.DataFrame) -> Grid:
+    """One row per method and test: how many cells were tested and passed, and the smallest p-value."""
+    frame = audit.assign(lossy=audit["finding"].astype(str).str.startswith("lossy by design"))
+    order = {name: place for place, name in enumerate(method_order(frame["method"]))}
+    rows = []
+    found = cast("list[tuple[tuple[str, bool, str], pd.DataFrame]]", list(frame.groupby(["method", "lossy", "test"], sort=False)))
+    groups = sorted(found, key=lambda item: (order[item[0][0]], TESTS.get(item[0][2], 9)))
+    for (method, lossy, test), members in groups:
+        judged = members[members["passed"].notna()]
+        passed = int(judged["passed"].astype(bool).sum())
+        least = members["p_value"].min()
+        rows.append(
+            [
+                Entry(method_name(str(method), lossless=not lossy)),
+                Entry(str(test)),
+                Entry(
+                    "lossy by design, not judged" if lossy else "all passed" if passed == len(judged) else "FAILED",
+                    bold=passed < len(judged) and not lossy,
+                ),
+                Entry(str(len(members))),
+                Entry("–" if lossy else str(passed)),
+                Entry("–" if pd.isna(least) else f"{max(least, SMALLEST):.2g}"),
+            ]
+        )
+    header = ["method", "test", "verdict", "tests", "passed", "smallest p-value"]
+    caption = f"The audit by method and kind of test. p-value: how often a correct method deviates as far or farther. {RULE}"
+    return Grid(header=header, rows=rows, labels=3, caption=caption, label="tab:audit")

@@ -36,6 +36,10 @@ class Writer:
         """It has no head."""
         raise KeyError(name)
 
+    def remote(self, *_: Any, **__: Any) -> Any:
+        """It has no service."""
+        raise KeyError("remote")
+
     def answers(
         self,
         prompts: Sequence[list[int]],

@@ -1,0 +1,211 @@
+"""The PDF and the folder for papers: they compile, hold their fonts and widths, and no template has a number of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from synthetic import write_study
+
+from specrig.decoding.drafters import registry
+from specrig.reporting import citations
+from specrig.reporting.exhibits import Exhibits
+from specrig.reporting.latex import escape, latex
+from specrig.reporting.outline import outline
+from specrig.reporting.panels import COLUMN, PAGE
+from specrig.reporting.reports import write_reports
+from specrig.reporting.study_data import read_study
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ROOT / "src/specrig/reporting/templates"
+REPORTED = """id,source,target,draft,method,k,task,temperature,hardware,precision,batch,metric,low,high,note
+R1,"Leviathan et al. 2023, arXiv 2211.17192, Table 2",T5,,draft_model,4,code,0,,,,speedup,1.2,1.2,
+R2,"Leviathan et al. 2023, arXiv 2211.17192, Table 2",T5,,ngram,4,code,0,,,,speedup,3.4,3.4,
+R3,"Leviathan et al. 2023, arXiv 2211.17192, Table 2",T5,,adaptive_k,4,code,0,,,,speedup,2.4,2.4,
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Synthetic, with an audit, reported figures, several batches' worth of methods, and more cells than a page has rows."""
+    import json
+
+    folder = write_study(tmp_path_factory.mktemp("paper") / "made_up", ks=(2, 4, 6, 8), temperatures=(0.0, 1.0))
+    (folder / "reported.csv").write_text(REPORTED)
+    config = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps({**config, "tables": {"reported": str(folder / "reported.csv")}}))
+    (folder / "audit").mkdir()
+    (folder / "audit" / "records.csv").write_text(
+        "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,passed,finding\n"
+        "native,embedded,ngram,,translation,0.0,token identity,2–4,8,,False,diverges at token 7 & <more>\n"
+        "native,embedded,draft_model,,code,1.0,per-position uniformity,2–4,8,0.41,True,\n"
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reports")
+    # In a process of its own, which shows whether the stage loads torch.
+    code = (
+        "import sys; from pathlib import Path; from specrig.reporting.reports import write_reports;"
+        f"write_reports(Path({str(study)!r}), Path({str(folder)!r}));"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    return folder
+
+
+def test_the_stage_writes_page_pdf_and_paper_without_torch(written: Path) -> None:
+    assert sorted(path.name for path in written.iterdir()) == ["paper", "report.html", "report.pdf"]
+    assert (written / "report.pdf").read_bytes().startswith(b"%PDF-")
+    assert {"main.tex", "references.bib", "figures", "tables"} == {path.name for path in (written / "paper").iterdir()}
+
+
+def test_figures_have_the_widths_of_a_paper_and_their_fonts_inside(written: Path) -> None:
+    figures = sorted((written / "paper" / "figures").glob("*.pdf"))
+    assert {"heatmap-column.pdf", "heatmap-page.pdf", "order-column.pdf", "k_sweep-page.pdf"} <= {path.name for path in figures}
+    for path in figures:
+        content = path.read_bytes()
+        box = re.search(rb"/MediaBox \[ ?([\d. -]+)\]", content)
+        assert box, path.name
+        left, _, right, _ = map(float, box[1].split())
+        wanted = (COLUMN if path.stem.endswith("column") else PAGE).width
+        assert (right - left) / 72 == pytest.approx(wanted, abs=0.01), path.name
+        streams = b"".join(_inflated(content))
+        assert b"/FontFile2" in content and b"/Type3" not in content, path.name
+        assert streams, path.name
+
+
+def _inflated(content: bytes) -> list[bytes]:
+    found = []
+    for match in re.finditer(rb"stream\r?\n(.*?)\r?\nendstream", content, flags=re.DOTALL):
+        try:
+            found.append(zlib.decompress(match[1]))
+        except zlib.error:
+            continue
+    return found
+
+
+def test_the_paper_includes_all_that_lies_beside_it(written: Path) -> None:
+    paper = written / "paper"
+    text = (paper / "main.tex").read_text(encoding="utf-8")
+    tables = set(re.findall(r"\\input\{(.+?)\}", text))
+    assert tables == {f"tables/{path.stem}" for path in (paper / "tables").glob("*.tex")}
+    assert all((paper / f"{name}.pdf").is_file() for name in re.findall(r"\\includegraphics\{(.+?)\}", text))
+    cited = set(re.findall(r"\\cite\{(.+?)\}", text + "".join(path.read_text() for path in (paper / "tables").glob("*.tex"))))
+    assert cited and cited <= citations.keys()
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed: the paper is not compiled here")
+def test_the_paper_compiles_as_it_is(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written / "paper", tmp_path / "paper")
+    for command in (["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main"], ["bibtex", "main"]) * 2:
+        result = subprocess.run(
+            command, cwd=tmp_path / "paper", capture_output=True, text=True, errors="replace", timeout=120, check=False
+        )
+        assert result.returncode == 0, result.stdout[-3000:]
+    log = (tmp_path / "paper" / "main.log").read_text(errors="replace")
+    wide = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide\)", log)]
+    assert not [points for points in wide if points > 5], "something reaches beyond its column"
+    assert "Missing character" not in log
+
+
+def test_html_pdf_and_tex_show_the_same_tables(study: Path, written: Path) -> None:
+    exhibits = Exhibits(read_study(study))
+    shown = exhibits.tables["speedup"].shown
+    assert (written / "paper" / "tables" / "made-up-speedup.tex").read_text() == latex(shown)
+    assert any(grid is shown for grid in outline(exhibits, ()).tables())
+    page = (written / "report.html").read_text()
+    assert all(entry.text in page for row in shown.rows for entry in row)
+
+
+def test_no_template_has_a_number_of_its_own() -> None:
+    """What a reader reads as a number must come from the tables or from a constant of the code."""
+    for path in sorted(TEMPLATES.glob("*.html.j2")):
+        text = re.sub(r"<style>.*?</style>", "", path.read_text(), flags=re.DOTALL)
+        text = re.sub(r"\{[{%#].*?[}%#]\}", "", text, flags=re.DOTALL)
+        text = re.sub(r"<[^>]*>", "", text)
+        assert not re.findall(r".*\d.*", text), path.name
+    body = (TEMPLATES / "main.tex.j2").read_text().split(r"\begin{document}")[1]
+    assert not re.findall(r".*\d.*", re.sub(r"<[<%#].*?[>%#]>", "", body)), "main.tex.j2"
+    code = re.sub(r"//.*", "", (TEMPLATES / "report.typ").read_text())
+    assert not re.findall(
+        r"^[^#\s(){}.\]].*\d.*$", re.sub(r"#(let|set|show)\b.*?\n(?=#|\n|=)", "", code, flags=re.DOTALL), re.MULTILINE
+    )
+    prose = [
+        *re.findall(r'"([^"\n]*)"', code),
+        *re.findall(r"\[([^\[\]#]*)\]", code),
+        *re.findall(r"^=+ (.*)$", code, re.MULTILINE),
+    ]
+    layout = {"a4", "1"}  # the paper, and how pages and headings count
+    assert not [text for text in prose if re.search(r"\d", text) and text not in layout and "\\d" not in text]
+
+
+def test_sentences_have_no_figures_of_their_own() -> None:
+    """Citations and the names of theorems apart, whatever number stands in the shared prose is a constant's."""
+    import ast
+
+    for name in ("prose", "narrative", "outline", "order"):
+        tree = ast.parse((ROOT / f"src/specrig/reporting/{name}.py").read_text())
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        texts = [
+            part.value
+            for node in ast.walk(tree)
+            for part in ([node] if isinstance(node, ast.Constant) else [])
+            if isinstance(part.value, str) and " " in part.value
+        ]
+        documentation = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
+        for text in texts:
+            if text in documentation or text in _attribute_docs(tree):
+                continue
+            rest = re.sub(r"\d{4}\.\d{5}|Theorem 3\.8|v = 1|k\+1|temperature 0|is 1 for|-1 for|holds? 1|95 %|4-grams", "", text)
+            assert not re.search(r"\d", rest), f"{name}.py: {text}"
+
+
+def _attribute_docs(tree: object) -> set[str]:
+    import ast
+
+    assert isinstance(tree, ast.AST)
+    found = set()
+    for node in ast.walk(tree):
+        for child in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
+            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and isinstance(child.value.value, str):
+                found.add(child.value.value)
+    return found
+
+
+def test_every_paper_that_a_method_or_a_claim_names_has_its_reference() -> None:
+    named = "".join(method.summary for method in registry().values()) + (ROOT / "configs/reported.csv").read_text()
+    named += "".join(number for numbers in citations.METHODS.values() for number in numbers) + " ".join(
+        citations.SOURCES.values()
+    )
+    wanted = set(re.findall(r"\d{4}\.\d{5}", named))
+    assert wanted <= citations.keys(), f"add to references.bib: {sorted(wanted - citations.keys())}"
+
+
+def test_an_arxiv_number_becomes_a_citation() -> None:
+    assert escape("Leviathan et al., arXiv 2211.17192, Table 2") == r"Leviathan et al., \cite{2211.17192}, Table 2"
+    assert escape("arXiv 2406.16858v2") == r"\cite{2406.16858}" and escape("1234.56789") == "1234.56789"
+    assert citations.with_paper("Spec-Bench leaderboard, Xia et al.").endswith("arXiv 2401.07851")
+    assert citations.with_paper("a tutorial") == "a tutorial"
+
+
+def test_reports_are_written_again_over_the_old_ones(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "stale.tex").write_text("old")
+    write_reports(study, tmp_path)
+    assert not (tmp_path / "paper" / "stale.tex").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_a_study_without_records_still_has_its_reports(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    (folder / "study.json").write_text('{"study": "s", "tasks": ["code"]}')
+    page, pdf, paper = write_reports(folder, tmp_path / "out")
+    assert page.is_file() and pdf.read_bytes().startswith(b"%PDF-") and (paper / "main.tex").is_file()
