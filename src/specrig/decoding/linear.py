@@ -49,6 +49,10 @@ class Linear:
             return result
         return F.linear(x, self.weight, self.bias)
 
+    def dense(self) -> Tensor:
+        """The weight `[out, in]`, spread out again where it was reordered."""
+        return self.weight.to_dense() if self.packed else self.weight
+
     def onto(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual + self(x)`, `[..., out]`. On a GPU `residual` itself takes the sum, inside the product's kernel."""
         return self.onto_itself(residual, x) if self.in_place else residual + self(x)
@@ -57,3 +61,17 @@ class Linear:
         """`onto` for a GPU: adds to `residual` in place. Only for a layer without bias whose weight is not reordered."""
         residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), self.weight.t())
         return residual
+
+
+class Widened(Linear):
+    """A layer that multiplies in float32 whatever the precision of its input. It keeps a float32 copy of the weight."""
+
+    __slots__ = ()
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight: `[out, in]` and bias: `[out]` of any precision."""
+        super().__init__(weight.float(), None if bias is None else bias.float())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[..., in]` -> `[..., out]` in float32."""
+        return super().__call__(x.float())
