@@ -7,17 +7,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from flaws import METHODS, STEPS, Flaw, cell, chosen, planted, tried
 
 from specrig.audit import exact
-from specrig.audit.distribution import ChiSquared, g_test, next_token_test
-from specrig.audit.exact import LENGTH, ExactTest, sample
+from specrig.audit.distribution import ChiSquared, g_test, next_token_test, rank_test
+from specrig.audit.exact import LENGTH, ExactTest, bonus, sample
 from specrig.audit.family import FAMILY_WISE, failures, judged, strictest
-from specrig.audit.identity import first_divergence
+from specrig.audit.identity import DIGITS, first_divergence, spacing, summary
 from specrig.audit.laboratory import VOCABULARY, build
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.run import COLUMNS, audit_exact
-from specrig.decoding.types import Generation
+from specrig.decoding.types import Generation, Round
 from specrig.engines.native import Native
 from specrig.measurement.records import Record, Rounds, Run
 from specrig.study.load import load_study
@@ -154,6 +155,37 @@ def test_the_next_token_test_sees_a_bias_that_each_history_hides() -> None:
     assert next_token_test("-", contexts, tokens, p).p_value < 1e-30
 
 
+def test_a_bonus_token_is_one_behind_a_draft_that_was_accepted_to_its_end() -> None:
+    whole, rejected, plain, cut = Round(2, 2, 2, 3), Round(4, 4, 2, 3), Round(0, 0, 0, 1), Round(4, 4, 4, 4, cut=True)
+
+    def places(prefilled: int, *rounds: Round) -> list[int]:
+        tokens = [0] * (prefilled + sum(entry.emitted for entry in rounds))
+        (row,) = bonus([Generation(tokens, "length", list(rounds), 0.0, 0, 0.0, 0.0, 0.0)])
+        return np.flatnonzero(row).tolist()
+
+    assert places(1, whole, rejected) == [3]
+    assert places(0, whole, plain, whole) == [2, 6], "an engine whose first pass verifies drafts"
+    assert places(1, rejected, whole) == [6]
+    assert places(1, plain, plain, plain, cut) == []
+    assert places(1, rejected, plain, whole) == [], "the eighth token is not tested"
+
+
+def test_few_tokens_are_tested_by_how_likely_they_were() -> None:
+    rng = np.random.default_rng(4)
+
+    def drawn(p: np.ndarray) -> np.ndarray:
+        return (p.cumsum(1) < rng.random((len(p), 1))).sum(1).clip(max=p.shape[1] - 1)
+
+    found = []
+    for _ in range(600):
+        p = rng.dirichlet(np.full(8, 0.7), 200)
+        found.append(rank_test("-", drawn(p), p).p_value)
+    assert abs((np.array(found) < 0.05).mean() - 0.05) < 0.03
+    assert rank_test("-", drawn(rng.permutation(p)), p).p_value < 1e-9, "drawn from another context's distribution"
+    assert rank_test("-", np.zeros(0, dtype=int), np.zeros((0, 8))).p_value == 1, "no bonus token is no evidence"
+    assert rank_test("-", np.array([8, 0]), p[:2]).p_value == 0, "outside the vocabulary"
+
+
 def test_impossible_tokens_fail_at_once() -> None:
     p = np.array([[0.5, 0.5, 0.0]] * 100)
     contexts = np.zeros(100, dtype=int)
@@ -239,7 +271,7 @@ def test_the_first_divergence_is_found_with_both_logits() -> None:
         asked.append(list(tokens))  # type: ignore[call-overload]
         return [0.0, 1.0, 2.5, 2.4999]
 
-    divergence = first_divergence(record([5, 3, 9], [5, 2, 9]), [7, 8], logits)
+    divergence = first_divergence(record([5, 3, 9], [5, 2, 9]), [7, 8], logits, "float32")
     assert divergence is not None
     assert asked == [[7, 8, 5]]
     assert (divergence.position, divergence.expected, divergence.found) == (1, 2, 3)
@@ -248,7 +280,31 @@ def test_the_first_divergence_is_found_with_both_logits() -> None:
 
 def test_a_truncated_output_is_no_match() -> None:
     """A comparison that zips two outputs, and so ends with the shorter one, would pass this one."""
-    divergence = first_divergence(record([5, 3], [5, 3, 9]), [7], lambda _: [0.0] * 10)
+    divergence = first_divergence(record([5, 3], [5, 3, 9]), [7], lambda _: [0.0] * 10, "bfloat16")
     assert divergence is not None
-    assert divergence.gap == float("inf")
-    assert first_divergence(record([5, 3], [5, 3]), [7], lambda _: [0.0] * 10) is None
+    assert divergence.gap == float("inf") and not divergence.tie
+    assert first_divergence(record([5, 3], [5, 3]), [7], lambda _: [0.0] * 10, "bfloat16") is None
+
+
+@pytest.mark.parametrize("dtype", DIGITS)
+def test_spacing_is_the_precisions_own(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    for value in (1.0, 1.7, 2.0, 21.5, -300.0):
+        near = torch.tensor(abs(value), dtype=kind)
+        behind = torch.nextafter(near, torch.tensor(torch.inf, dtype=kind))
+        assert spacing(dtype, value) == float(behind) - float(near)
+    assert spacing(dtype, 0.01) == spacing(dtype, 1.0)
+
+
+def test_a_tie_is_a_matter_of_the_precisions_units() -> None:
+    """Logits of 20 and 20.4 are three bfloat16 units apart, which rounding may swap, and far too many of float32."""
+    near, far = [0.0, 20.0, 20.4], [0.0, 20.0, 22.0]
+    for scores, dtype, tie in ((near, "bfloat16", True), (far, "bfloat16", False), (near, "float32", False)):
+        divergence = first_divergence(record([1], [2]), [0], lambda _, scores=scores: scores, dtype)
+        assert divergence is not None and divergence.tie is tie
+    tie, failure = (first_divergence(record([1], [2]), [0], lambda _, s=scores: s, "bfloat16") for scores in (near, far))
+    assert tie is not None and failure is not None
+    assert summary([tie], 4) == (
+        "3 of 4 outputs identical (75 %), 1 differ at numerical ties (at most 3.2 bfloat16 units apart in float32; up to 4 pass)"
+    )
+    assert "1 differ otherwise; p: token 0 is 1 instead of 2" in summary([tie, failure], 4)
