@@ -103,6 +103,11 @@ def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Pa
     assert audit_failures(cells(), audit).tolist() == [True], "all that was measured against it, whatever variant and temperature"
     assert audit_failures(cells(pair="other"), audit).tolist() == [False]
     assert "native/tiny" in sentence(audit) and "struck through" in sentence(audit)
+    assert "At temperature 0 2 of 2 outputs (100 %) are plain decoding's token by token." in sentence(audit)
+    parted = audit.assign(identical=[None, 1])
+    assert "1 of 2 outputs (50 %) are plain decoding's token by token; a test passes" in sentence(parted)
+    assert "passed, 50 % identical" in {row[-2].text for row in verdict_grid(parted).rows}
+    assert "identical" not in sentence(audit.drop(columns="identical")), "audits of before had no such column"
 
 
 def test_where_nothing_was_decoded_greedily_the_native_baseline_is_decoded_now(windowed: Path, blind: None) -> None:

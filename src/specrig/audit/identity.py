@@ -15,7 +15,7 @@ from specrig.measurement.records import Record
 
 DIGITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 """Binary digits behind the point of a precision's numbers."""
-TIE_UNITS = {"float32": 1024.0, "float16": 4.0, "bfloat16": 4.0}
+TIE_UNITS = {"float32": 1024.0, "float16": 8.0, "bfloat16": 8.0}
 """Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one (docs/audit.md has what occurs)."""
 
 Logits = Callable[[Sequence[int]], Sequence[float]]

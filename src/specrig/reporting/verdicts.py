@@ -38,17 +38,18 @@ def sentence(audit: pd.DataFrame) -> str:
     else:
         names = ", ".join(sorted({method_name(name) for name in failed["method"]}))
         text = f"{len(failed)} of {len(claimed)} tests failed ({names}): their speedups are struck through in the tables."
-    text += _identity(claimed)
+    said = identity(claimed)
+    text += f" {said}" if said else ""
     text += f" {int(lossy.sum())} tests are of cells that are lossy by design; they are shown, not judged." if lossy.any() else ""
     return text + _baselines(audit[baseline])
 
 
-def _identity(claimed: pd.DataFrame) -> str:
-    """A sentence with a space before it: the share of greedy outputs that equal plain decoding's; empty where none were compared."""
-    if "identical" not in claimed or (compared := claimed[claimed["identical"].notna()]).empty:
+def identity(audit: pd.DataFrame) -> str:
+    """A sentence: the share of greedy outputs that equal plain decoding's; empty where none were compared. audit: see `verdict_grid`."""
+    if "identical" not in audit or (compared := audit[audit["identical"].notna()]).empty:
         return ""
     same, of = int(compared["identical"].sum()), int(compared["samples"].sum())
-    text = f" At temperature 0 {same:,} of {of:,} outputs ({_percent(same, of)}) are plain decoding's token by token"
+    text = f"At temperature 0 {same:,} of {of:,} outputs ({_percent(same, of)}) are plain decoding's token by token"
     return text + ("." if same == of else "; a test passes where the others part from it at a numerical tie.")
 
 
