@@ -32,7 +32,7 @@ SEEN, UNSEEN = 0.8, 0.05
 
 @dataclass(frozen=True, slots=True)
 class ExactTest:
-    """The tests of one sample: of each token given the one before; of all given the two before, of the first few together, of bonus tokens."""
+    """The tests of one sample: of each token given the one before; of all given the one or two before, the first few together, bonus tokens."""
 
     each: tuple[ChiSquared, ...]
     others: tuple[ChiSquared, ...]
@@ -132,6 +132,9 @@ def tests(
     ]
     pairs, after = (before[:, :-1] * V + before[:, 1:]).ravel(), probabilities[:, 2:].reshape(-1, V)
     others = (
+        next_token_test(
+            "the tokens, given the one before", before.ravel(), tokens[:, 1:].ravel(), probabilities[:, 1:].reshape(-1, V)
+        ),
         next_token_test("the tokens, given the two before", pairs, tokens[:, 2:].ravel(), after),
         g_test(tokens[:, : len(next(iter(together)))].tolist(), together),
         rank_test("bonus tokens", tokens[added], probabilities[added]),
