@@ -158,7 +158,8 @@ def test_a_bonus_token_is_one_behind_a_draft_that_was_accepted_to_its_end() -> N
     def places(prefilled: int, *rounds: Round) -> list[int]:
         tokens = [0] * (prefilled + sum(entry.emitted for entry in rounds))
         (row,) = bonus([Generation(tokens, "length", list(rounds), 0.0, 0, 0.0, 0.0, 0.0)])
-        return np.flatnonzero(row).tolist()
+        found: list[int] = np.flatnonzero(row).tolist()
+        return found
 
     assert places(1, whole, rejected) == [3]
     assert places(0, whole, plain, whole) == [2, 6], "an engine whose first pass verifies drafts"
