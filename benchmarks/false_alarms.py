@@ -9,6 +9,7 @@ draft and no verification, and go through the audit's tests. The rates are to be
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrig.audit.distribution import conditionals, exact_distribution
-from specrig.audit.exact import LENGTH, TOGETHER, tests
+from specrig.audit.exact import LENGTH, TOGETHER, ExactTest, tests
 from specrig.audit.laboratory import PROMPT, VOCABULARY, build
 from specrig.engines.native import Native
 
@@ -44,6 +45,17 @@ def drawn(of: list[NDArray[np.float64]], samples: int, rng: np.random.Generator)
     return np.stack(tokens, 1), np.stack(probabilities, 1)
 
 
+def audited(
+    of: list[NDArray[np.float64]], samples: int, rng: np.random.Generator, together: Mapping[tuple[int, ...], float]
+) -> ExactTest:
+    """One audit. Bonus tokens are last tokens but one, picked by chances that depend on the tokens before, as acceptance does."""
+    tokens, probabilities = drawn(of, samples, rng)
+    own = np.take_along_axis(probabilities, tokens[:, :, None], 2)[:, :, 0]
+    added = np.zeros(tokens.shape, dtype=bool)
+    added[:, -2] = rng.random(samples) < np.minimum(1, 2 * own[:, 1:-2]).prod(1)
+    return tests(tokens, probabilities, together, added)
+
+
 def main() -> None:
     """Print a table of levels and rates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,7 +72,7 @@ def main() -> None:
         of = tables(native, given.tokens, given.temperature)
         together = exact_distribution(native.target, PROMPT, TOGETHER, given.temperature)
     rng = np.random.default_rng(given.seed)
-    found = [tests(*drawn(of, given.samples, rng), together) for _ in range(given.audits)]
+    found = [audited(of, given.samples, rng, together) for _ in range(given.audits)]
     audits = np.array([test.p_value for test in found])
     parts = np.array([[part.p_value for part in test.parts] for test in found])
     print(f"{given.audits} audits of {given.samples} right samples, {parts.shape[1]} tests each: share below the level")

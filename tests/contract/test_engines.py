@@ -101,10 +101,6 @@ def test_a_perfect_draft_is_always_accepted_and_k_is_k(engine: Engine, laborator
         return
     full = [entry for entry in found.rounds if not entry.cut]
     assert len(full) >= 7
-    if engine.name == "transformers" and any(entry.accepted < 4 for entry in full):
-        pytest.xfail(
-            "assisted generation rejects a few tokens of its own target as the draft on this laboratory; not explained yet"
-        )
     assert {(entry.drafted, entry.accepted, entry.emitted) for entry in full} == {(4, 4, 5)}
 
 

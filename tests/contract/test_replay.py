@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from torch.overrides import TorchFunctionMode
 
 from specrig.decoding import device, verify_tree
 from specrig.decoding.drafters import registry
+from specrig.decoding.heads import eagle
 from specrig.decoding.loop import generate
 from specrig.decoding.replay import Replay
 from specrig.decoding.sampling import Sampler
-from specrig.decoding.transformers_model import cached_model
+from specrig.decoding.transformers_model import cached_model, float32_logits
 from specrig.decoding.types import Draft
 
 METHODS = sorted(registry())
@@ -206,3 +208,20 @@ def test_in_even_passes_a_token_does_not_feel_its_neighbours(dtype: torch.dtype)
     branches = [-1, 0, 1, 2, 3, -1, 5, 0, 1, 2, 3]
     wide, _ = model.forward(torch.tensor([tree]), parents=[branches])
     torch.testing.assert_close(torch.stack(plain), wide[0, :5])
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_float32_logits_are_those_of_the_hidden_states_as_they_are(direct: bool, tmp_path: Path) -> None:
+    """The head's weights are 64 x 2048 numbers, so that they are reordered where that is possible; the embedding shares them."""
+    source = random_llama(2048, hidden=64, layers=3).to(torch.bfloat16)
+    weight = source.lm_head.weight.detach().clone()
+    model = cached_model(source, direct=direct)
+    float32_logits(model)
+    model.start(1, 64)
+    logits, hidden = model.forward(torch.arange(9)[None])
+    assert hidden.dtype == torch.bfloat16 and logits.dtype == torch.float32
+    torch.testing.assert_close(logits, hidden.float() @ weight.float().T)
+    assert len(logits.unique()) > 2 * len(logits.bfloat16().unique()), "more than bfloat16 can tell apart"
+    eagle.initialise(tmp_path / "eagle", model.config, seed=1)
+    head = eagle.load(tmp_path / "eagle", model)
+    assert head.head(hidden).equal(logits), "EAGLE's head reads the same LM head"

@@ -1,12 +1,13 @@
 """Wrong samplers, to try the audit on: each is the real code with a line of it changed, planted where the real loop calls it.
 
-`python tests/unit/flaws.py` tries all of them and prints a line for each (docs/audit.md holds the table).
+`python tests/unit/flaws.py` tries all of them and prints a line for each (docs/audit.md holds the table); with 2/4 the second quarter.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -174,7 +175,7 @@ FLAWS = [
                 f"_limit(draft, depths); draft.probs = {FIRST} if {FIRST}.shape == draft.probs.shape else draft.probs",
             ),
         ),
-        DRAWN,
+        tuple(method for method in DRAWN if method != "adaptive_k"),  # there the next round's draft has another length
     ),
     Flaw("typical acceptance passed off as exact", (("loop:generate", "drafter.criterion()", TYPICAL),), tuple(METHODS)),
     Flaw(
@@ -189,13 +190,10 @@ FLAWS = [
     ),
 ]
 FAINT = {
-    ("bonus token from q", "medusa_draft"),
-    ("bonus token from the position before", "eagle3"),
-    ("bonus token from the position before", "ngram"),
-    ("bonus token from the position before", "ngram, block"),
-    ("bonus token from the node before", "medusa_draft, tree"),
+    ("a row ends with the uniform of its neighbour's length", "token_recycling"),  # the trees of two rows seldom differ in size
+    ("siblings judged with one uniform", "medusa"),
 }
-"""What the audit does not see at its own number of samples: drafts that are seldom accepted to their end (docs/audit.md)."""
+"""What the audit does not see at its own number of samples (docs/audit.md)."""
 PAIRS = [(flaw, method) for flaw in FLAWS for method in flaw.methods]
 """All of them: what this file tries when it is run."""
 
@@ -254,8 +252,9 @@ def tried(flaw: Flaw | None, label: str, folder: Path, samples: Sequence[int] = 
 
 
 if __name__ == "__main__":
+    part, parts = map(int, sys.argv[1].split("/")) if len(sys.argv) > 1 else (1, 1)
     with TemporaryDirectory() as made:
-        for flaw, label in PAIRS:
+        for flaw, label in PAIRS[part - 1 :: parts]:
             test = tried(flaw, label, Path(made))
             found = f"{test.samples} | {test.p_value:.1e} | {test.worst.about}" if test else "refused when the model is loaded"
             print(f"{flaw.name} | {label} | {found}", flush=True)

@@ -95,12 +95,19 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Path, blind: None) -> None:
     audit = audited(load_study(windowed))
     baseline, identity = audit.to_dict("records")
-    assert identity["passed"] and "2 of 2 outputs identical" in identity["finding"], "the method agrees with the wrong baseline"
+    assert identity["passed"] and "2 of 2 outputs identical (100 %)" in identity["finding"], (
+        "the method agrees with the wrong baseline"
+    )
     assert not baseline["passed"]
     assert "instead of" in baseline["finding"] and "logits" in baseline["finding"]
     assert audit_failures(cells(), audit).tolist() == [True], "all that was measured against it, whatever variant and temperature"
     assert audit_failures(cells(pair="other"), audit).tolist() == [False]
     assert "native/tiny" in sentence(audit) and "struck through" in sentence(audit)
+    assert "At temperature 0 2 of 2 outputs (100 %) are plain decoding's token by token." in sentence(audit)
+    parted = audit.assign(identical=[None, 1])
+    assert "1 of 2 outputs (50 %) are plain decoding's token by token; a test passes" in sentence(parted)
+    assert "passed, 50 % identical" in {row[-2].text for row in verdict_grid(parted).rows}
+    assert "identical" not in sentence(audit.drop(columns="identical")), "audits of before had no such column"
 
 
 def test_where_nothing_was_decoded_greedily_the_native_baseline_is_decoded_now(windowed: Path, blind: None) -> None:
@@ -123,7 +130,7 @@ def test_what_cannot_be_compared_is_said_and_condemns_nothing(windowed: Path) ->
     assert audit["finding"][0] == "not compared: the model lies with its servers"
     assert not audit_failures(cells(engine="server"), audit).any()
     assert "1 of 1 baselines; the table says why" in sentence(audit)
-    assert [row[-2].text for row in sorted(verdict_grid(audit).rows, key=lambda row: row[-2].text)] == ["not judged", "passed"]
+    assert {row[-2].text for row in verdict_grid(audit).rows} == {"not judged", "passed, 100 % identical"}
     whole = study.model_copy(update={"engines": ["vllm"]})
     files = replace(whole.paths.pair_files("tiny", whole.root).only(()), tensor_parallel=2)
     (made,) = reference.compare_baselines(study_records(study.root / "records"), study, files, study.root, lambda *_: [])
@@ -136,7 +143,7 @@ def test_a_tie_is_told_apart(windowed: Path) -> None:
     record = study_records(study.root / "records")[0]
     prompt, tokens = [1, 2], list(record.baseline.tokens)
     logits = torch.zeros(len(tokens), 26)
-    logits[3, tokens[3]], other = 5e-4, (tokens[3] + 1) % 26
+    logits[3, tokens[3]], other = 1e-4, (tokens[3] + 1) % 26
     found = [*tokens[:3], other, *tokens[4:]]
     tie = reference.compare(record, found, reference.Own(prompt, tokens, logits), "float32")
     assert tie.passed and tie.finding.startswith("numerical tie") and "token 3" in tie.finding

@@ -133,6 +133,13 @@ def next_token_test(
     return ChiSquared(about, statistic, degrees, len(tokens))
 
 
+def rank_test(about: str, tokens: NDArray[np.int64], conditional: NDArray[np.float64]) -> ChiSquared:
+    """`next_token_test` of few tokens `[n]`: not apart by contexts, but of how likely each was among the V, the likeliest first."""
+    ranked = np.argsort(-conditional, axis=1, kind="stable")
+    ranks = np.where(tokens < conditional.shape[1], (ranked == tokens[:, np.newaxis]).argmax(1), conditional.shape[1])
+    return next_token_test(about, np.zeros_like(tokens), ranks, np.take_along_axis(conditional, ranked, 1))
+
+
 def _groups(covariance: NDArray[np.float64]) -> list[list[int]]:
     """Tokens that are counted by themselves, and the others together; a group that is too small joins the smallest of the rest."""
     variance = covariance.diagonal()

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specrig.audit.distribution import ChiSquared, conditionals, exact_distribution, g_test, next_token_test
+from specrig.audit.distribution import ChiSquared, conditionals, exact_distribution, g_test, next_token_test, rank_test
 from specrig.audit.laboratory import PROMPT, build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.model import CachedModel
+from specrig.decoding.types import Generation
 from specrig.engines import registry
 from specrig.engines.base import Engine, EngineError
 from specrig.engines.native import Native
@@ -31,7 +32,7 @@ SEEN, UNSEEN = 0.8, 0.05
 
 @dataclass(frozen=True, slots=True)
 class ExactTest:
-    """The tests of one sample: of each token given the one before; and of all tokens given the two before, of the first few together."""
+    """The tests of one sample: of each token given the one before; of all given the one or two before, the first few together, bonus tokens."""
 
     each: tuple[ChiSquared, ...]
     others: tuple[ChiSquared, ...]
@@ -68,35 +69,59 @@ def rows_of(engine: type[Engine], cell: Cell) -> int:
     return ROWS if engine.refuses(cell.model_copy(update={"batch_size": ROWS})) is None else 1
 
 
-def sample(engine: Engine, cell: Cell, samples: int) -> list[list[int]]:
+def sample(engine: Engine, cell: Cell, samples: int) -> list[Generation]:
     """`samples` continuations of the laboratory prompt through the engine's own front door, seeds 0, 1, 2, …
 
     Raises EngineError where one is too short.
     """
-    found: list[list[int]] = []
+    found: list[Generation] = []
     at_once = rows_of(type(engine), cell)
     for start in range(0, samples, at_once):
         rows = min(at_once, samples - start)
         seeds = range(start, start + rows)
-        generations = engine.generate(cell, [list(PROMPT)] * rows, max_new_tokens=LENGTH, seeds=seeds)
-        found += [generation.tokens[:LENGTH] for generation in generations]
-    if short := sum(len(tokens) < LENGTH for tokens in found):
+        found += engine.generate(cell, [list(PROMPT)] * rows, max_new_tokens=LENGTH, seeds=seeds)
+    if short := sum(len(generation.tokens) < LENGTH for generation in found):
         raise EngineError(
             f"{engine.name} ended {short} of {samples} continuations before {LENGTH} tokens, without an end to stop at"
         )
     return found
 
 
-def judge(target: CachedModel, found: Sequence[Sequence[int]], temperature: float) -> ExactTest:
-    """Test sampled continuations of the laboratory prompt, all of one length, against the target."""
-    tokens = np.array(found)
+def bonus(generations: Sequence[Generation]) -> NDArray[np.bool_]:
+    """`[n, LENGTH]`: which tokens the target added behind a draft that was accepted to its end, as the rounds say.
+
+    Whether a draft is accepted to its end depends on what came before. Such a token is therefore a draw from the target's distribution
+    even among those alone; of a correction, which follows a rejection, that is not so.
+    """
+    found = np.zeros((len(generations), LENGTH), dtype=bool)
+    for row, generation in zip(found, generations, strict=True):
+        end = len(generation.tokens) - sum(entry.emitted for entry in generation.rounds)
+        for entry in generation.rounds:
+            end += entry.emitted
+            if 0 < entry.depth == entry.accepted < entry.emitted and end <= LENGTH:
+                row[end - 1] = True
+    return found
+
+
+def judge(target: CachedModel, generations: Sequence[Generation], temperature: float) -> ExactTest:
+    """Test sampled continuations of the laboratory prompt against the target."""
+    tokens = np.array([generation.tokens[:LENGTH] for generation in generations])
     known = np.minimum(tokens, target.vocab_size - 1)  # a token that the target does not have is nobody's history
     probabilities = conditionals(target, PROMPT, known.tolist(), temperature)
-    return tests(tokens, probabilities, exact_distribution(target, PROMPT, TOGETHER, temperature))
+    together = exact_distribution(target, PROMPT, TOGETHER, temperature)
+    return tests(tokens, probabilities, together, bonus(generations))
 
 
-def tests(tokens: NDArray[np.int64], probabilities: NDArray[np.float64], together: Mapping[tuple[int, ...], float]) -> ExactTest:
-    """The tests of n continuations `[n, L]`; probabilities `[n, L, V]` of their tokens, each given those before; `together`: of the first."""
+def tests(
+    tokens: NDArray[np.int64],
+    probabilities: NDArray[np.float64],
+    together: Mapping[tuple[int, ...], float],
+    added: NDArray[np.bool_],
+) -> ExactTest:
+    """The tests of n continuations `[n, L]`; probabilities `[n, L, V]` of their tokens, each given those before.
+
+    together: the probabilities of the first tokens; added: `[n, L]`, True for bonus tokens.
+    """
     n, _, V = probabilities.shape
     before = np.minimum(tokens[:, :-1], V - 1)
     each = [
@@ -107,8 +132,12 @@ def tests(tokens: NDArray[np.int64], probabilities: NDArray[np.float64], togethe
     ]
     pairs, after = (before[:, :-1] * V + before[:, 1:]).ravel(), probabilities[:, 2:].reshape(-1, V)
     others = (
+        next_token_test(
+            "the tokens, given the one before", before.ravel(), tokens[:, 1:].ravel(), probabilities[:, 1:].reshape(-1, V)
+        ),
         next_token_test("the tokens, given the two before", pairs, tokens[:, 2:].ravel(), after),
         g_test(tokens[:, : len(next(iter(together)))].tolist(), together),
+        rank_test("bonus tokens", tokens[added], probabilities[added]),
     )
     return ExactTest(tuple(each), others, n)
 

@@ -1,36 +1,44 @@
 """Temperature 0: a lossless method emits the autoregressive tokens, one by one. Where it does not, how close was the call?
 
-Floating-point sums depend on how many tokens a pass holds, so two tokens whose logits agree to the last digits may swap. Such a
-divergence is a numerical tie only if the target's own logits for the two tokens lie within a stated tolerance; else it is a failure.
+Floating-point sums depend on how many tokens a pass holds, so two tokens whose logits agree to the last digits may swap. In bfloat16 the
+last digit of a logit of 20 is worth 0.125, so this happens every few dozen tokens. Such a divergence is a numerical tie only if the target's
+own logits for the two tokens, computed anew in float32, lie within a stated number of the precision's units; else it is a failure.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specrig.measurement.records import Record
 
-TIE_TOLERANCE = {"float32": 1e-3, "float16": 3e-2, "bfloat16": 2.5e-1}
-"""Largest gap between the two logits that counts as a tie: some hundred units in the last place of logits around 10."""
+DIGITS = {"float32": 23, "float16": 10, "bfloat16": 7}
+"""Binary digits behind the point of a precision's numbers."""
+TIE_UNITS = {"float32": 1024.0, "float16": 8.0, "bfloat16": 8.0}
+"""Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one (docs/audit.md has what occurs)."""
 
 Logits = Callable[[Sequence[int]], Sequence[float]]
 """The target's logits after a sequence of token ids."""
 
 
-def tie_tolerance(dtype: str) -> float:
-    """The `TIE_TOLERANCE` of a target's precision; of one that is not listed that of float32, the strictest.
+def units_of(dtype: str) -> str:
+    """The precision in whose units a divergence is judged; of one that is not listed float32, the strictest.
 
-    Of weights quantized as GGUF has them (Q4_1, Q8_0, …) that of bfloat16: llama.cpp rounds what it multiplies with them to 8 bits too.
+    Of weights quantized as GGUF has them (Q4_1, Q8_0, …) bfloat16: llama.cpp rounds what it multiplies with them to 8 bits too.
     """
-    if dtype.startswith("Q"):
-        return TIE_TOLERANCE["bfloat16"]
-    return TIE_TOLERANCE.get(dtype, TIE_TOLERANCE["float32"])
+    return "bfloat16" if dtype.startswith("Q") else dtype if dtype in DIGITS else "float32"
+
+
+def spacing(dtype: str, value: float) -> float:
+    """How far the neighbours of `value` lie in a precision; of values below 1, which are sums of larger ones, that at 1."""
+    exponent = math.frexp(max(abs(value), 1.0))[1] - 1
+    return 2.0 ** (exponent - DIGITS[units_of(dtype)])
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place where a method's greedy output leaves the baseline's."""
+    """The first place where a method's greedy output leaves the baseline's. dtype: the precision that both were decoded in."""
 
     prompt_id: str
     position: int
@@ -38,22 +46,35 @@ class Divergence:
     found: int | None
     expected_logit: float
     found_logit: float
+    dtype: str
 
     @property
     def gap(self) -> float:
         """How much the target prefers the expected token; infinite when one output simply ends early."""
         return self.expected_logit - self.found_logit
 
+    @property
+    def units(self) -> float:
+        """The size of the gap in units of the precision's spacing at the larger logit."""
+        if math.isinf(self.gap):
+            return math.inf
+        return abs(self.gap) / spacing(self.dtype, max(abs(self.expected_logit), abs(self.found_logit)))
+
+    @property
+    def tie(self) -> bool:
+        """Whether rounding explains it."""
+        return self.units <= TIE_UNITS[units_of(self.dtype)]
+
     def describe(self) -> str:
         """For people."""
         return (
             f"{self.prompt_id}: token {self.position} is {self.found} instead of {self.expected} "
-            f"(logits {self.found_logit:.5g} and {self.expected_logit:.5g}, gap {self.gap:.2g})"
+            f"(logits {self.found_logit:.6g} and {self.expected_logit:.6g}, {self.units:.3g} {self.dtype} units apart)"
         )
 
 
-def first_divergence(record: Record, prompt: Sequence[int], logits: Logits) -> Divergence | None:
-    """Compare a record's output with its baseline's, lengths included; None when they are the same."""
+def first_divergence(record: Record, prompt: Sequence[int], logits: Logits, dtype: str) -> Divergence | None:
+    """Compare a record's output with its baseline's, lengths included; None when they are the same. dtype: what they were decoded in."""
     found, expected = record.run.tokens, record.baseline.tokens
     if found == expected:
         return None
@@ -61,6 +82,21 @@ def first_divergence(record: Record, prompt: Sequence[int], logits: Logits) -> D
     ours = found[at] if at < len(found) else None
     theirs = expected[at] if at < len(expected) else None
     if ours is None or theirs is None:
-        return Divergence(record.prompt_id, at, theirs, ours, float("inf"), float("-inf"))
+        return Divergence(record.prompt_id, at, theirs, ours, float("inf"), float("-inf"), dtype)
     scores = logits([*prompt, *expected[:at]])
-    return Divergence(record.prompt_id, at, theirs, ours, float(scores[theirs]), float(scores[ours]))
+    return Divergence(record.prompt_id, at, theirs, ours, float(scores[theirs]), float(scores[ours]), dtype)
+
+
+def summary(divergences: Sequence[Divergence], outputs: int) -> str:
+    """What was found among so many outputs, for people: how many are identical, which differ at ties, the worst of those that fail."""
+    same = outputs - len(divergences)
+    said = [f"{same} of {outputs} outputs identical ({100 * same / outputs:.0f} %)"]
+    if ties := [one for one in divergences if one.tie]:
+        dtype, widest = ties[0].dtype, max(one.units for one in ties)
+        limit = TIE_UNITS[units_of(dtype)]
+        said.append(
+            f"{len(ties)} differ at numerical ties (at most {widest:.2g} {dtype} units apart in float32; up to {limit:g} pass)"
+        )
+    if failed := [one for one in divergences if not one.tie]:
+        said.append(f"{len(failed)} differ otherwise; {max(failed, key=lambda one: one.units).describe()}")
+    return ", ".join(said)

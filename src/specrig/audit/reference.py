@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specrig.audit.identity import first_divergence, tie_tolerance
+from specrig.audit.identity import first_divergence
 from specrig.cell import Cell
 from specrig.engines import registry
 from specrig.engines.base import EngineError
@@ -110,8 +110,7 @@ def compare(record: Record, found: list[int], own: Own, dtype: str) -> Compariso
         scores: list[float] = own.logits[len(tokens) - len(own.prompt)].tolist()
         return scores
 
-    divergence = first_divergence(ours, own.prompt, logits)
+    divergence = first_divergence(ours, own.prompt, logits, dtype)
     if divergence is None:
         return Comparison(record, True, f"{record.prompt_id}: the same {len(found)} tokens after {len(own.prompt)} of prompt")
-    tie = abs(divergence.gap) <= tie_tolerance(dtype)
-    return Comparison(record, tie, ("numerical tie; " if tie else "") + divergence.describe())
+    return Comparison(record, divergence.tie, ("numerical tie; " if divergence.tie else "") + divergence.describe())

@@ -6,6 +6,7 @@ A row with a p-value has no verdict yet: the p-values of a study are judged toge
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from specrig.audit.family import strictest
-from specrig.audit.identity import first_divergence, tie_tolerance
+from specrig.audit.identity import first_divergence, summary
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.reference import TEST, Comparison, compare_baselines
 from specrig.cell import Cell
@@ -33,11 +34,17 @@ if TYPE_CHECKING:
     from specrig.engines.native import Native
     from specrig.study.study import Study
 
-COLUMNS = ["engine", "pair", "method", "variant", "task", "temperature", "test", "ks", "samples", "p_value", "passed", "finding"]
+COLUMNS = [
+    *["engine", "pair", "method", "variant", "task", "temperature", "test", "ks", "samples"],
+    *["p_value", "identical", "passed", "finding"],
+]
 
 
 class Outcome(NamedTuple):
-    """What a test found. passed: None where the p-value decides, together with those of the other tests."""
+    """What a test found. passed: None where the p-value decides, together with those of the other tests.
+
+    identical: how many of the samples equal plain decoding's output; None where they need not.
+    """
 
     test: str
     ks: str
@@ -45,6 +52,7 @@ class Outcome(NamedTuple):
     finding: str
     p_value: float = float("nan")
     passed: bool | None = None
+    identical: int | None = None
 
 
 def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
@@ -124,11 +132,31 @@ class Target:
         (made,) = self.engine().generate(cell, [prompt], max_new_tokens=self.study.max_new_tokens, seeds=[0])
         return made.tokens
 
-    def logits(self, tokens: Sequence[int], last: int) -> NDArray[np.float64]:
-        """`[last, V]`: the target's logits at the last positions of `tokens`."""
+    @cache  # noqa: B019
+    def precise(self) -> Native:
+        """The pair in float32, which scores what a lower precision cannot tell apart; on the processor where the device cannot hold it."""
         import torch
 
-        model = self.engine().target
+        from specrig.engines.native import Native
+
+        if self.files.dtype == "float32":
+            return self.engine()
+        files = replace(self.files, dtype="float32", engine_options={})
+        try:
+            return Native(files, device=self.study.resolved_device(), threads=self.study.threads)
+        except torch.OutOfMemoryError:
+            return Native(files, threads=self.study.threads)
+
+    def scores(self, tokens: Sequence[int]) -> list[float]:
+        """The target's logits after `tokens`, in float32."""
+        found: list[float] = self.logits(tokens, 1, self.precise())[0].tolist()
+        return found
+
+    def logits(self, tokens: Sequence[int], last: int, engine: Native | None = None) -> NDArray[np.float64]:
+        """`[last, V]`: the target's logits at the last positions of `tokens`, in the study's precision or the given engine's."""
+        import torch
+
+        model = (engine or self.engine()).target
         model.start(1, len(tokens))
         scores, _ = model.forward(torch.tensor([list(tokens)], device=model.device))
         found: NDArray[np.float64] = scores[0, -last:].double().cpu().numpy()
@@ -143,27 +171,17 @@ def _baseline(made: Comparison) -> dict[str, Any]:
 
 
 def _identity(records: list[Record], target: Target) -> dict[str, Any]:
-    tolerance = tie_tolerance(engines()[records[0].cell.engine].precision(target.files))
+    precision = engines()[records[0].cell.engine].precision(target.files)
     divergences = [
         divergence
         for record in records
         if record.run.tokens != record.baseline.tokens
-        and (
-            divergence := first_divergence(
-                record, target.prompts(record.cell.task)[record.prompt_id], lambda tokens: target.logits(tokens, 1)[0].tolist()
-            )
-        )
+        and (divergence := first_divergence(record, target.prompts(record.cell.task)[record.prompt_id], target.scores, precision))
     ]
-    ties = [divergence for divergence in divergences if abs(divergence.gap) <= tolerance]
-    worst = max(divergences, key=lambda divergence: abs(divergence.gap), default=None)
-    finding = f"{len(records) - len(divergences)} of {len(records)} outputs identical"
-    if ties:
-        finding += f", {len(ties)} numerical ties (gap up to {tolerance:g})"
-    if worst is not None and len(ties) < len(divergences):
-        finding += f"; {worst.describe()}"
-    claimed = records[0].lossless
-    passed = len(ties) == len(divergences) or not claimed
-    return _judged(records, "token identity", float("nan"), passed, claimed, finding)
+    claimed, identical = records[0].lossless, len(records) - len(divergences)
+    passed = all(divergence.tie for divergence in divergences) or not claimed
+    finding = summary(divergences, len(records))
+    return _judged(records, "token identity", float("nan"), passed, claimed, finding) | {"identical": identical}
 
 
 def _positions(records: list[Record], target: Target, seed: int) -> dict[str, Any]:

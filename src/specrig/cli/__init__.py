@@ -150,12 +150,17 @@ def remeasure(study: StudyFile) -> None:
 @app.command()
 def audit(study: StudyFile) -> None:
     """Audit every record: at temperature 0 it must equal plain decoding; above, its tokens must fit the target's distribution."""
+    import pandas as pd
+
     from specrig.audit.run import audit_records
     from specrig.measurement.records import study_records
+    from specrig.reporting.verdicts import identity
 
     loaded = load(study)
-    records = study_records(loaded.root / "records", loaded.replicates)
-    audit_records(loaded, records, loaded.root, loaded.root / "audit" / "records.csv")
+    records, out = study_records(loaded.root / "records", loaded.replicates), loaded.root / "audit" / "records.csv"
+    audit_records(loaded, records, loaded.root, out)
+    if said := identity(pd.read_csv(out)):
+        typer.echo(said)
 
 
 @app.command()

@@ -50,15 +50,13 @@ class Linear:
             return result
         return F.linear(x, self.weight, self.bias)
 
+    def dense(self) -> Tensor:
+        """The weight `[out, in]`, spread out again where it was reordered."""
+        return self.weight.to_dense() if self.packed else self.weight
+
     def among(self, places: Tensor) -> Linear:
-        """A layer of those outputs alone, `places` `[n]`. A reordered weight is read by multiplying the unit vectors, which is exact."""
-        bias = None if self.bias is None else self.bias[places]
-        if not self.packed:
-            return Linear(self.weight[places], bias)
-        parts = []
-        for rows in torch.eye(self.width, dtype=self.weight.dtype).split(64):
-            parts.append(torch.ops.mkldnn._linear_pointwise(rows, self.weight, None, "none", [], "")[:, places])
-        return Linear(torch.cat(parts).T.contiguous(), bias)
+        """A layer of those outputs alone, `places` `[n]`."""
+        return Linear(self.dense()[places].contiguous(), None if self.bias is None else self.bias[places])
 
     def onto(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual + self(x)`, `[..., out]`. On a GPU `residual` itself takes the sum, inside the product's kernel."""
@@ -68,3 +66,17 @@ class Linear:
         """`onto` for a GPU: adds to `residual` in place. Only for a layer without bias whose weight is not reordered."""
         residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), self.weight.t())
         return residual
+
+
+class Widened(Linear):
+    """A layer that multiplies in float32 whatever the precision of its input. It keeps a float32 copy of the weight."""
+
+    __slots__ = ()
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight: `[out, in]` and bias: `[out]` of any precision."""
+        super().__init__(weight.float(), None if bias is None else bias.float())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[..., in]` -> `[..., out]` in float32."""
+        return super().__call__(x.float())

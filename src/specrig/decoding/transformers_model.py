@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 from specrig.decoding import agreement
 from specrig.decoding.cache import KeyValueCache, LayerShape
 from specrig.decoding.device import at_each, constant
+from specrig.decoding.linear import Widened
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.model import CachedModel, Step
 from specrig.decoding.types import DecodingError
@@ -89,6 +90,21 @@ class TransformersModel(CachedModel):
                 made[id(mask)] = added.view(-1, 1, *added.shape[-2:]).expand(B, 1, n, step.end)
         by_type: dict[str, Tensor] = {self.patterns[at].kind: made[id(step.masks[at])] for at in self.pattern_of}
         return by_type if len(by_type) > 1 else next(iter(by_type.values()))
+
+
+def float32_logits(model: CachedModel) -> None:
+    """From now on compute the logits of a wrapped model in float32, from the hidden states as they are.
+
+    A bfloat16 logit of 20 knows multiples of 0.125 only, so the two best tokens are often equal. The LM head's weight is kept in float32.
+    """
+    if isinstance(model, LlamaModel):
+        model.head = Widened(model.head.dense())
+        return
+    assert isinstance(model, TransformersModel)
+    head = model.model.get_output_embeddings()
+    for name, weight in list(head.named_parameters(recurse=False)):  # its own: the embedding may share it
+        setattr(head, name, torch.nn.Parameter(weight.detach().float(), requires_grad=False))
+    head.register_forward_pre_hook(lambda _, given: (given[0].float(), *given[1:]))
 
 
 def cached_model(model: Any, *, device: torch.device | str = "cpu", direct: bool = True, drafts: bool = False) -> CachedModel:

@@ -36,6 +36,9 @@ class Native(TokenizedEngine):
         even_passes: bool = False
         """Pad every pass of the target, plain or verifying, to the same few shapes, so that a method's greedy output equals plain
         decoding bit by bit where the processor's kernels allow it; costs the padding."""
+        float32_logits: bool = False
+        """Compute the target's logits in float32 in a pair of lower precision: fewer numerical ties between the two best tokens; costs
+        a float32 copy of the LM head."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
@@ -46,6 +49,10 @@ class Native(TokenizedEngine):
         self.target = self.weights.cached("target", self.device)
         if self.options.even_passes:
             self.target.even_passes()
+        if self.options.float32_logits:
+            from specrig.decoding.transformers_model import float32_logits
+
+            float32_logits(self.target)
         self._models: dict[str, CachedModel] = {}
         self._drafters: dict[str, Drafter] = {}
         self._loaded_mb: dict[str, float] = {}

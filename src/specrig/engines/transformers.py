@@ -183,7 +183,8 @@ class Transformers(TokenizedEngine):
         return GenerationConfig(
             max_new_tokens=max(min(max_new_tokens + cell.k + 1, room), max_new_tokens),
             eos_token_id=sorted(self.eos) or None,
-            pad_token_id=pad,
+            # Where nothing ends a sequence nothing is padded either. A padding id among the prompt's tokens would hide them from the draft.
+            pad_token_id=pad if self.eos else None,
             **sampling,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pandas as pd
 
@@ -38,8 +38,36 @@ def sentence(audit: pd.DataFrame) -> str:
     else:
         names = ", ".join(sorted({method_name(name) for name in failed["method"]}))
         text = f"{len(failed)} of {len(claimed)} tests failed ({names}): their speedups are struck through in the tables."
+    said = identity(claimed)
+    text += f" {said}" if said else ""
     text += f" {int(lossy.sum())} tests are of cells that are lossy by design; they are shown, not judged." if lossy.any() else ""
     return text + _baselines(audit[baseline])
+
+
+def identity(audit: pd.DataFrame) -> str:
+    """A sentence: the share of greedy outputs that equal plain decoding's; empty where none were compared. audit: see `verdict_grid`."""
+    if "identical" not in audit or (compared := audit[audit["identical"].notna()]).empty:
+        return ""
+    same, of = int(compared["identical"].sum()), int(compared["samples"].sum())
+    text = f"At temperature 0 {same:,} of {of:,} outputs ({_percent(same, of)}) are plain decoding's token by token"
+    return text + ("." if same == of else "; a test passes where the others part from it at a numerical tie.")
+
+
+def _percent(part: int, whole: int) -> str:
+    """A share that is rounded down, so that only all is 100 %."""
+    return f"{100 * part // whole} %"
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    """The verdict in words, with the share of identical outputs where outputs were compared."""
+    if str(row["finding"]).startswith("lossy by design"):
+        text = "lossy"
+    else:
+        text = "not judged" if pd.isna(row["passed"]) else "passed" if row["passed"] else "FAILED"
+    identical = row.get("identical")
+    return (
+        text if identical is None or pd.isna(identical) else f"{text}, {_percent(int(identical), int(row['samples']))} identical"
+    )
 
 
 def _baselines(audit: pd.DataFrame) -> str:
@@ -69,7 +97,6 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
         lossy = str(row["finding"]).startswith("lossy by design")
         p_value = "" if pd.isna(row["p_value"]) else f"{row['p_value']:.2g}" if row["p_value"] > SMALLEST else f"< {SMALLEST:g}"
         judged = not pd.isna(row["passed"])
-        verdict = "lossy" if lossy else "not judged" if not judged else "passed" if row["passed"] else "FAILED"
         rows.append(
             [
                 *(Entry(str(row[name]) or "made for the test") for name in several),
@@ -79,7 +106,7 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
                 Entry("–" if str(row["ks"]) == "0" else str(row["ks"])),
                 Entry(str(row["test"])),
                 Entry(p_value),
-                Entry(verdict, "", judged and not row["passed"]),
+                Entry(_verdict(row), "", judged and not row["passed"]),
                 Entry(str(row["finding"]).removeprefix("lossy by design; ")),
             ]
         )

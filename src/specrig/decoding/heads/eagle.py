@@ -30,7 +30,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specrig.decoding.attention import FULL
 from specrig.decoding.device import at_each, padded
 from specrig.decoding.heads.checkpoint import Shapes, check_places, faults, read, untrained, write
-from specrig.decoding.linear import Linear
+from specrig.decoding.linear import Linear, Widened
 from specrig.decoding.llama_model import Block, LlamaModel
 from specrig.decoding.model import CachedModel, Step
 from specrig.decoding.types import Context, DecodingError, Parents, Verdict
@@ -310,7 +310,8 @@ def shared(target: CachedModel) -> tuple[Tensor, Linear]:
     model: Any = target.model  # type: ignore[attr-defined]
     output = model.get_output_embeddings()
     bias = output.bias.detach() if getattr(output, "bias", None) is not None else None
-    return model.get_input_embeddings().weight.detach(), Linear(output.weight.detach(), bias)
+    kind = Linear if output.weight.dtype == target.dtype else Widened
+    return model.get_input_embeddings().weight.detach(), kind(output.weight.detach(), bias)
 
 
 def layer_of(weights: dict[str, Tensor], prefix: str) -> Block:
