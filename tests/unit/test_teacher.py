@@ -16,12 +16,14 @@ from specrig.decoding.loop import generate
 from specrig.engines.native import Native
 from specrig.models.pair import PairFiles
 from specrig.training import acceptance, stages, teacher
+from specrig.training.distil import measured
 from specrig.training.generate import Writer
+from specrig.training.llama import Llama
 from specrig.training.prompts import heldout_prompts
-from specrig.training.recipe import TINY, Recipe
+from specrig.training.recipe import TINY, Recipe, Shape
 from specrig.training.run import TrainingError
 from specrig.training.states import StoredStates
-from specrig.training.target_text import frequent, places, read_text, write_text
+from specrig.training.target_text import Texts, frequent, places, read_text, write_text
 
 V, D = 1024, 32
 SIZES: dict[str, Any] = {
@@ -155,6 +157,15 @@ def test_expected_acceptance_is_that_of_rounds() -> None:
     asked = torch.ones_like(right)
     asked[2] = False
     assert acceptance.accuracies(right, asked)[2] == 0.0
+
+
+def test_an_end_token_inside_a_prompt_ends_no_text() -> None:
+    """As in ChatML, whose turns end with it: only what the target wrote is measured, and all of it."""
+    tokens = torch.tensor([[5, 0, 7, 8, 9, 0, 0]])
+    written = torch.tensor([[0, 0, 0, 1, 1, 1, 0]], dtype=torch.bool)
+    model = Llama(Shape(layers=1, hidden=16, heads=1, intermediate=24), 12).initialise(0)
+    _, asked = measured(model, None, Texts(tokens, written))
+    assert asked[:3].sum((1, 2)).tolist() == [2, 1, 0]  # token 4 after 3, token 5 after 4; both after 3
 
 
 def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
