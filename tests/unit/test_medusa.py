@@ -97,7 +97,7 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lent, list[list[f
         heads_loss(heads, heads.output, hidden, hidden, heads.output, everything(texts), settings).backward()
         optimizer.step()
     texts = cycles(7, 33)
-    accuracies = rank_accuracies(heads, tutor, everything(texts), tutor.states(texts), tutor.eos)
+    accuracies = rank_accuracies(heads, tutor, everything(texts), tutor.states(texts))
     config = checkpoint.heads_config(
         hidden=64, vocabulary=PERIOD, heads=4, measured={"accuracy": accuracies[1:], "first": accuracies[0]}
     )

@@ -49,7 +49,7 @@ def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, pr
     key = learnt_from(recipe, corpus_dir, models, target)
 
     def measure() -> tuple[dict[str, Any], str]:
-        found = acceptance.report(*measured(model, drafted, text.heldout, tutor.eos))
+        found = acceptance.report(*measured(model, drafted, text.heldout))
         return found, acceptance.told(found)
 
     with training(models / "draft", settings.steps, progress, key) as run:
@@ -91,7 +91,7 @@ def distillation_loss(
 
 
 @torch.no_grad()
-def measured(model: Llama, drafted: Tensor | None, heldout: Texts, eos: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def measured(model: Llama, drafted: Tensor | None, heldout: Texts) -> tuple[Tensor, Tensor]:
     """For `acceptance.report`, of texts that the target wrote greedily: a round at position t drafts tokens t + 1, t + 2, …; `[K, N, T]`."""
     where, right = model.embedding.device, []
     for rows in heldout.tokens.split(rows_at_once(where)):
@@ -99,7 +99,7 @@ def measured(model: Llama, drafted: Tensor | None, heldout: Texts, eos: tuple[in
         with autocast(where):
             chosen = model.logits(model(rows[:, :-1]), drafted).argmax(-1)
         right.append((chosen == places(rows[:, 1:], drafted)).cpu())
-    good, choices = torch.cat(right), heldout.choices(eos)
+    good, choices = torch.cat(right), heldout.written
     asked = [ahead(choices[:, 1:], depth) & choices[:, :-1] for depth in range(acceptance.DEPTH)]
     return torch.stack([ahead(good, depth) for depth in range(acceptance.DEPTH)]), torch.stack(asked)
 

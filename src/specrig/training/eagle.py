@@ -210,7 +210,7 @@ def measured(head: Layer, target: Teacher, heldout: Texts, states: Tensor | Stor
             embedded = F.embedding(rows[:, 1:], target.embedding)
             for step, predicted in enumerate(head(embedded, given[:, :-1], acceptance.DEPTH)):
                 right[step].append((head.choice(predicted[:, :-1]) == rows[:, 2:]).cpu())
-    choices = heldout.choices(target.eos)
+    choices = heldout.written
     asked = [ahead(choices[:, 2:], step) & choices[:, 1:-1] for step in range(acceptance.DEPTH)]
     return torch.stack([ahead(torch.cat(parts), step) for step, parts in enumerate(right)]), torch.stack(asked)
 

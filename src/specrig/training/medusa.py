@@ -175,10 +175,10 @@ class Session:
         )
         checkpoint.save(run.folder, config, heads.tensors())
 
-    def _shown(self) -> tuple[Teacher, Texts, Tensor, tuple[int, ...]]:
-        """What heads are measured on: the model, held-out texts, the model's states of them, the end tokens."""
+    def _shown(self) -> tuple[Teacher, Texts, Tensor]:
+        """What heads are measured on: the model, held-out texts, the model's states of them."""
         heldout = self.text.heldout
-        return self.model, heldout, self.model.states_of(heldout.tokens), self.teacher.eos
+        return self.model, heldout, self.model.states_of(heldout.tokens)
 
     def _among(self, heads: Heads, output: Output) -> Output:
         return output.among(None if heads.drafted is None else heads.drafted.to(self.where))

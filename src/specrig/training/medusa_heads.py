@@ -5,7 +5,6 @@ Shapes: B sequences, T tokens, D hidden, V vocabulary, Vd the tokens that the he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -98,13 +97,13 @@ def heads_loss(
 
 
 @torch.no_grad()
-def rank_accuracies(heads: Heads, model: Teacher, heldout: Texts, hidden: Tensor, eos: Sequence[int]) -> list[list[float]]:
+def rank_accuracies(heads: Heads, model: Teacher, heldout: Texts, hidden: Tensor) -> list[list[float]]:
     """How often the choice of each rank is the token that came, `[1 + K][RANKS]`: of the model's LM head, then of every head.
 
     heldout: texts that the target wrote greedily; hidden: the model's states of them, `[N, T, D]`. Only positions count at which a draft would be made: the next token and the predicted
     token were both chosen by the target. A token that the heads cannot draft is of no rank.
     """
-    choices = heldout.choices(eos)
+    choices = heldout.written
     found: list[list[float]] = []
     with autocast(model.where):
         for reach in range(1, 2 + len(heads)):
@@ -125,9 +124,9 @@ def rank_accuracies(heads: Heads, model: Teacher, heldout: Texts, hidden: Tensor
 
 
 @torch.no_grad()
-def measured(heads: Heads, model: Teacher, heldout: Texts, hidden: Tensor, eos: Sequence[int]) -> tuple[Tensor, Tensor]:
+def measured(heads: Heads, model: Teacher, heldout: Texts, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """For `acceptance.report`, see `rank_accuracies`: a round at position t drafts token t + 2 + i by head i; `[K, N, T]`."""
-    choices = heldout.choices(eos)
+    choices = heldout.written
     right, asked = [], []
     for index, head in enumerate(heads):
         there = ahead(choices, index + 2) & ahead(choices, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +35,6 @@ class Texts:
     """`[N, T + 1]` int64."""
     written: Tensor
     """Which of them the target wrote, its end of the text included: `[N, T + 1]` bool."""
-
-    def choices(self, eos: Sequence[int]) -> Tensor:
-        """Which tokens were chosen where a draft would have offered one, `[N, T + 1]` bool: after a text's end nothing is drafted."""
-        ended = torch.isin(self.tokens, torch.tensor(eos))
-        return self.written & ~(ended.cumsum(1) - ended.long()).bool()
 
 
 @dataclass(frozen=True, slots=True)

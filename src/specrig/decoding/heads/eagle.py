@@ -30,6 +30,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specrig.decoding.attention import FULL
 from specrig.decoding.device import at_each, padded
 from specrig.decoding.heads.checkpoint import Shapes, check_places, faults, read, untrained, write
+from specrig.decoding.heads.layer import layer_like
 from specrig.decoding.linear import Linear, Widened
 from specrig.decoding.llama_model import Block, LlamaModel
 from specrig.decoding.model import CachedModel, Step
@@ -38,10 +39,6 @@ from specrig.decoding.types import Context, DecodingError, Parents, Verdict
 if TYPE_CHECKING:
     from pathlib import Path
 
-_TAKEN_OVER = (
-    "hidden_size", "num_attention_heads", "head_dim", "vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id",
-    "pad_token_id", "tie_word_embeddings", "dtype",
-)  # fmt: skip
 _NOT_READ = ("embed_tokens.weight", "t2d")
 """What published checkpoints hold besides: the target's embedding again, and which of its tokens `d2t` reaches (a mask `[V]`)."""
 
@@ -214,34 +211,11 @@ def head_config(target: Any, drafted: Tensor | None = None) -> Any:
     """The configuration of a head for a target with this configuration: a Llama of one layer with the target's sizes.
 
     drafted: `[Vd]`, the tokens that it can draft, None: all. vLLM, which knows no such key, then drafts among all.
-
-    What a target of another architecture lacks is Llama's: rotary positions, as many key heads as heads, an inner width of 4 D.
     """
-    text = target.get_text_config(decoder=True)
-    given = {name: getattr(text, name) for name in _TAKEN_OVER if getattr(text, name, None) is not None}
-    sizes = {
-        "intermediate_size": _first(text, "intermediate_size", "n_inner") or 4 * text.hidden_size,
-        "num_key_value_heads": _first(text, "num_key_value_heads") or text.num_attention_heads,
-        "rms_norm_eps": _first(text, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon") or 1e-6,
-    }
     own = {} if drafted is None else {"specrig": {"drafted": drafted.tolist()}}
     return LlamaConfig(
-        **own, **given, **sizes, rope_parameters=_rotary(text), num_hidden_layers=1, architectures=["EagleLlamaForCausalLM"]
+        **own, **layer_like(target.get_text_config(decoder=True)), num_hidden_layers=1, architectures=["EagleLlamaForCausalLM"]
     )
-
-
-def _first(config: Any, *names: str) -> Any:
-    """The first of these settings that the configuration has."""
-    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
-
-
-def _rotary(config: Any) -> dict[str, Any]:
-    """The target's rotary positions, over the whole width of a head; those of its full attention where each type of layer has its own."""
-    given = getattr(config, "rope_parameters", None) or {}
-    if any(isinstance(part, dict) for part in given.values()):
-        given = given.get("full_attention") or next(part for part in given.values() if isinstance(part, dict))
-    kept = {name: value for name, value in given.items() if name != "partial_rotary_factor"}
-    return {"rope_type": "default", "rope_theta": 10_000.0} | kept
 
 
 def shapes(config: Any) -> Shapes:
