@@ -30,9 +30,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specrig.decoding.attention import FULL
 from specrig.decoding.device import at_each, padded
 from specrig.decoding.heads.checkpoint import Shapes, check_places, faults, read, untrained, write
-from specrig.decoding.heads.layer import layer_like
+from specrig.decoding.heads.layer import layer_like, layer_of
 from specrig.decoding.linear import Linear, Widened
-from specrig.decoding.llama_model import Block, LlamaModel
+from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.model import CachedModel, Step
 from specrig.decoding.types import Context, DecodingError, Parents, Verdict
 
@@ -286,21 +286,3 @@ def shared(target: CachedModel) -> tuple[Tensor, Linear]:
     bias = output.bias.detach() if getattr(output, "bias", None) is not None else None
     kind = Linear if output.weight.dtype == target.dtype else Widened
     return model.get_input_embeddings().weight.detach(), kind(output.weight.detach(), bias)
-
-
-def layer_of(weights: dict[str, Tensor], prefix: str) -> Block:
-    """The decoder layer `prefix` of a checkpoint; what its attention reads is made by the head."""
-
-    def fused(*names: str) -> Linear:
-        return Linear(torch.cat([weights[f"{prefix}.{name}.weight"] for name in names]))
-
-    return Block(
-        norm_1=None,
-        qkv=fused(*(f"self_attn.{part}_proj" for part in "qkv")),
-        q_norm=None,
-        k_norm=None,
-        out=fused("self_attn.o_proj"),
-        norm_2=weights[f"{prefix}.post_attention_layernorm.weight"],
-        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
-        down=fused("mlp.down_proj"),
-    )

@@ -1,8 +1,14 @@
-"""The sizes of a head that is a decoder layer, from the target that it is made for."""
+"""A head that is a decoder layer: its sizes, from the target that it is made for, and its weights, from a checkpoint."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from specrig.decoding.linear import Linear
+from specrig.decoding.llama_model import Block
 
 _TAKEN_OVER = (
     "hidden_size", "num_attention_heads", "head_dim", "vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id",
@@ -36,3 +42,21 @@ def _rotary(config: Any) -> dict[str, Any]:
         given = given.get("full_attention") or next(part for part in given.values() if isinstance(part, dict))
     kept = {name: value for name, value in given.items() if name != "partial_rotary_factor"}
     return {"rope_type": "default", "rope_theta": 10_000.0} | kept
+
+
+def layer_of(weights: dict[str, Tensor], prefix: str) -> Block:
+    """The decoder layer `prefix` of a checkpoint; what its attention reads is made by the head."""
+
+    def fused(*names: str) -> Linear:
+        return Linear(torch.cat([weights[f"{prefix}.{name}.weight"] for name in names]))
+
+    return Block(
+        norm_1=None,
+        qkv=fused(*(f"self_attn.{part}_proj" for part in "qkv")),
+        q_norm=None,
+        k_norm=None,
+        out=fused("self_attn.o_proj"),
+        norm_2=weights[f"{prefix}.post_attention_layernorm.weight"],
+        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
+        down=fused("mlp.down_proj"),
+    )
