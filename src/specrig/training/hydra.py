@@ -136,7 +136,7 @@ def _asked(heads: Heads, target: Teacher, heldout: Texts) -> Iterator[tuple[Tens
     """Of every head: where a draft would be made, `[N, T]` bool, and there the positions `[n, 2]`, the target's states, and the tokens that
     came, `[n]`.
     """
-    hidden, choices = target.states_of(heldout.tokens), heldout.choices(target.eos)
+    hidden, choices = target.states_of(heldout.tokens), heldout.written
     for index in range(len(heads)):
         there = ahead(choices, index + 2) & ahead(choices, 1)
         at = there.nonzero()
