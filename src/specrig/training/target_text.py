@@ -155,7 +155,7 @@ def places(tokens: Tensor, drafted: Tensor | None) -> Tensor:
     if drafted is None:
         return tokens
     drafted = drafted.to(tokens.device)
-    place = torch.searchsorted(drafted, tokens).clamp(max=len(drafted) - 1)
+    place = torch.searchsorted(drafted, tokens.contiguous()).clamp(max=len(drafted) - 1)
     return torch.where(drafted[place] == tokens, place, -1)
 
 
