@@ -136,11 +136,14 @@ def test_not_measured_comes_with_the_command() -> None:
     assert "'pairs=[\"llama\"]'" in found.command and "'tasks=[\"spec_bench_mt_bench\"]'" in found.command
     assert '"k": [3, 4, 5]' in found.command and "printf" not in found.command
     absent = judge([claim(target="Qwen/Qwen3-8B", draft="", method="ngram")], pd.DataFrame(), CATALOGUE)[0]
-    row = "printf 'Qwen3-8B\\tQwen/Qwen3-8B\\t\\t\\t\\tbfloat16\\n' >> configs/pairs.tsv"
+    row = "printf 'Qwen3-8B\\tQwen/Qwen3-8B\\t\\t\\t\\tbfloat16\\t\\n' >> configs/pairs.tsv"
     assert f"|| {row}; }} && snakemake" in absent.command and "'pairs=[\"Qwen3-8B\"]'" in absent.command
     for headless in (claim(draft="", method="eagle"), claim(target="Qwen/Qwen3-8B", draft="", method="eagle2")):
         found = judge([headless], pd.DataFrame(), CATALOGUE)[0]
-        assert "must name a trained eagle head" in found.reason and not found.command, "it would be refused"
+        assert "heads would be trained here" in found.reason
+        assert "bfloat16\\ttrained\\n" in found.command and '-trained"]' in found.command, (
+            "a row of its own, whose heads are trained"
+        )
     mean = judge([claim(task="overall", source="Spec-Bench, a page")], pd.DataFrame(), CATALOGUE)[0]
     assert '\'tasks=["spec_bench_mt_bench", "spec_bench_qa"]\'' in mean.command and "overall" in mean.reason
     lost = judge([claim(task="rag")], pd.DataFrame(), CATALOGUE)[0]

@@ -11,6 +11,7 @@ from specrig.analysis.cells import cells_table
 from specrig.cell import Cell
 from specrig.reporting.document import write_report
 from specrig.reporting.latency import latency, with_latency
+from specrig.reporting.panels import SCREEN, NothingError
 from specrig.study.entries import MethodEntry
 
 
@@ -31,7 +32,7 @@ def test_a_line_goes_through_the_speedups_in_the_order_of_latency() -> None:
     table = cells_table([record for cell in measured for record in cell_records(cell, alpha=0.6)])
     found = with_latency(table, measured)
     assert set(found["method"]) == {"remote_draft"} and set(found["k"]) == {4}, "the k that ran with most latencies"
-    figure = latency(table, measured, ["code", "translation"])
+    figure = latency(table, measured, ["code", "translation"], SCREEN)
     for ax, task in zip(figure.axes, ("code", "translation"), strict=True):
         line, local, one = ax.get_lines()
         assert list(line.get_xdata()) == [0, 5, 20]
@@ -44,8 +45,8 @@ def test_a_line_goes_through_the_speedups_in_the_order_of_latency() -> None:
 def test_without_a_network_there_is_nothing_to_show() -> None:
     plain = [cell for cell in swept("code") if cell.method == "draft_model"]
     table = cells_table([record for cell in plain for record in cell_records(cell, alpha=0.6)])
-    (ax,) = latency(table, plain, ["code"]).axes
-    assert ax.texts[0].get_text() == "no method of this study drafted over a network"
+    with pytest.raises(NothingError, match="no method of this study drafted over a network"):
+        latency(table, plain, ["code"], SCREEN)
 
 
 @pytest.mark.parametrize("remote", [False, True])

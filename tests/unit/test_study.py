@@ -74,7 +74,7 @@ def test_an_option_that_is_a_list_is_swept_by_a_list_of_lists(workplace: Path, m
             branches: list[int] = Field(default_factory=lambda: [2, 1])
 
     registry = {**drafters.registry(), "branching": Branching}
-    for module in ("entries", "grid", "checks.names", "checks.entries", "checks.cells"):
+    for module in ("entries", "grid", "checks.names", "checks.entries"):
         monkeypatch.setattr(f"specrig.study.{module}.methods", lambda: registry)
     monkeypatch.setattr("specrig.engines.native.registry", lambda: registry)
     one = load_study(written(tasks=["code"], methods=[{"method": "branching", "branches": [4, 2]}])).grid.cells

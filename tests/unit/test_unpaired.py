@@ -27,14 +27,14 @@ class Recorder:
 
     def __init__(self, cells: list[Cell], asked: list[str], broken: Sequence[str] = ()) -> None:
         self.cells, self.baseline = cells, baseline_of(cells[0])
-        self.failed: dict[str, str] = {}
+        self.failed: dict[Cell, str] = {}
         self.asked, self.broken = asked, broken
         self.written: dict[Cell, tuple[Runs, Runs, Sequence[float | None]]] = {}
 
     def run_alone(self, cell: Cell) -> Runs | None:
         self.asked.append(cell.slug)
         if cell.slug in self.broken:
-            self.failed[cell.slug] = "EngineError: it died"
+            self.failed[cell] = "EngineError: it died"
             return None
         seconds = float(self.asked.count(cell.slug)) if cell == self.baseline else 0.5
         return [[run(seconds)], [run(seconds)]]
@@ -69,14 +69,14 @@ def test_every_start_of_the_engine_serves_all_its_cells(tmp_path: Path) -> None:
 
 def test_a_failed_cell_leaves_the_others(tmp_path: Path) -> None:
     both = blocks([], broken=["code-k2-t0-b1"])
-    assert measure_unpaired(both, digests(), tmp_path) == {"code-k2-t0-b1": "EngineError: it died"}
+    assert measure_unpaired(both, digests(), tmp_path) == {cell(2, "code"): "EngineError: it died"}
     assert [len(block.written) for block in both] == [1, 2]
 
 
 def test_a_failed_baseline_fails_its_own_block_alone(tmp_path: Path) -> None:
     both = blocks([], broken=["translation-k0-t0-b1"])
     failed = measure_unpaired(both, digests(), tmp_path)
-    assert set(failed) == {"translation-k2-t0-b1", "translation-k4-t0-b1"}
+    assert set(failed) == {cell(2, "translation"), cell(4, "translation")}
     assert all(reason == "the baseline failed: EngineError: it died" for reason in failed.values())
     assert len(both[0].written) == 2
 
@@ -92,7 +92,7 @@ def test_a_baseline_that_fails_afterwards_costs_itself_alone(tmp_path: Path) -> 
 
     first = [Dying(block.cells, block.asked) for block in blocks([])]
     failed = measure_unpaired(first, digests(), tmp_path)
-    assert set(failed) == {"translation-k2-t0-b1", "translation-k4-t0-b1"}
+    assert set(failed) == {cell(2, "translation"), cell(4, "translation")}
     assert [len(block.written) for block in first] == [2, 0]
     kept = {path.stem for path in (tmp_path / "parts").iterdir()}
     assert kept == {"translation-k2-t0-b1-before", "translation-k2-t0-b1", "translation-k4-t0-b1"}

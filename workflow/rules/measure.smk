@@ -1,6 +1,6 @@
-        ": > {log}; SPECRIG_ENGINE_LOG={log}"
-        " python -m specrig measure --study {params.study} --engine {wildcards.engine} --pair {wildcards.pair}"
-        " {params.chosen} --replicate {params.replicate} 2>&1 | tee -a {log} >&2"
+# A job measures all cells of an engine and a pair in one replicate, or those of one method (the study's key `jobs`). It loads the
+# models once, and keeps finished cells when it resumes. The records lie in a folder for each method, those of the first replicate in the
+# folder itself, those of the others in folders below it.
 
 
 rule measure:

@@ -14,12 +14,14 @@ from specrig.analysis.task_names import of_benchmark, plain, preferred
 from specrig.study.claims import TIMED, Claim
 
 STUDY, GPU_STUDY, PAIRS = "configs/quick.yaml", "configs/gpu.yaml", "configs/pairs.tsv"
+TRAINED = "trained"
+"""In the column `heads` of pairs.tsv: whatever heads a study's methods need are trained for the pair."""
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 """A source's name of a precision -> the dtype in pairs.tsv."""
 
 
 class KnownPair(NamedTuple):
-    """A row of pairs.tsv: the hub ids of target and draft ("" where there is no draft), and the names of the trained heads."""
+    """A row of pairs.tsv: the hub ids of target and draft ("" where there is no draft), and the names of its heads; `TRAINED`: any."""
 
     target: str
     draft: str = ""
@@ -27,7 +29,7 @@ class KnownPair(NamedTuple):
 
     def lacks(self, needs: Collection[str]) -> list[str]:
         """The models among `needs` (`draft`, or a head's name) that this row does not have."""
-        return [need for need in needs if not (self.draft if need == "draft" else need in self.heads)]
+        return [need for need in needs if not (self.draft if need == "draft" else {need, TRAINED} & set(self.heads))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Catalogue:
     pairs: Mapping[str, KnownPair] = field(default_factory=dict)
     tasks: Collection[str] = ()
     methods: Mapping[str, Collection[str]] = field(default_factory=dict)
-    pair_columns: Sequence[str] = ("pair", "target", "draft", "target_revision", "draft_revision", "dtype")
+    pair_columns: Sequence[str] = ("pair", "target", "draft", "target_revision", "draft_revision", "dtype", "heads")
     """The names of the columns of pairs.tsv, in order."""
 
 
@@ -45,7 +47,7 @@ def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tu
     """Return (the shell command that would measure the claim, the obstacle or None).
 
     The command runs as printed at the root of the repository; it adds the pair's row to pairs.tsv where it is missing. It is
-    empty where something must be made first: a method, a row of tasks.tsv, a head. The obstacle then says what. Beside a command,
+    empty where something must be made first: a method, a row of tasks.tsv, a draft. The obstacle then says what. Beside a command,
     the obstacle says how its study would differ from the source's. parts: the tasks over which the claim's mean is taken.
     """
     needs = catalogue.methods.get(claim.base_method)
@@ -60,16 +62,18 @@ def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tu
         return "", f"{claim.target} cannot be downloaded, or SpecRig does not know it"
 
     name, pair = _pair(claim, catalogue.pairs, needs)
-    if lacking := pair.lacks(needs):
-        return "", "; ".join(
-            "the source names no draft model" if need == "draft" else f"the pair's row must name a trained {need} head"
-            for need in lacking
-        )
+    lacking = pair.lacks(needs)
+    if "draft" in lacking:
+        return "", "the source names no draft model"
+    if lacking:
+        name, pair = f"{name}-trained", pair._replace(heads=[TRAINED])
     tasks, left_out = _tasks(claim, catalogue.tasks, parts)
     if not tasks:
         return "", left_out
 
     obstacles = [left_out] if left_out else []
+    if lacking:
+        obstacles.append("its heads would be trained here, since no published ones are known")
     if claim.nucleus:
         obstacles.append("nucleus sampling is not offered")
     if claim.precision and claim.precision.lower() not in DTYPES:
@@ -80,7 +84,7 @@ def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tu
 
 
 def _pair(claim: Claim, pairs: Mapping[str, KnownPair], needs: Collection[str]) -> tuple[str, KnownPair]:
-    """(name, row) of pairs.tsv for the claim's models: the row that lacks the fewest needed models, or a new row without any."""
+    """(name, row) of pairs.tsv for the claim's models: the row that lacks the fewest needed models, or a new row."""
     draft = claim.drafts[-1] if claim.drafts and "draft" in needs else ""
     fitting = [(name, pair) for name, pair in pairs.items() if pair.target == claim.target and (not draft or pair.draft == draft)]
     if fitting:
@@ -108,7 +112,7 @@ def _tasks(claim: Claim, names: Collection[str], parts: Sequence[str]) -> tuple[
 def _add_row(name: str, pair: KnownPair, claim: Claim, columns: Sequence[str]) -> str:
     """The shell command that appends the pair to pairs.tsv, unless it is there already."""
     dtype = DTYPES.get(claim.precision.lower(), "bfloat16")
-    row = {"pair": name, "target": pair.target, "draft": pair.draft, "dtype": dtype}
+    row = {"pair": name, "target": pair.target, "draft": pair.draft, "dtype": dtype, "heads": " ".join(pair.heads)}
     line = r"\t".join(row.get(column, "") for column in columns)
     return f"{{ cut -f1 {PAIRS} | grep -qxF {name} || printf '{line}\\n' >> {PAIRS}; }}"
 

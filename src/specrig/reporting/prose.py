@@ -48,7 +48,7 @@ REPORTED = (
 AUDIT = (
     "Plain decoding itself is compared with transformers' own generate, with its own forward pass and cache, on the longest prompt of each pair. "
     "At temperature zero the output must be the autoregressive one, token by token; a divergence counts as a numerical tie only where the "
-    "target's logits for the two tokens, computed in float32, lie within a few units of the study's precision. Above temperature zero there are two tests. On a small pair made for the test, samples are "
+    "target's logits for the two tokens, computed in full precision, lie within a few units of the study's precision. Above temperature zero there are two tests. On a small pair made for the test, samples are "
     "compared, token by token, with the target's exact probabilities given what came before. On the study's own pair, each emitted token is "
     "compared with the target's distribution at its position (probability integral transform, Kolmogorov-Smirnov test). All p-values are judged "
     "together (Holm's procedure): a study whose methods are all correct has even one failed test with a chance of at most "
