@@ -217,7 +217,8 @@ def order_figure(found: Sequence[Comparison], sheet: Sheet) -> Figure:
     left = letter * (max(len(name) for each in shown for name in each.measured) + 5) + 0.15
     slope = figure.get_figwidth() / columns - left - 7 * letter - 0.2
     for panel, each in zip(unused_hidden(axes, len(shown)), shown, strict=True):
-        sides = [_ranked(each.ranking.figures), _ranked(each.measured)]
+        reported = {name: each.ranking.figures[name] for name in each.measured}
+        sides = [_ranked(reported), _ranked(each.measured)]
         moved = {name for change in each.changes for name in (change.ahead, change.behind)}
         for name in sides[0]:
             places = [side.index(name) + 1 for side in sides]
@@ -225,7 +226,7 @@ def order_figure(found: Sequence[Comparison], sheet: Sheet) -> Figure:
             panel.plot(
                 (0, 1), places, color=method_colour(name), marker=method_marker(name), alpha=0.55 if still else 1, clip_on=False
             )
-            for x, place, figures in ((0, places[0], each.ranking.figures), (1, places[1], each.measured)):
+            for x, place, figures in ((0, places[0], reported), (1, places[1], each.measured)):
                 text = f"{name} {figures[name]:.2f}" if x == 0 else f"{figures[name]:.2f}"
                 panel.annotate(
                     text,
