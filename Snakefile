@@ -34,6 +34,7 @@ onstart:
 
 
 onsuccess:
+    forget_states()
     print(
         f"\nReport: {REPORT}\nTables: {ROOT}/tables\n{try_tracking_again()}",
         file=sys.stderr,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from specrig.decoding.drafters import registry
@@ -173,16 +175,27 @@ def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
 ) -> None:
     tutor, texts = teacher.load(trained[0], torch.device("cpu")), read_text(trained[1]).train.tokens
     monkeypatch.setattr("specrig.training.states.SHARD", 3 * 2 * texts.shape[1] * 2 * D)  # three texts a shard
-    stored = StoredStates(tmp_path, "target", "key", tutor, texts, (1,))
+    run, model = tmp_path / "run", tmp_path / "model"
+    run.mkdir()
+    shutil.copytree(trained[0], model)
+    stored = StoredStates(run, model, tutor, texts, (1,))
     rows = torch.tensor([len(texts) - 1, 0, 2])
     torch.testing.assert_close(stored[rows], tutor.states(texts[rows], (1,)).bfloat16(), atol=0.1, rtol=0.05)
     files = sorted((tmp_path / "states").iterdir())
     assert len(files) == -(-len(texts) // 3)
     before = [file.stat().st_mtime_ns for file in files]
-    StoredStates(tmp_path, "target", "key", tutor, texts, (1,))
+    StoredStates(run, model, tutor, texts, (1,))
     assert [file.stat().st_mtime_ns for file in files] == before
-    StoredStates(tmp_path, "target", "another", tutor, texts, (1,))
-    assert [file.stat().st_mtime_ns for file in files] != before
+    assert sorted((tmp_path / "states").iterdir()) == files, "the pair's other trainings find them"
+    weights = model / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
+    StoredStates(run, model, tutor, texts, (1,))
+    assert [file.stat().st_mtime_ns for file in files] != before, "of another model they are others"
+    monkeypatch.setattr("specrig.training.states.KEPT", 0)
+    StoredStates(run, model, tutor, texts)
+    assert list((run / "states").iterdir()) and sorted((tmp_path / "states").iterdir()) == files, (
+        "large ones go with the training"
+    )
 
 
 def test_a_cut_vocabulary_holds_the_most_frequent_tokens(trained: tuple[Path, Path]) -> None:

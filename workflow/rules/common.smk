@@ -3,6 +3,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -143,6 +144,12 @@ def write_study():
         raise WorkflowError(
             f"{error.filename}: {error.strerror}; choose another folder, e.g. --config results=PATH"
         ) from None
+
+
+def forget_states():
+    """Delete the hidden states that trainings share: nothing more will be trained from them."""
+    for folder in Path(ROOT, "models").glob("*/states"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def try_tracking_again():

@@ -24,6 +24,8 @@ FROZEN_BYTES = 4
 """Of a weight of the teacher."""
 LOGIT_BYTES = 16
 """Of a logit of a batch: the student's and the teacher's, and what the backward pass keeps of each."""
+_LEARN_STATES = ("draft", "medusa", "draft_medusa", "joint", "eagle", "eagle3", "hydra")
+"""Trainings that read stored states of the target."""
 STATE_BYTES = 2
 """Of a number in a stored hidden state."""
 EAGLE3_STREAMS = 3
@@ -36,7 +38,9 @@ def training_flop(recipe: Recipe, models: Iterable[str], target: Target) -> floa
     models: names in `stages.STAGES`, or `joint` for Medusa-2.
     """
     wanted = list(models)
-    return sum(_COSTS[name](recipe, target) for name in wanted) + (_text(recipe, target) if set(wanted) - {"target"} else 0.0)
+    if not set(wanted) - {"target"}:
+        return sum(_COSTS[name](recipe, target) for name in wanted)
+    return sum(_COSTS[name](recipe, target) for name in wanted) + _text(recipe, target) + _states(recipe, wanted, target)
 
 
 def training_memory(recipe: Recipe, model: str, target: Target) -> float:
@@ -51,19 +55,19 @@ def training_memory(recipe: Recipe, model: str, target: Target) -> float:
 
 
 def training_disk(recipe: Recipe, models: Iterable[str], target: Target) -> float:
-    """Bytes on disk: the trained models with their checkpoints, and the hidden states that the largest of the trainings learns from."""
+    """Bytes on disk: the trained models with their checkpoints, and the hidden states that they learn from."""
     wanted = list(models)
     kept = sum((target.parameters if name in ("target", "joint") else 0) + _weights(recipe, name, target) for name in wanted)
-    return kept * (FROZEN_BYTES + LEARNT_BYTES) + max((_stored(recipe, name, target) for name in wanted), default=0.0)
+    return kept * (FROZEN_BYTES + LEARNT_BYTES) + sum(
+        count * recipe.text.sequence * streams * _hidden(target) * STATE_BYTES for count, streams in _stored(recipe, wanted)
+    )
 
 
-def _stored(recipe: Recipe, model: str, target: Target) -> float:
-    """Bytes of hidden states."""
-    sequences = {"target": 0, "draft": recipe.text.sequences}
-    learnt = _head(recipe, model)
-    streams = 1 + (EAGLE3_STREAMS if model == "eagle3" else 0)
-    count = sequences.get(model, recipe.text.sequences + learnt.corpus_sequences)
-    return float(count * recipe.text.sequence * streams * _hidden(target) * STATE_BYTES)
+def _stored(recipe: Recipe, models: Iterable[str]) -> set[tuple[int, int]]:
+    """(texts, streams of each) of the target's hidden states that trainings read; those that read the same share them."""
+    return {
+        (_sequences(recipe, name), 1 + (EAGLE3_STREAMS if name == "eagle3" else 0)) for name in models if name in _LEARN_STATES
+    }
 
 
 def _weights(recipe: Recipe, model: str, target: Target) -> float:
@@ -134,17 +138,28 @@ def _draft(recipe: Recipe, target: Target) -> float:
     passes = (1 - share) * _teaches(target, settings.sequence) + share * 2.0 * _hidden(target) * _drafted(
         recipe.distillation, target
     )
-    states = _states(recipe, _teaches(target, recipe.text.sequence), 0) if share else 0.0
-    return (own + passes) * settings.steps * settings.batch * settings.sequence + states
+    return (own + passes) * settings.steps * settings.batch * settings.sequence
 
 
 def _text(recipe: Recipe, target: Target) -> float:
     return _teaches(target, recipe.text.sequence) * recipe.text.sequences * recipe.text.sequence
 
 
-def _states(recipe: Recipe, token: float, corpus_sequences: int) -> float:
-    """Of what heads learn from: once for all steps. token: operations of the model's pass."""
-    return token * (recipe.text.sequences + corpus_sequences) * recipe.text.sequence
+def _states(recipe: Recipe, models: Iterable[str], target: Target) -> float:
+    """Of the states that models learn from: once for all that learn from the same texts and streams; a draft's of its Medusa heads besides."""
+    token, sequence = _teaches(target, recipe.text.sequence), recipe.text.sequence
+    draft = (
+        _forward(recipe.draft, _vocabulary(target), sequence) * _sequences(recipe, "medusa") if "draft_medusa" in models else 0.0
+    )
+    return sequence * (sum(token * count for count, _ in _stored(recipe, models)) + draft)
+
+
+def _sequences(recipe: Recipe, model: str) -> int:
+    """Texts whose states a training reads."""
+    own = recipe.text.sequences
+    if model == "draft":
+        return own if recipe.distillation.generated_share else 0
+    return own + _head(recipe, model).corpus_sequences
 
 
 def _medusa_heads(recipe: Recipe, width: int, target: Target) -> float:
@@ -155,21 +170,18 @@ def _medusa_heads(recipe: Recipe, width: int, target: Target) -> float:
 def _medusa(recipe: Recipe, target: Target) -> float:
     settings = recipe.medusa
     learnt = settings.steps * settings.batch * recipe.text.sequence
-    states = _states(recipe, _teaches(target, recipe.text.sequence), settings.corpus_sequences)
-    return _medusa_heads(recipe, _hidden(target), target) * learnt + states
+    return _medusa_heads(recipe, _hidden(target), target) * learnt
 
 
 def _draft_medusa(recipe: Recipe, target: Target) -> float:
     settings = recipe.medusa
     learnt = settings.steps * settings.batch * recipe.text.sequence
-    both = _forward(recipe.draft, _vocabulary(target), recipe.text.sequence) + _teaches(target, recipe.text.sequence)
-    return _medusa_heads(recipe, recipe.draft.hidden, target) * learnt + _states(recipe, both, settings.corpus_sequences)
+    return _medusa_heads(recipe, recipe.draft.hidden, target) * learnt
 
 
 def _joint(recipe: Recipe, target: Target) -> float:
     token = LEARNING * _teaches(target, recipe.text.sequence) + _medusa_heads(recipe, _hidden(target), target)
-    states = _states(recipe, _teaches(target, recipe.text.sequence), recipe.medusa.corpus_sequences)
-    return token * recipe.medusa.joint.steps * recipe.medusa.batch * recipe.text.sequence + states
+    return token * recipe.medusa.joint.steps * recipe.medusa.batch * recipe.text.sequence
 
 
 def _eagle_weights(settings: HeadTraining, target: Target, inputs: int, reads: int) -> float:
@@ -181,8 +193,7 @@ def _eagle_weights(settings: HeadTraining, target: Target, inputs: int, reads: i
 def _eagle(recipe: Recipe, target: Target, settings: HeadTraining) -> float:
     weights = _eagle_weights(settings, target, *((EAGLE3_STREAMS, 2) if isinstance(settings, Eagle3Training) else (2, 1)))
     learnt = settings.rollout * settings.steps * settings.batch * recipe.text.sequence
-    states = _states(recipe, _teaches(target, recipe.text.sequence), settings.corpus_sequences)
-    return LEARNING * 2.0 * weights * learnt + states
+    return LEARNING * 2.0 * weights * learnt
 
 
 def _hydra_weights(recipe: Recipe, target: Target) -> float:
@@ -193,9 +204,8 @@ def _hydra_weights(recipe: Recipe, target: Target) -> float:
 def _hydra(recipe: Recipe, target: Target) -> float:
     settings = recipe.hydra
     learnt = settings.steps * settings.batch * recipe.text.sequence
-    states = _states(recipe, _teaches(target, recipe.text.sequence), settings.corpus_sequences)
     said = settings.heads * _hidden(target) * _drafted(settings, target)
-    return LEARNING * 2.0 * (_hydra_weights(recipe, target) + said) * learnt + states
+    return LEARNING * 2.0 * (_hydra_weights(recipe, target) + said) * learnt
 
 
 def _layer_skip(recipe: Recipe, target: Target) -> float:

@@ -53,7 +53,7 @@ def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, pr
         return found, acceptance.told(found)
 
     with training(models / "draft", settings.steps, progress, key) as run:
-        batches = _mixed(recipe, corpus_dir, target, text.train, tutor, key, run)
+        batches = _mixed(recipe, corpus_dir, target, text.train, tutor, run)
         train(model, settings, batches, distillation_loss(model, tutor, recipe.distillation, drafted), measure, run)
         llama.save(model, run.folder, tutor.eos, drafted)
         copy_tokenizer(target, run.folder)
@@ -104,7 +104,7 @@ def measured(model: Llama, drafted: Tensor | None, heldout: Texts) -> tuple[Tens
     return torch.stack([ahead(good, depth) for depth in range(acceptance.DEPTH)]), torch.stack(asked)
 
 
-def _mixed(recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, tutor: Teacher, key: str, run: Run) -> Iterator[Taught]:
+def _mixed(recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, tutor: Teacher, run: Run) -> Iterator[Taught]:
     """Batches of the corpus, then, for the last `generated_share` of the steps, of the target's own text with its hidden states."""
     settings, share = recipe.draft_training, recipe.distillation.generated_share if len(own.tokens) else 0.0
     together, switch = settings.batch // settings.accumulate, round(settings.steps * (1 - share))
@@ -114,6 +114,6 @@ def _mixed(recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, tutor: Te
         for _ in range(switch * settings.accumulate):
             tokens = next(packed)
             yield Texts(tokens, torch.ones_like(tokens, dtype=torch.bool)), None
-    hidden = StoredStates(run.folder, "target", key, tutor, own.tokens[:, :-1])  # once: its sequences come up several times
+    hidden = StoredStates(run.folder, target, tutor, own.tokens)  # once: its sequences come up several times
     for rows in row_batches(len(own.tokens), together, recipe.seed + 2):
-        yield Texts(own.tokens[rows], own.written[rows]), hidden[rows]
+        yield Texts(own.tokens[rows], own.written[rows]), hidden[rows][:, :-1]

@@ -254,10 +254,8 @@ def fit(
     with training(models / kind.name, settings.steps, progress, key) as run:
         run.begin({"head": (head, optimizer)}, [generator])
         texts = with_corpus(text.train, settings.corpus_sequences, corpus_dir, target, recipe.seed + 3)
-        hidden = StoredStates(
-            run.folder, "target", key, tutor, texts.tokens, head.streams
-        )  # once: a step then costs the head alone
-        shown = StoredStates(run.folder, "heldout", key, tutor, text.heldout.tokens, head.streams)
+        hidden = StoredStates(run.folder, target, tutor, texts.tokens, head.streams)  # once: a step then costs the head alone
+        shown = StoredStates(run.folder, target, tutor, text.heldout.tokens, head.streams)
         batches = row_batches(len(texts.tokens), settings.batch, recipe.seed + 4)
         for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):
             batch = Texts(moved(texts.tokens[rows], where), moved(texts.written[rows], where))

@@ -109,8 +109,8 @@ def train_heads(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, pr
     optimizer, key = Optimizer(heads, schedule), learnt_from(recipe, corpus_dir, models, target)
     with training(models / "hydra", settings.steps, progress, key) as run:
         run.begin({"heads": (heads, optimizer)})
-        texts = with_corpus(text.train, settings.corpus_sequences, corpus_dir, target, recipe.seed + 7)
-        hidden = StoredStates(run.folder, "target", key, tutor, texts.tokens)  # once: a step then costs the heads alone
+        texts = with_corpus(text.train, settings.corpus_sequences, corpus_dir, target, recipe.seed + 3)
+        hidden = StoredStates(run.folder, target, tutor, texts.tokens)  # once: a step then costs the heads alone
         batches = row_batches(len(texts.tokens), settings.batch, recipe.seed + 7)
         for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):
             batch = Texts(moved(texts.tokens[rows], where), moved(texts.written[rows], where))

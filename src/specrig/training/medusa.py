@@ -95,12 +95,12 @@ class Session:
         self, recipe: Recipe, corpus_dir: Path, models: Path, target: Path, of: Path, device: str, *, learns: bool = False
     ) -> None:
         present(target, "target")
-        self.where = place(device)
+        self.where, self.of, self.target = place(device), of, target
         self.recipe, self.settings, self.text = recipe, recipe.medusa, read_text(models)
         self.key = learnt_from(recipe, corpus_dir, models, *dict.fromkeys((of, target)))
         self.teacher = teacher.load(target, self.where, learns=learns)
         self.model = self.teacher if of == target else teacher.load(of, self.where)
-        self.texts = with_corpus(self.text.train, self.settings.corpus_sequences, corpus_dir, target, recipe.seed + 5)
+        self.texts = with_corpus(self.text.train, self.settings.corpus_sequences, corpus_dir, target, recipe.seed + 3)
 
     def heads(self) -> Heads:
         """Untrained heads of the model."""
@@ -112,9 +112,9 @@ class Session:
         settings = self.settings
         optimizer = Optimizer(heads, self._optimisation(settings.steps, settings.lr, settings.matrix_lr))
         run.begin({"heads": (heads, optimizer)})
-        hidden = StoredStates(run.folder, "model", self.key, self.model, self.texts.tokens)
+        hidden = StoredStates(run.folder, self.of, self.model, self.texts.tokens)
         alike = self.teacher is self.model
-        taught = hidden if alike else StoredStates(run.folder, "target", self.key, self.teacher, self.texts.tokens)
+        taught = hidden if alike else StoredStates(run.folder, self.target, self.teacher, self.texts.tokens)
         teaching = self._among(heads, self.teacher.output)
         shown = self._shown()
         for step, rows, batch in self._batches(run.done, settings.steps, self.recipe.seed + 5):
@@ -129,7 +129,7 @@ class Session:
     def fit_jointly(self, heads: Heads, own_curve: Curve, run: Run) -> None:
         """Train heads and model together. The teacher is the model before this training, by its LM head and stored hidden states."""
         settings, joint, model = self.settings, self.settings.joint, self.model
-        taught = StoredStates(run.folder, "target", self.key, model, self.texts.tokens)
+        taught = StoredStates(run.folder, self.of, model, self.texts.tokens)
         before = Output(model.output.weight.clone(), model.output.bias)
         teaching = self._among(heads, before)
         model.model.requires_grad_(True)

@@ -22,7 +22,7 @@ from specrig.training.prompts import heldout_prompts, training_prompts
 from specrig.training.recipe import Recipe
 from specrig.training.run import TrainingError, key_of, within_memory
 from specrig.training.stages import TEXT
-from specrig.training.teacher import end_tokens
+from specrig.training.teacher import end_tokens, weights_of
 from specrig.training.tokenizer import load_tokenizer
 from specrig.training.trainer import PackedText, place, tokenize
 
@@ -118,11 +118,6 @@ def learnt_from(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path) 
     """`key_of` a training that learns from the corpus, from the text of the pair's target, and from the models in `folders`."""
     weights = (file for folder in folders for file in weights_of(folder))
     return key_of(recipe, corpus_dir / "train.jsonl", models / TEXT, *weights)
-
-
-def weights_of(folder: Path) -> list[Path]:
-    """The weights of a model folder, in one file or in several."""
-    return sorted(folder.glob("*.safetensors"))
 
 
 def present(folder: Path, name: str) -> Path:

@@ -143,3 +143,8 @@ def copy_tokenizer(source: Path, out: Path) -> None:
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """The weights of a model folder, in one file or in several."""
+    return sorted(folder.glob("*.safetensors"))
