@@ -256,7 +256,7 @@ def test_a_draft_that_is_late_is_done_without(fleet: Fleet, native: Native) -> N
         ({"prompt": [3, -1]}, "prompt.1: Input should be greater than or equal to 0 → you gave -1"),
         ({"messages": [{"role": "user"}], "return_token_ids": False}, "messages.0.content: it is missing → add it"),
         ({"stream_options": {"all": True}}, "stream_options.all: no such field here → leave it out"),
-        ({"max_tokens": 10_000}, "max_tokens: a prompt of 14 tokens and 10000 new ones need 10014, there is room for 506"),
+        ({"max_tokens": 10_000}, "max_tokens: a prompt of 13 tokens and 10000 new ones need 10013, there is room for 506"),
         ({"top_p": 0.5}, "top_p: Input should be greater than or equal to 1"),
         ({"n": 2}, "n: Input should be 1"),
         ({"draft_tokens": 7}, "draft_tokens: Input should be less than or equal to 6"),

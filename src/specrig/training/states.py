@@ -42,7 +42,7 @@ class StoredStates:
         folder.mkdir(exist_ok=True)
         asked = hashlib.sha256(f"{model.name} {streams} ".encode() + texts.numpy().tobytes()).hexdigest()[:16]
         self.files = [folder / f"{asked}.{number}.safetensors" for number in range(-(-N // self.rows))]
-        with FileLock(folder.with_suffix(".lock")):  # another training of the pair may be making the same
+        with FileLock(folder / ".lock"):  # another training of the pair may be making the same
             key = _digest(model)
             for file, part in zip(self.files, texts.split(self.rows), strict=True):
                 if _key(file) != key:
