@@ -122,14 +122,14 @@ def test_a_generation_that_was_held_is_named() -> None:
 
 
 def test_a_machine_that_could_do_less_beside_a_cell() -> None:
-    slow = Probe(when="2026-01-01T10:05:00+00:00", copy_gb_s=18.0, product_gflop_s=60.0)
+    slow = Probe(when="2026-01-01T10:05:00+00:00", copy_gb_s=11.0, product_gflop_s=60.0)
     hit = [record.model_copy(update={"after": slow}) for record in quiet()]
     often = [
         record.model_copy(update={"before": record.before.model_copy(update={"when": f"2026-01-01T11:0{number}:00+00:00"})})
         for number, record in enumerate(quiet())
     ]
     texts = [text for _, text in reasons(hit, other=often)]
-    assert texts[0] == "the machine copied at 18 GB/s beside it, at 30 usually in this study"
+    assert texts[0] == "the machine copied at 11 GB/s beside it, at 30 usually in this study"
     assert "multiplied at 60 GFLOP/s" in texts[1]
     assert reasons(often, other=hit) == [], "what is usual in the study is what counts"
 

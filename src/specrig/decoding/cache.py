@@ -42,7 +42,8 @@ class KeyValueCache:
         places = {shape: zip(*self._stacks[2 * at : 2 * at + 2], strict=True) for at, shape in enumerate(counts)}
         self._layers = [next(places[shape]) for shape in layout]
         self._places = list(range(batch_size))  # where each row lies in the stacks
-        self._scattered: Tensor | None = None  # the same, where they do not lie side by side
+        self._rows = torch.arange(batch_size, device=device).unsqueeze(1)  # where in `_layers`, [B, 1]
+        self._apart = False  # whether the rows do not lie side by side
         self.lengths = [0] * batch_size
         self.slots = slots
 
@@ -56,8 +57,9 @@ class KeyValueCache:
         first, end = rows[0], rows[0] + len(rows)
         if view._places == list(range(first, end)):
             view._layers = [(keys[first:end], values[first:end]) for keys, values in self._layers]
+            view._rows = self._rows[: len(rows)]
         else:
-            view._scattered = on_device(rows, self._stacks[0].device)
+            view._rows, view._apart = on_device(rows, self._stacks[0].device).unsqueeze(1), True
         return view
 
     @property
@@ -80,17 +82,16 @@ class KeyValueCache:
         slots: where they go, `[B, n]`, or a slice where all rows are alike.
         """
         own = self._layers[layer]
-        if self._scattered is not None:
-            if isinstance(slots, slice):
-                slots = torch.arange(slots.start, slots.stop, device=keys.device).unsqueeze(0)
-            for held, new in zip(own, (keys, values), strict=True):
-                held[self._scattered.unsqueeze(1), :, slots] = new.transpose(1, 2)  # by row and slot: [B, n, H, d]
-            return own[0][self._scattered, :, :end], own[1][self._scattered, :, :end]
+        if self._apart and isinstance(slots, slice):
+            slots = torch.arange(slots.start, slots.stop, device=keys.device).unsqueeze(0)
         for held, new in zip(own, (keys, values), strict=True):
             if isinstance(slots, slice):
                 held[:, :, slots] = new
             else:
-                held.scatter_(2, slots[:, None, :, None].expand_as(new), new)  # places [B, n] -> [B, H, n, d]
+                held[self._rows, :, slots] = new.transpose(1, 2)  # by row and slot: [B, n, H, d]
+        if self._apart:
+            rows = self._rows[:, 0]
+            return own[0][rows, :, :end], own[1][rows, :, :end]
         return own[0][:, :, :end], own[1][:, :, :end]
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
