@@ -286,7 +286,7 @@ def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path],
     recipe, folder = pair
     base = trained_again(train_heads, recipe, folder, tmp_path / "base")
     train_jointly(recipe, folder / "corpus", base, tmp_path / "joint", base / "target", progress=False)
-    assert sorted(path.name for path in (tmp_path / "joint").iterdir()) == ["medusa", "states", "target"]
+    assert sorted(path.name for path in (tmp_path / "joint").iterdir()) == [".states", "medusa", "target"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "joint" / "target")
     before = AutoModelForCausalLM.from_pretrained(folder / "target")
     assert not all(torch.equal(new, old) for new, old in zip(model.parameters(), before.parameters(), strict=True))

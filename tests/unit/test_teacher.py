@@ -135,7 +135,7 @@ def test_the_curves_tell_the_acceptance_to_expect(trained: tuple[Path, Path]) ->
     for name in MODELS:
         last = json.loads((trained[1] / name / "training.jsonl").read_text().splitlines()[-1])
         assert last["tau_sim"] == pytest.approx(acceptance.expected(last["acceptance"]), abs=2e-3)
-        assert not (trained[1] / name / "states").exists()
+        assert not (trained[1] / name / ".states").exists()
 
 
 def test_medusa_2_trains_any_target_with_its_heads(tiny_pair: Path, tmp_path: Path) -> None:
@@ -181,19 +181,19 @@ def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
     stored = StoredStates(run, model, tutor, texts, (1,))
     rows = torch.tensor([len(texts) - 1, 0, 2])
     torch.testing.assert_close(stored[rows], tutor.states(texts[rows], (1,)).bfloat16(), atol=0.1, rtol=0.05)
-    files = sorted((tmp_path / "states").glob("*.safetensors"))
+    files = sorted((tmp_path / ".states").glob("*.safetensors"))
     assert len(files) == -(-len(texts) // 3)
     before = [file.stat().st_mtime_ns for file in files]
     StoredStates(run, model, tutor, texts, (1,))
     assert [file.stat().st_mtime_ns for file in files] == before
-    assert sorted((tmp_path / "states").glob("*.safetensors")) == files, "the pair's other trainings find them"
+    assert sorted((tmp_path / ".states").glob("*.safetensors")) == files, "the pair's other trainings find them"
     weights = model / "model.safetensors"
     save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
     StoredStates(run, model, tutor, texts, (1,))
     assert [file.stat().st_mtime_ns for file in files] != before, "of another model they are others"
     monkeypatch.setattr("specrig.training.states.KEPT", 0)
     StoredStates(run, model, tutor, texts)
-    assert list((run / "states").glob("*.safetensors")) and sorted((tmp_path / "states").glob("*.safetensors")) == files, (
+    assert list((run / ".states").glob("*.safetensors")) and sorted((tmp_path / ".states").glob("*.safetensors")) == files, (
         "large ones go with the training"
     )
 

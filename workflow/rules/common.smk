@@ -148,7 +148,7 @@ def write_study():
 
 def forget_states():
     """Delete the hidden states that trainings share: nothing more will be trained from them."""
-    for folder in Path(ROOT, "models").glob("*/states"):
+    for folder in Path(ROOT, "models").glob("*/.states"):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -129,7 +129,7 @@ def model_rows(study: Path) -> list[dict[str, Any]]:
     if listed.is_file():
         rows: list[dict[str, Any]] = json.loads(listed.read_text(encoding="utf-8"))
         return rows
-    folders = sorted((study / "models").glob("*/*/"))
+    folders = sorted((study / "models").glob("*/[!.]*/"))  # a training at work hides its folder
     rows = [{"pair": folder.parent.name, "name": folder.name, "parameters": parameters(folder)} for folder in folders]
     return sorted(rows, key=lambda row: (row["pair"], row["name"] != "target", row["name"]))
 

@@ -24,7 +24,7 @@ from specrig.training.checkpoint import State, steps_done
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Recipe
 
-STATES = "states"
+STATES = ".states"
 """In the folder of an unfinished training: the target's states that it learns from (`training.states`)."""
 _LOG_EVERY_S = 10.0
 _READ_EVERY = {"cpu": 1, "cuda": 10}
