@@ -120,7 +120,7 @@ def test_a_plan_says_what_training_for_a_target_takes(workplace: Path) -> None:
     assert small.startswith("draft of own, draft_medusa of own, eagle of own, medusa of own (") and "GB of disk" in small
     flop = float(small.split("(")[1].split(" PFLOP")[0])
     config = json.loads(Path("models/mine/config.json").read_text())
-    Path("models/mine/config.json").write_text(json.dumps(config | {"num_hidden_layers": 200}))
+    Path("models/mine/config.json").write_text(json.dumps(config | {"num_hidden_layers": 1000}))
     larger = training(study_of("own\tmodels/mine\ttrained\t\ttrained\n"))
     assert float(larger.split("(")[1].split(" PFLOP")[0]) > 1.5 * flop, "the target that teaches is what counts"
     assert "without own, whose target's size is not known" in training(study_of("own\towner/model\ttrained\t\ttrained\n"))
