@@ -23,8 +23,8 @@ include: "workflow/rules/report.smk"
 rule all:
     default_target: True
     input:
-        TABLES,
-        FIGURES,
+        TABLE_FILES,
+        FIGURE_FILES,
         TRACKED,
         REPORT,
 

@@ -27,6 +27,7 @@ from specrig.study.grid import TOGETHER
 from specrig.study.problems import StudyError
 from specrig.study.overlap import overlapping
 from specrig.corpus.example import PROMPT_FILES
+from specrig.reporting.names import FIGURES, TABLES
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT
 
 try:
@@ -85,37 +86,17 @@ AUDITS = [f"{ROOT}/audit/records.csv"] + [
         }
     )
 ]
-TABLE_NAMES = [
-    "cells",
-    "speedup",
-    "acceptance",
-    "engines",
-    "reproduction",
-    "optimal_k",
-    "order",
-    "order_changes",
-]
+# What is simulated stands in tables of its own.
+TABLE_NAMES = [name for name in TABLES if name != "simulated"]
 # Only the tables have the reported figures as input, so that a new row there causes no measuring.
 REPORTED = [str(STUDY.tables.reported)] if STUDY.tables.reported else []
-TABLES = [
+TABLE_FILES = [
     f"{ROOT}/tables/{name}.{kind}"
     for name in [*TABLE_NAMES, "simulated", "quality"]
     for kind in ("csv", "md", "tex")
 ]
-FIGURE_NAMES = [
-    "k_sweep",
-    "heatmap",
-    "speedup_bars",
-    "predicted",
-    "emitted_lengths",
-    "engines",
-    "batching",
-    "latency",
-    "reported",
-    "order",
-    "training",
-]
-FIGURES = [
+FIGURE_NAMES = list(FIGURES)
+FIGURE_FILES = [
     f"{ROOT}/figures/{name}.{kind}" for name in FIGURE_NAMES for kind in ("svg", "png")
 ]
 

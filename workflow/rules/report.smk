@@ -5,8 +5,8 @@ rule report:
     input:
         records=MEASURED,
         audits=AUDITS,
-        tables=TABLES,
-        figures=FIGURES,
+        tables=TABLE_FILES,
+        figures=FIGURE_FILES,
         curves=CURVES,
     output:
         page=report(

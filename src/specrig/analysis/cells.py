@@ -9,10 +9,14 @@ from typing import Any, cast
 import pandas as pd
 
 from specrig.analysis import acceptance, cost_model, energy, repetition, replicates, speedup, statistics
+from specrig.cell import Cell
 from specrig.measurement.records import Record
 
 IDENTITY = ["engine", "pair", "method", "k", "task", "temperature", "batch_size", "variant"]
 """The columns that together identify a cell."""
+
+Identity = tuple[Any, ...]
+"""The values of `IDENTITY`."""
 
 COLUMNS = [
     *["engine", "pair", "method", "k", "task", "temperature", "batch_size", "prompts", "tokens"],
@@ -32,6 +36,16 @@ EXTRAS = [
     *["replicates", "drift", "drift_low", "drift_high", "digest"],
 ]
 """The columns after `COLUMNS`. Later versions may add more, so read them by name. `energy.COLUMNS` follow where known."""
+
+
+def identity(cell: Cell) -> Identity:
+    """What identifies a cell."""
+    return tuple(getattr(cell, name) for name in IDENTITY)
+
+
+def row_identity(row: Mapping[str, Any]) -> Identity:
+    """What identifies the cell of a table's row."""
+    return tuple(row[name] for name in IDENTITY)
 
 
 def by_cell(records: Iterable[Record]) -> dict[str, list[Record]]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.cells import IDENTITY, by_cell, row_dicts
+from specrig.analysis.cells import by_cell, identity, row_dicts, row_identity
 from specrig.analysis.crossfit import Judged, crossfit
 from specrig.analysis.replicates import BetweenRuns, Layout, between, between_runs, layout
 from specrig.analysis.speedup import group_times, log_ratios
@@ -40,7 +40,7 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
     default k was not measured.
     """
     grouped = by_cell(records)
-    ratios = {_identity(members[0]): log_ratios(group_times(members)) for members in grouped.values()}
+    ratios = {identity(members[0].cell): log_ratios(group_times(members)) for members in grouped.values()}
     runs = between(grouped)
     gain_runs = _gain_runs(cells, ratios) if runs else {}
     rows = []
@@ -54,7 +54,7 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
             "predicted_k": predicted["k"],
             "predicted_speedup": predicted["predicted_speedup"],
         }
-        own = {found["k"]: ratios[tuple(found[name] for name in IDENTITY)] for found in row_dicts(members)}
+        own = {found["k"]: ratios[row_identity(found)] for found in row_dicts(members)}
         usual = members[members["k"] == DEFAULT_K]
         if len(usual):
             row["default_speedup"] = cast("dict[str, Any]", usual.iloc[0].to_dict())["speedup"]
@@ -111,13 +111,9 @@ def _gain_runs(cells: pd.DataFrame, ratios: dict[tuple[Any, ...], pd.Series]) ->
     """(engine, pair) -> what whole runs add to the difference between a k and the default. What moves both alike cancels."""
     found: dict[tuple[str, str], dict[str, list[Layout]]] = {}
     for _, members in _settings(cells):
-        logs = {row["k"]: ratios[tuple(row[name] for name in IDENTITY)] for row in row_dicts(members)}
+        logs = {row["k"]: ratios[row_identity(row)] for row in row_dicts(members)}
         first = row_dicts(members)[0]
         jobs = found.setdefault((first["engine"], first["pair"]), {}).setdefault(first["method"], [])
         jobs += [layout((logs[k] - logs[DEFAULT_K]).dropna()) for k in logs if DEFAULT_K in logs and k != DEFAULT_K]
     pools = {key: between_runs(jobs) for key, jobs in found.items()}
     return {key: pool for key, pool in pools.items() if pool}
-
-
-def _identity(record: Record) -> tuple[Any, ...]:
-    return tuple(getattr(record.cell, name) for name in IDENTITY)

@@ -78,8 +78,9 @@ class Native(TokenizedEngine):
         """See `Engine`."""
         from specrig.decoding.loop import generate
 
-        drafter = self._drafter(cell)
-        used = {*registry()[cell.method].needs, _key(cell)}
+        key = digest([cell.method, cell.options])
+        drafter = self._drafter(cell, key)
+        used = {*registry()[cell.method].needs, key}
         self._unused_mb = sum(size for name, size in self._loaded_mb.items() if name not in used)
         return generate(
             self.target,
@@ -147,8 +148,7 @@ class Native(TokenizedEngine):
             self._service.close()
             self._service = None
 
-    def _drafter(self, cell: Cell) -> Drafter:
-        key = _key(cell)
+    def _drafter(self, cell: Cell, key: str) -> Drafter:
         if key not in self._drafters:
             method, before, loaded = registry()[cell.method], self._memory_mb(), sum(self._loaded_mb.values())
             self._drafters[key] = method(method.Options.model_validate(cell.options), self)
@@ -163,7 +163,3 @@ class Native(TokenizedEngine):
 
             return torch.cuda.memory_allocated(self.target.device) / 2**20
         return psutil.Process().memory_info().rss / 2**20
-
-
-def _key(cell: Cell) -> str:
-    return digest([cell.method, cell.options])

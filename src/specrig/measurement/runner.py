@@ -130,7 +130,7 @@ class _Block:
         self.tokens = {prompt.id: engine.encode(prompt.text) for prompt in prompts}
         self.failed: dict[Cell, str] = {}
         self.rounds = [(repeat, number) for repeat in range(self.study.repeats) for number in range(len(self.groups))]
-        self.before: Probe | None = machine.probe()
+        self.before: Probe | None = None
         self.after: Probe | None = None
         self.tell: Advance = lambda description="", amount=1: None
 
@@ -227,6 +227,8 @@ def _measure_group(group: Sequence[_Block], advance: Advance) -> None:
     for block in group:
         block.tell = advance
     if not group[0].engine.paired:
+        for block in group:
+            block.before = block.machine.probe()
         job = group[0].jobs[group[0].cells[0].method]
         job.failed |= measure_unpaired(group, job.digests, job.folder)
         return

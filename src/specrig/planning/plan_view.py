@@ -53,10 +53,9 @@ def _jobs(plan: Plan) -> Table:
     table.add_column("cells", justify="right")
     for job in plan.jobs:
         table.add_row(" / ".join(job.name), *map(_values, job.values.values()), str(job.cells))
-    total = sum(job.cells for job in plan.jobs)
-    table.caption = (
-        f"{total} cells in {len(study.grid.processes)} jobs{times(study)} · {study.prompts} prompts a task · trains {plan.trains}"
-    )
+    total, processes = sum(job.cells for job in plan.jobs), len(study.grid.processes)
+    jobs = f"{processes} job{'s' if processes > 1 else ''}{times(study)}"
+    table.caption = f"{total} cells in {jobs} · {study.prompts} prompts a task · trains {plan.trains}"
     return table
 
 

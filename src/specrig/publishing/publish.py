@@ -20,8 +20,8 @@ from specrig.publishing.manifest import FILE, PublicationError, entries, present
 from specrig.publishing.scrub import check_no_traces, machine_names, machine_paths
 from specrig.reporting.attachments import Beside
 from specrig.reporting.document import write_report
-from specrig.reporting.exhibits import TABLES as OWN_TABLES
 from specrig.reporting.figures import write_figures
+from specrig.reporting.names import TABLES as OWN_TABLES
 from specrig.reporting.quality import study_scores, write_quality_table
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.tables import write_tables

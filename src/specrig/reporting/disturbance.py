@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from specrig.analysis.cells import IDENTITY, identity
 from specrig.analysis.disturbance import disturbed, shares
 from specrig.analysis.efficiency import explained_efficiency
 from specrig.measurement.records import NOT_RECORDED, Record
@@ -65,12 +66,11 @@ def efficiency_note(study: StudyData, cells: pd.DataFrame) -> str:
     above = cells[(cells["efficiency"] > 1) & ~disturbed(cells)]
     if above.empty:
         return ""
-    keys = ["engine", "pair", "method", "variant", "task", "k", "temperature", "batch_size"]
-    names = dict(zip(above[keys].itertuples(index=False, name=None), above["efficiency"], strict=True))
+    names = dict(zip(above[IDENTITY].itertuples(index=False, name=None), above["efficiency"], strict=True))
     parts = [
-        (names[_identity(records[0])], explained_efficiency(records))
+        (names[identity(records[0].cell)], explained_efficiency(records))
         for records in study.cells.values()
-        if _identity(records[0]) in names
+        if identity(records[0].cell) in names
     ]
     known = [(found, explained) for found, explained in parts if np.isfinite(explained)]
     if not known:
@@ -118,8 +118,3 @@ def _when(records: Sequence[Record]) -> str:
     if first.before is None or first.after is None:
         return "–"
     return f"{first.before.when[:16].replace('T', ' ')} to {first.after.when[11:16]}"
-
-
-def _identity(record: Record) -> tuple[object, ...]:
-    cell = record.cell
-    return cell.engine, cell.pair, cell.method, cell.variant, cell.task, cell.k, cell.temperature, cell.batch_size

@@ -17,8 +17,9 @@ from specrig.reporting import disturbance, engines, order, prose, quality, repro
 from specrig.reporting import environment as surroundings
 from specrig.reporting.attachments import Attachments, Embedded
 from specrig.reporting.device import floor_notes
-from specrig.reporting.exhibits import FIGURES, Exhibits
+from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.figures import training_curves, write_figures
+from specrig.reporting.names import FIGURES
 from specrig.reporting.narrative import conclusion, drift_sentence, repetition_warnings
 from specrig.reporting.optimum import optimal_k_sentence
 from specrig.reporting.samples import Sample, sample

@@ -1,7 +1,7 @@
 """Which tables and figures a study has. The HTML report, the PDF and the folder for papers all show these same objects.
 
-A new table is a property of `Exhibits` and, if it is a file of its own, a name in `TABLES`. A new figure is a name in `FIGURES` and
-its drawing in `figures`.
+A new table is a property of `Exhibits` and, if it is a file of its own, a name in `names.TABLES`. A new figure is a name in
+`names.FIGURES` and its drawing in `figures`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from specrig.reporting import order, verdicts
 from specrig.reporting.engines import comparison, engines_grid
 from specrig.reporting.grid import Grid
 from specrig.reporting.methods import headline_grid, methods_grid, task_grid
+from specrig.reporting.names import TABLES
 from specrig.reporting.optimum import optimal_k_grid
 from specrig.reporting.reproduction import reproduction, reproduction_grid, sources_grid
 from specrig.reporting.rounds import efficiency_grid, positions_grid, repetition_grid
@@ -25,23 +26,6 @@ from specrig.reporting.simulated import simulated_grid, simulated_table
 from specrig.reporting.speeds import acceptance_grid, cells_grid, speedup_grid
 from specrig.reporting.study_data import StudyData
 from specrig.reporting.summary import acceptance_summary, audit_failures, best_rows, speedup_summary
-
-TABLES = ("cells", "speedup", "acceptance", "engines", "reproduction", "optimal_k", "simulated", "order", "order_changes")
-"""The tables that are files of their own, as CSV, Markdown and LaTeX."""
-FIGURES = {
-    "k_sweep": "Acceptance rate and decoding speed against k, the number of tokens drafted a round.",
-    "heatmap": "Speedup over autoregressive decoding by method and task, at each method's best k (chosen on the same prompts).",
-    "speedup_bars": "Speedup over autoregressive decoding with 95 % intervals, at each method's best k (chosen on the same prompts).",
-    "predicted": "Measured speedup against the speedup predicted from acceptance and the cost of bare passes.",
-    "emitted_lengths": "How many tokens a target pass emits, at each method's best k.",
-    "engines": "The same cells in each engine, each method at the k that suits the first engine best, with 95 % intervals.",
-    "batching": "Throughput against batch size: where speculation stops paying.",
-    "latency": "Speedup against the latency that is added to each round trip between draft and target.",
-    "reported": "Reported speedups against measured ones, or those that acceptance and a roofline predict; shaded: consistent with theory.",
-    "order": "The order of methods by speed, as reported (left) and as measured (right), with Kendall's τ. Methods that changed places are drawn in full colour.",
-    "training": "Training and held-out loss against wall time, of every model the study trained; a head's is the loss of its own method, so panels do not compare.",
-}
-"""Name of a figure -> its caption."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,14 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from specrig.analysis.acceptance import emitted_lengths
-from specrig.analysis.cells import IDENTITY
+from specrig.analysis.cells import IDENTITY, identity
 from specrig.measurement.records import write_atomically
 from specrig.reporting import curves, plots
 from specrig.reporting.batching import batching
 from specrig.reporting.engines import engines_figure
-from specrig.reporting.exhibits import FIGURES, Exhibits
+from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.latency import latency
+from specrig.reporting.names import FIGURES
 from specrig.reporting.order import order_figure
 from specrig.reporting.panels import PAPER_SHEETS, SCREEN, NothingError, Sheet, empty
 from specrig.reporting.reported import reported_against
@@ -158,7 +159,7 @@ def _lengths(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
     columns = ["method", "variant", "k", "lossless", "task", "emitted", "share"]
     for members in study.cells.values():
         cell = members[0].cell
-        if tuple(getattr(cell, name) for name in IDENTITY) not in wanted:
+        if identity(cell) not in wanted:
             continue
         counts = pd.Series(emitted_lengths(members), dtype="int64").value_counts(normalize=True)
         setting = [cell.method, cell.variant, cell.k, members[0].lossless, cell.task]

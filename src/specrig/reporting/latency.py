@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from specrig.analysis.cells import IDENTITY
+from specrig.analysis.cells import IDENTITY, identity
 from specrig.cell import Cell
 from specrig.reporting.panels import (
     NothingError,
@@ -34,7 +34,7 @@ def with_latency(cells: pd.DataFrame, measured: Iterable[Cell]) -> pd.DataFrame:
 
     measured: the cells that the rows are of. Only the k is kept that ran with most latencies, of several the smallest.
     """
-    known = {tuple(getattr(cell, name) for name in IDENTITY): cell.options.get(OPTION) for cell in measured}
+    known = {identity(cell): cell.options.get(OPTION) for cell in measured}
     values = [known.get(row) for row in cells[IDENTITY].itertuples(index=False, name=None)]
     found = cells.assign(**{OPTION: pd.Series(values, index=cells.index, dtype=float)}).dropna(subset=[OPTION])
     if found.empty:

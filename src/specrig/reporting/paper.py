@@ -9,9 +9,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from specrig.measurement.records import write_atomically
 from specrig.reporting.citations import BIBLIOGRAPHY
-from specrig.reporting.exhibits import FIGURES
 from specrig.reporting.grid import Grid
 from specrig.reporting.latex import PACKAGES, STRIKING, escape, latex, over_pages
+from specrig.reporting.names import FIGURES
 from specrig.reporting.outline import Caution, Outline, Section, Shown
 from specrig.reporting.panels import COLUMN, PAGE
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from specrig.reporting.citations import cited, reference
-from specrig.reporting.exhibits import FIGURES
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.names import FIGURES
 from specrig.reporting.outline import Caution, Outline, Section, Shown
 from specrig.reporting.panels import PAGE
 from specrig.reporting.style import DISTURBED_SIGN

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from specrig.analysis.statistics import LEVEL
-from specrig.audit.family import FAMILY_WISE
 from specrig.reporting.environment import model_rows
 from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.grid import number, percent
 from specrig.reporting.optimum import power_sentence
 from specrig.reporting.rounds import EFFICIENT
 from specrig.reporting.style import task_name
+from specrig.reporting.verdicts import RULE
 
 SMALL_MODEL = 100_000_000
 """For targets with fewer parameters the report says what a target this small cannot show."""
@@ -50,9 +50,8 @@ AUDIT = (
     "At temperature zero the output must be the autoregressive one, token by token; a divergence counts as a numerical tie only where the "
     "target's logits for the two tokens, computed in full precision, lie within a few units of the study's precision. Above temperature zero there are two tests. On a small pair made for the test, samples are "
     "compared, token by token, with the target's exact probabilities given what came before. On the study's own pair, each emitted token is "
-    "compared with the target's distribution at its position (probability integral transform, Kolmogorov-Smirnov test). All p-values are judged "
-    "together (Holm's procedure): a study whose methods are all correct has even one failed test with a chance of at most "
-    f"{percent(FAMILY_WISE, 1)}."
+    "compared with the target's distribution at its position (probability integral transform, Kolmogorov-Smirnov test). "
+    f"{RULE}"
 )
 
 DEFINITIONS = {

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from specrig.analysis.acceptance import positions
-from specrig.analysis.cells import IDENTITY, row_dicts
+from specrig.analysis.cells import IDENTITY, identity, row_dicts
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.study_data import StudyData
@@ -26,7 +26,7 @@ def positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
     pooled: dict[tuple[str, ...], list[Any]] = {}
     for members in study.cells.values():
         cell = members[0].cell
-        if tuple(getattr(cell, name) for name in IDENTITY) in wanted and cell.k:
+        if identity(cell) in wanted and cell.k:
             label = method_name(cell.method, variant=cell.variant, lossless=members[0].lossless)
             pooled.setdefault((cell.engine, cell.pair, cell.method, label, str(cell.k)), []).extend(members)
     frames = {key: positions(records) for key, records in pooled.items()}

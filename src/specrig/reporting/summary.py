@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from specrig.analysis.acceptance import emitted_by_prompt
-from specrig.analysis.cells import IDENTITY, by_cell, row_dicts
+from specrig.analysis.cells import IDENTITY, by_cell, identity, row_dicts, row_identity
 from specrig.analysis.crossfit import crossfit
 from specrig.analysis.disturbance import disturbed
 from specrig.analysis.replicates import between, count
@@ -37,7 +37,7 @@ def cell_logs(records: list[Record]) -> dict[Key, pd.Series]:
     result = {}
     for members in by_cell(records).values():
         cell = members[0].cell
-        result[tuple(getattr(cell, name) for name in IDENTITY)] = log_speedups(group_times(members))
+        result[identity(cell)] = log_speedups(group_times(members))
     return result
 
 
@@ -105,7 +105,7 @@ def speedup_summary(
             found = cell_rows.get(task)
             for name, column in ((task, "speedup"), (f"{task}_low", "speedup_low"), (f"{task}_high", "speedup_high")):
                 row[name] = found[column] if found else np.nan
-        identities = [tuple(found[name] for name in IDENTITY) for found in cell_rows.values()]
+        identities = [row_identity(found) for found in cell_rows.values()]
         pool = pools.get((row["engine"], row["pair"]))
         runs = pool.of_mean(min(replicates[key] for key in identities)) if pool else None
         strata = [logs[identity] for identity in identities]
@@ -129,9 +129,7 @@ def acceptance_summary(
     mean over tasks, in which each task has the same weight. The mean acceptance length has a 95 % interval over prompts.
     """
     parts = {
-        tuple(getattr(members[0].cell, name) for name in IDENTITY): [
-            (emitted, passes) for emitted, passes in emitted_by_prompt(members).values() if passes
-        ]
+        identity(members[0].cell): [(emitted, passes) for emitted, passes in emitted_by_prompt(members).values() if passes]
         for members in by_cell(records).values()
     }
     rows = []
@@ -143,7 +141,7 @@ def acceptance_summary(
                 row[f"{task}_{measure}"] = cell_rows[task][measure] if task in cell_rows else np.nan
         for measure in ("acceptance_length", "acceptance_rate", "alpha"):
             row[f"mean_{measure}"] = members[measure].mean()
-        strata = [parts[tuple(found[name] for name in IDENTITY)] for found in cell_rows.values()]
+        strata = [parts[row_identity(found)] for found in cell_rows.values()]
         interval = stratified_ratio_interval(strata)
         row["mean_acceptance_length_low"], row["mean_acceptance_length_high"] = interval
         rows.append(row)
@@ -193,7 +191,7 @@ def _mean_over_tasks(name: str, strata: list[pd.Series], runs: Estimate | None) 
 
 
 def _by_identity(grouped: dict[str, list[Record]]) -> dict[Key, list[Record]]:
-    return {tuple(getattr(members[0].cell, name) for name in IDENTITY): members for members in grouped.values()}
+    return {identity(members[0].cell): members for members in grouped.values()}
 
 
 def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, Sweep]:
@@ -202,7 +200,7 @@ def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, Sweep]
     for row in row_dicts(cells.dropna(subset=["speedup"])):
         row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""
         by_k = found.setdefault(tuple(row[level] for level in LEVELS), {})
-        by_k.setdefault(row["k"], {})[row["task"]] = logs[tuple(row[name] for name in IDENTITY)]
+        by_k.setdefault(row["k"], {})[row["task"]] = logs[row_identity(row)]
     return found
 
 

@@ -8,8 +8,9 @@ import pandas as pd
 
 from specrig.measurement.records import write_atomically
 from specrig.reporting import grid
-from specrig.reporting.exhibits import TABLES, Exhibits
+from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.latex import latex
+from specrig.reporting.names import TABLES
 from specrig.reporting.study_data import read_study
 
 FILES = [f"{stem}.{ending}" for stem in TABLES for ending in ("csv", "md", "tex")]

@@ -11,10 +11,10 @@ from hashlib import sha256 as sha256_of
 from pathlib import Path
 from typing import Any
 
+from specrig.models.pair import first_line
+
 Row = tuple[int, str, dict[str, Any]]
 """(row number from 1, the row's place for error messages, its fields)"""
-
-
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -69,7 +69,7 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
         builder.download_and_prepare()
         loaded = builder.as_dataset(split=split)
     except Exception as error:  # whatever its loader and the network raise, the user sees one of two fixes
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         fix = (
             "offline mode is on (HF_HUB_OFFLINE) and the data are not in the cache: unset it and run once with the network"
             if offline()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specrig.analysis.acceptance import acceptance_length, acceptance_rate
-from specrig.analysis.cells import IDENTITY, row_dicts
+from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.cell import digest
 from specrig.measurement.records import Record
@@ -82,14 +82,14 @@ def _cell_entries(study: StudyData, job: Job, condemned: set[tuple[Any, ...]]) -
     again = [other for other in study.jobs if other.key == job.key]
     if job is not again[0]:
         return  # its cells are entered once, with the records of all replicates
-    rows = {tuple(row[name] for name in IDENTITY): row for row in row_dicts(study.table)}
+    rows = {row_identity(row): row for row in row_dicts(study.table)}
     for slug in dict.fromkeys(slug for each in again for slug in each.files):
         # `study.cells` has parsed every file already: found by its name, not read again.
         records = study.cells.get("/".join((*job.key, slug)))
         if records:
-            identity = tuple(getattr(records[0].cell, name) for name in IDENTITY)
+            key = identity(records[0].cell)
             paths = [each.files[slug] for each in again if slug in each.files]
-            yield _cell_entry(study, job, paths, records, rows[identity], failed=identity in condemned)
+            yield _cell_entry(study, job, paths, records, rows[key], failed=key in condemned)
 
 
 def _cell_entry(

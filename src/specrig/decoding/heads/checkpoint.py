@@ -43,6 +43,13 @@ def untrained(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:
     }
 
 
+def normal(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:
+    """Normal tensors, biases too; a reduced vocabulary is the target's first tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {name: deviation * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return found | ({"token_map": torch.arange(*shapes["token_map"])} if "token_map" in shapes else {})
+
+
 def check_places(drafted: Tensor, vocabulary: int, name: str) -> None:
     """Raise DecodingError where a reduced vocabulary `[Vd]` names a token twice or one that the target lacks."""
     if drafted.unique().numel() < len(drafted) or drafted.min() < 0 or drafted.max() >= vocabulary:

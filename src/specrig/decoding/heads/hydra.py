@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.decoding.device import Stopwatch
-from specrig.decoding.heads.checkpoint import Shapes, check_places, faults, read, write
+from specrig.decoding.heads.checkpoint import Shapes, check_places, faults, normal, read, write
 from specrig.decoding.heads.eagle import shared
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
@@ -123,9 +123,7 @@ def shapes(config: Any) -> Shapes:
 
 def random_tensors(config: Any, seed: int, deviation: float = 0.15) -> dict[str, Tensor]:
     """Weights of untrained heads: all normal."""
-    generator = torch.Generator().manual_seed(seed)
-    found = {name: deviation * torch.randn(shape, generator=generator) for name, shape in shapes(config).items()}
-    return found | ({"token_map": torch.arange(config.truncated_vocab_size)} if "token_map" in found else {})
+    return normal(shapes(config), seed, deviation)
 
 
 def initialise(folder: Path, target: Any, seed: int) -> None:

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.decoding.device import Stopwatch
-from specrig.decoding.heads.checkpoint import check_places, faults, read, write
+from specrig.decoding.heads.checkpoint import check_places, faults, normal, read, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
 from specrig.decoding.replay import Replay, as_it_is
@@ -142,9 +142,7 @@ def _drafted(config: Any) -> int:
 
 def random_tensors(config: Any, seed: int, deviation: float = 0.1) -> dict[str, Tensor]:
     """Weights of untrained heads: all normal."""
-    generator = torch.Generator().manual_seed(seed)
-    found = {name: deviation * torch.randn(shape, generator=generator) for name, shape in shapes(config).items()}
-    return found | ({"token_map": torch.arange(_drafted(config))} if "token_map" in found else {})
+    return normal(shapes(config), seed, deviation)
 
 
 def initialise(folder: Path, model: Any, seed: int) -> None:
