@@ -174,7 +174,7 @@ def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
     trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tutor, texts = teacher.load(trained[0], torch.device("cpu")), read_text(trained[1]).train.tokens
-    monkeypatch.setattr("specrig.training.states.SHARD", 3 * 2 * texts.shape[1] * 2 * D)  # three texts a shard
+    monkeypatch.setattr("specrig.training.states.SHARD", 3 * 2 * texts.shape[1] * D)  # three texts a shard
     run, model = tmp_path / "run", tmp_path / "model"
     run.mkdir()
     shutil.copytree(trained[0], model)
@@ -182,11 +182,15 @@ def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
     rows = torch.tensor([len(texts) - 1, 0, 2])
     torch.testing.assert_close(stored[rows], tutor.states(texts[rows], (1,)).bfloat16(), atol=0.1, rtol=0.05)
     files = sorted((tmp_path / ".states").glob("*.safetensors"))
-    assert len(files) == -(-len(texts) // 3)
+    assert len(files) == 2 * -(-len(texts) // 3), "a file for each stream"
     before = [file.stat().st_mtime_ns for file in files]
     StoredStates(run, model, tutor, texts, (1,))
     assert [file.stat().st_mtime_ns for file in files] == before
-    assert sorted((tmp_path / ".states").glob("*.safetensors")) == files, "the pair's other trainings find them"
+    last = StoredStates(run, model, tutor, texts)
+    assert torch.equal(last[rows], stored[rows].chunk(2, -1)[1])
+    assert sorted((tmp_path / ".states").glob("*.safetensors")) == files, (
+        "the pair's other trainings find them, streams by streams"
+    )
     weights = model / "model.safetensors"
     save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
     StoredStates(run, model, tutor, texts, (1,))

@@ -59,15 +59,19 @@ def training_disk(recipe: Recipe, models: Iterable[str], target: Target) -> floa
     wanted = list(models)
     kept = sum((target.parameters if name in ("target", "joint") else 0) + _weights(recipe, name, target) for name in wanted)
     return kept * (FROZEN_BYTES + LEARNT_BYTES) + sum(
-        count * recipe.text.sequence * streams * _hidden(target) * STATE_BYTES for count, streams in _stored(recipe, wanted)
+        count * recipe.text.sequence * streams * _hidden(target) * STATE_BYTES
+        for count, streams in _stored(recipe, wanted).items()
     )
 
 
-def _stored(recipe: Recipe, models: Iterable[str]) -> set[tuple[int, int]]:
-    """(texts, streams of each) of the target's hidden states that trainings read; those that read the same share them."""
-    return {
-        (_sequences(recipe, name), 1 + (EAGLE3_STREAMS if name == "eagle3" else 0)) for name in models if name in _LEARN_STATES
-    }
+def _stored(recipe: Recipe, models: Iterable[str]) -> dict[int, int]:
+    """Texts -> streams of the target's hidden states that trainings read of so many texts; trainings share what they have in common."""
+    found: dict[int, int] = {}
+    for name in models:
+        if name in _LEARN_STATES:
+            texts, streams = _sequences(recipe, name), 1 + (EAGLE3_STREAMS if name == "eagle3" else 0)
+            found[texts] = max(streams, found.get(texts, 0))
+    return found
 
 
 def _weights(recipe: Recipe, model: str, target: Target) -> float:
@@ -146,12 +150,12 @@ def _text(recipe: Recipe, target: Target) -> float:
 
 
 def _states(recipe: Recipe, models: Iterable[str], target: Target) -> float:
-    """Of the states that models learn from: once for all that learn from the same texts and streams; a draft's of its Medusa heads besides."""
+    """Of the states that models learn from, once for all with the same texts if EAGLE-3 comes first; a draft's of its Medusa heads besides."""
     token, sequence = _teaches(target, recipe.text.sequence), recipe.text.sequence
     draft = (
         _forward(recipe.draft, _vocabulary(target), sequence) * _sequences(recipe, "medusa") if "draft_medusa" in models else 0.0
     )
-    return sequence * (sum(token * count for count, _ in _stored(recipe, models)) + draft)
+    return sequence * (sum(token * count for count in _stored(recipe, models)) + draft)
 
 
 def _sequences(recipe: Recipe, model: str) -> int:

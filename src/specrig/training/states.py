@@ -27,7 +27,10 @@ KEPT = 1 << 31
 
 
 class StoredStates:
-    """States `[N, T, (F + 1) D]` bfloat16 of N texts, on disk (`Teacher.states`)."""
+    """States `[N, T, (F + 1) D]` bfloat16 of N texts, on disk (`Teacher.states`).
+
+    Each stream lies in files of its own, so that trainings which read the same texts share what they have in common.
+    """
 
     def __init__(self, run: Path, model: Path, teacher: Teacher, texts: Tensor, streams: tuple[int, ...] = ()) -> None:
         """Compute those of `texts` `[N, T]` that are not there yet.
@@ -36,32 +39,47 @@ class StoredStates:
         """
         self.where = teacher.where
         N, T = texts.shape
-        width = (len(streams) + 1) * teacher.hidden
-        self.rows = max(1, SHARD // (2 * T * width))
-        folder = (run.parent if 2 * N * T * width <= KEPT else run) / STATES
+        size = 2 * T * teacher.hidden  # bytes of a text's stream
+        self.rows = max(1, SHARD // size)
+        folder = (run.parent if N * size * (len(streams) + 1) <= KEPT else run) / STATES
         folder.mkdir(exist_ok=True)
-        asked = hashlib.sha256(f"{model.name} {streams} ".encode() + texts.numpy().tobytes()).hexdigest()[:16]
-        self.files = [folder / f"{asked}.{number}.safetensors" for number in range(-(-N // self.rows))]
+        shards = texts.split(self.rows)
+        self.files = [[_file(folder, model, stream, part) for part in shards] for stream in (*streams, None)]
         with FileLock(folder / ".lock"):  # another training of the pair may be making the same
             key = _digest(model)
-            for file, part in zip(self.files, texts.split(self.rows), strict=True):
-                if _key(file) != key:
-                    self._make(file, key, teacher, part, streams)
+            for part, files in zip(shards, zip(*self.files, strict=True), strict=True):
+                lacking = {stream: file for stream, file in zip((*streams, None), files, strict=True) if _key(file) != key}
+                if lacking:
+                    self._make(lacking, key, teacher, part)
 
-    def _make(self, file: Path, key: str, teacher: Teacher, texts: Tensor, streams: tuple[int, ...]) -> None:
-        made = torch.empty(*texts.shape, (len(streams) + 1) * teacher.hidden, dtype=torch.bfloat16)
+    def _make(self, lacking: dict[int | None, Path], key: str, teacher: Teacher, texts: Tensor) -> None:
+        """Write the shards of the streams that are lacking. A pass gives the state after the final norm, stream None, in any case."""
+        streams = tuple(stream for stream in lacking if stream is not None)
+        made = {stream: torch.empty(*texts.shape, teacher.hidden, dtype=torch.bfloat16) for stream in (*streams, None)}
         for start, rows in _few(texts, rows_at_once(self.where)):
-            made[start : start + len(rows)] = teacher.states(moved(rows, self.where), streams).cpu()
-        save_file({"states": made}, file.with_suffix(".unfinished"), metadata={"key": key})
-        file.with_suffix(".unfinished").replace(file)
+            found = teacher.states(moved(rows, self.where), streams).cpu()
+            for whole, part in zip(made.values(), found.chunk(len(made), -1), strict=True):
+                whole[start : start + len(rows)] = part
+        for stream, file in lacking.items():
+            save_file({"states": made[stream]}, file.with_suffix(".unfinished"), metadata={"key": key})
+            file.with_suffix(".unfinished").replace(file)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Of the texts `rows` `[B]` (on the CPU), on the teacher's device: `[B, T, (F + 1) D]`."""
         found = []
         for row in rows.tolist():
-            with safe_open(self.files[row // self.rows], "pt") as file:
-                found.append(file.get_slice("states")[row % self.rows])
+            streams = []
+            for files in self.files:
+                with safe_open(files[row // self.rows], "pt") as file:
+                    streams.append(file.get_slice("states")[row % self.rows])
+            found.append(torch.cat(streams, -1))
         return moved(torch.stack(found), self.where)
+
+
+def _file(folder: Path, model: Path, stream: int | None, texts: Tensor) -> Path:
+    """The shard with a stream of these texts."""
+    asked = hashlib.sha256(f"{model.name} {stream} ".encode() + texts.numpy().tobytes()).hexdigest()[:16]
+    return folder / f"{asked}.safetensors"
 
 
 def _few(texts: Tensor, together: int) -> Iterator[tuple[int, Tensor]]:
