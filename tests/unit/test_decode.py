@@ -98,6 +98,7 @@ def test_it_prints_the_text_and_what_the_colours_mean(study: Path, capsys: pytes
         (["--target", "./nowhere"], "no model folder ./nowhere"),
         (["--pair", "embedded", "--target", "x/y"], "not both"),
         (["--target", "owner/name", "--method", "draft_model"], "--draft FOLDER"),
+        (["--target", "models/small.gguf"], "a GGUF file, which a study converts first"),
         (["--target", "owner/name", "--head", "eagle"], "no name=FOLDER"),
     ],
 )

@@ -18,7 +18,6 @@ from specrig.study.single import Asked, Single, of_models, of_study
 if TYPE_CHECKING:
     from specrig.engines.native import Native
 
-PLAIN = "autoregressive"
 WARMUP_TOKENS = 16
 
 Method = Annotated[
@@ -35,7 +34,7 @@ def decode(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue; without it, what stands on standard input")] = None,
     study: Annotated[Path, typer.Option(help="The study whose pair decodes")] = DEFAULT,
     pair: Annotated[str | None, typer.Option(help="Row of the table of pairs; default: the study's first")] = None,
-    target: Annotated[str | None, typer.Option(help="A model instead of a pair: its folder, GGUF-made or not, or hub id")] = None,
+    target: Annotated[str | None, typer.Option(help="A model instead of a pair: its folder or hub id")] = None,
     draft: Annotated[str | None, typer.Option(help="Its draft: a folder or hub id")] = None,
     head: Heads = None,
     dtype: Dtype = "float32",
@@ -92,8 +91,14 @@ def _only_with_target(draft: str | None, heads: Sequence[str] | None) -> None:
 
 def _row(target: str, draft: str | None, heads: Sequence[str], dtype: Any) -> Any:
     """The row that the table of pairs would have for these models."""
+    from specrig.models.gguf import is_gguf
     from specrig.study.rows import Pair
 
+    for model in filter(None, (target, draft)):
+        if is_gguf(model):
+            raise typer.BadParameter(
+                f"{model} is a GGUF file, which a study converts first: give it a row, and name that with --pair"
+            )
     for each in heads:
         if not re.fullmatch(r"[a-z0-9_]+=\S*[^\s@]", each):
             raise typer.BadParameter(f"{each!r} is no name=FOLDER (without spaces)", param_hint="--head")
@@ -187,7 +192,9 @@ def _say(single: Single, sides: Sequence[Side], console: Console) -> None:
     if single.files.simulated_acceptance is not None:
         console.print("Random weights: there is no text, and acceptance is the declared one.", style="yellow")
     console.print(f"[{STYLES['draft']}]drafted by {single.cell.method} and accepted[/] · the target's own")
-    if len(sides) > 1:
+    if len(sides) == 1:
+        console.print("the speed is a first run's; --compare warms up before it times", style="dim")
+    else:
         found = _compared(sides)
         speedup = "no speed to compare" if found["speedup"] is None else f"{found['speedup']:.2f} times plain decoding's speed"
         if found["identical"]:
