@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,3 +175,25 @@ def test_run_hands_its_arguments_to_snakemake(
     assert "there are: default, slurm" in " ".join(capfd.readouterr().err.replace("│", " ").split())
     assert cli.run(["run", "configs/nowhere.yaml"]) == 2
     assert "no such config" in capfd.readouterr().err
+
+
+STUBBORN = """
+import pathlib, signal, sys, time
+def stop(*_):
+    pathlib.Path("stopped").touch()
+    sys.exit(5)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
+
+
+def test_run_lets_snakemake_stop_its_jobs_itself(workplace: Path) -> None:
+    Path("Snakefile").touch()
+    Path("snakemake.py").write_text(STUBBORN)  # `python -m` finds what lies in the working directory
+    process = subprocess.Popen([sys.executable, "-m", "specrig", "run", "configs/test.yaml"])
+    while not Path("ready").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait() == 5 and Path("stopped").exists()
