@@ -467,7 +467,7 @@ def test_advice(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     shown = capsys.readouterr().out
     assert (
         "6.5 times smaller" in shown
-        and "19.2 of 24 GB" in shown
+        and "19.2 GB of 24 GB" in shown
         and "not measured: predicted" in shown
         and "live translation" in shown
     )

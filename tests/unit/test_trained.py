@@ -117,7 +117,7 @@ def test_a_method_whose_head_nothing_trains(workplace: Path, monkeypatch: pytest
 def test_a_plan_says_what_training_for_a_target_takes(workplace: Path) -> None:
     model_folder("mine", vocabulary=1000)
     small = training(study_of("own\tmodels/mine\ttrained\t\ttrained\n"))
-    assert small.startswith("draft of own, draft_medusa of own, eagle of own, medusa of own (") and "GB of disk" in small
+    assert small.startswith("draft of own, draft_medusa of own, eagle of own, medusa of own (") and "MB of disk" in small
     flop = float(small.split("(")[1].split(" PFLOP")[0])
     config = json.loads(Path("models/mine/config.json").read_text())
     Path("models/mine/config.json").write_text(json.dumps(config | {"num_hidden_layers": 1000}))

@@ -14,14 +14,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from specrig.cli import publishing, serving, training
-from specrig.cli.arguments import ConfigFile, StudyFile, load
+from specrig.cli import decoding, doctor, measuring, publishing, running, serving, training
+from specrig.cli.arguments import DEFAULT, ConfigFile, Json, StudyFile, load, print_json
+from specrig.cli.examples import epilog
 
 app = typer.Typer(
     name="specrig",
     help="Which speculative-decoding method makes my pair faster on my tasks, by how much, and how surely?",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 
@@ -29,19 +30,26 @@ INTERRUPTED = 130
 
 
 @app.command()
-def plan(config: ConfigFile = Path("configs/quick.yaml")) -> None:
+def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
     """Check a study; list the cells it will measure and, with the reasons, the cells that no engine can run."""
-    from specrig.planning.plan import plan_of
+    from specrig.planning.plan import described, plan_of
     from specrig.planning.plan_view import show_plan
 
-    show_plan(plan_of(load(config)), Console())
+    found = plan_of(load(config))
+    if as_json:
+        print_json(described(found))
+    else:
+        show_plan(found, Console())
 
 
 @app.command()
-def where(config: ConfigFile = Path("configs/quick.yaml")) -> None:
+def where(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
     """Say where a study's report and results are."""
     study = load(config)
-    typer.echo(f"Report: {study.report}\nResults: {study.root}")
+    if as_json:
+        print_json({"report": study.report, "results": study.root})
+    else:
+        typer.echo(f"Report: {study.report}\nResults: {study.root}")
 
 
 @app.command()
@@ -51,12 +59,20 @@ def advise(
     study: Annotated[Path | None, typer.Option(help="results/<study>, whose measurements come first")] = None,
     pairs: Annotated[Path, typer.Option(help="The table of pairs")] = Path("configs/pairs.tsv"),
     reported: Annotated[Path, typer.Option(help="What others measured")] = Path("configs/reported.csv"),
+    trained_by: Annotated[
+        Path, typer.Option(help="The study whose recipe trains the pair, where --study does not say")
+    ] = DEFAULT,
+    as_json: Json = False,
 ) -> None:
     """Say which method and k to use for a pair, and why: from a study's measurements, or else from a model of the hardware."""
     from specrig.planning.advice import advise
     from specrig.planning.advice_view import show_advice
 
-    show_advice(advise(pair, pairs, reported, device, study), Console())
+    found = advise(pair, pairs, reported, device, study, trained_by)
+    if as_json:
+        print_json(found)
+    else:
+        show_advice(found, Console())
 
 
 @app.command()
@@ -72,11 +88,14 @@ def pin(
 
 
 @app.command()
-def methods() -> None:
+def methods(as_json: Json = False) -> None:
     """List the methods with their options, and the engines."""
-    from specrig.planning.methods_view import show_methods
+    from specrig.planning.methods_view import described, show_methods
 
-    show_methods(Console())
+    if as_json:
+        print_json(described())
+    else:
+        show_methods(Console())
 
 
 @app.command()
@@ -104,80 +123,14 @@ for verb in (training.convert, training.corpus, training.train, training.write_t
     app.command()(verb)
 
 
-@app.command()
-def measure(
-    study: StudyFile,
-    engine: Annotated[str, typer.Option()],
-    pair: Annotated[str, typer.Option()],
-    method: Annotated[
-        list[str] | None, typer.Option(help="May be given several times; without it, every method of the study")
-    ] = None,
-    replicate: Annotated[int, typer.Option(help="Which time of `replicates`, from 0")] = 0,
-) -> None:
-    """Measure, in one process, those cells of an engine and a pair that are not measured yet."""
-    from specrig.measurement.runner import measure
-
-    loaded = load(study)
-    measure(loaded, engine, pair, method or [job[2] for job in loaded.grid.jobs if job[:2] == (engine, pair)], replicate)
+app.command()(measuring.measure)
+app.command()(measuring.remeasure)
+app.command()(measuring.audit)
+app.command()(measuring.audit_exact)
 
 
 @app.command()
-def remeasure(study: StudyFile) -> None:
-    """Set the records of disturbed cells aside, so that the next run of the study measures only these cells again."""
-    from specrig.measurement.recording import set_aside
-    from specrig.measurement.records import replicate_folder
-    from specrig.reporting.study_data import read_study
-
-    loaded = load(study)
-    found = read_study(loaded.root)
-    aside: dict[Path, dict[str, None]] = {}
-    for name, reasons in found.disturbances.items():
-        job, _, slug = name.rpartition("/")
-        for reason in reasons:
-            folder = replicate_folder(loaded.root / "records" / job, reason.replicate)
-            aside.setdefault(folder, {})[slug] = None
-            typer.echo(f"{name}, replicate {reason.replicate}: {reason.text}")
-    for folder, slugs in aside.items():
-        set_aside(folder, slugs)
-    count = sum(map(len, aside.values()))
-    typer.echo(
-        f"{count} record files set aside: run the study again (make, or snakemake) to measure them"
-        if count
-        else "no cell is disturbed"
-    )
-
-
-@app.command()
-def audit(study: StudyFile) -> None:
-    """Audit every record: at temperature 0 it must equal plain decoding; above, its tokens must fit the target's distribution."""
-    import pandas as pd
-
-    from specrig.audit.run import audit_records
-    from specrig.measurement.records import study_records
-    from specrig.reporting.verdicts import identity
-
-    loaded = load(study)
-    records, out = study_records(loaded.root / "records", loaded.replicates), loaded.root / "audit" / "records.csv"
-    audit_records(loaded, records, loaded.root, out)
-    if said := identity(pd.read_csv(out)):
-        typer.echo(said)
-
-
-@app.command()
-def audit_exact(
-    study: StudyFile,
-    engine: Annotated[str, typer.Option()],
-    method: Annotated[str, typer.Option()],
-) -> None:
-    """Test one method's samples against the exactly known distribution of a tiny model."""
-    from specrig.audit.run import audit_exact as run
-
-    loaded = load(study)
-    run(loaded, engine, method, loaded.root / "audit" / f"exact-{engine}-{method}.csv")
-
-
-@app.command()
-def tables(study: StudyFile) -> None:
+def tables(study: StudyFile = DEFAULT) -> None:
     """Compile cells.csv and the method × task tables from the records."""
     import pandas as pd
 
@@ -191,7 +144,7 @@ def tables(study: StudyFile) -> None:
 
 
 @app.command()
-def quality(study: StudyFile) -> None:
+def quality(study: StudyFile = DEFAULT) -> None:
     """Score the outputs of methods and baseline against the references with BLEU, ROUGE and other scorers."""
     from specrig.reporting.quality import write_quality
 
@@ -202,7 +155,7 @@ def quality(study: StudyFile) -> None:
 
 
 @app.command()
-def figures(study: StudyFile) -> None:
+def figures(study: StudyFile = DEFAULT) -> None:
     """Draw the figures from the records and tables."""
     from specrig.reporting.figures import write_figures
 
@@ -211,7 +164,7 @@ def figures(study: StudyFile) -> None:
 
 
 @app.command()
-def track(study: StudyFile) -> None:
+def track(study: StudyFile = DEFAULT) -> None:
     """Enter the study's runs into MLflow; runs that are there already stay unchanged."""
     from specrig.tracking import track
 
@@ -220,7 +173,7 @@ def track(study: StudyFile) -> None:
 
 
 @app.command()
-def report(study: StudyFile) -> None:
+def report(study: StudyFile = DEFAULT) -> None:
     """Write the report as one HTML file and as PDF, and the folder for papers."""
     from specrig.reporting.reports import write_reports
 
@@ -229,9 +182,16 @@ def report(study: StudyFile) -> None:
         typer.echo(path)
 
 
+app.command(context_settings={"ignore_unknown_options": True})(running.run)
+app.command()(decoding.decode)
+app.command()(doctor.doctor)
 app.command()(publishing.publish)
 app.command()(publishing.verify)
 app.add_typer(serving.serve, name="serve")
+for group, prefix in ((app, ""), (serving.serve, "serve ")):
+    for command in group.registered_commands:
+        name = command.name or command.callback.__name__.replace("_", "-")  # type: ignore[union-attr]
+        command.epilog = epilog(prefix + name)
 
 
 def main() -> None:

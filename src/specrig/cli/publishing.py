@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from specrig.cli.arguments import load
+from specrig.cli.arguments import DEFAULT, Json, load, print_json
 
 
 def publish(
     config: Annotated[
         Path, typer.Argument(help="A finished study's config; or a publication, to render it anew with changed code")
-    ] = Path("configs/quick.yaml"),
+    ] = DEFAULT,
     name: Annotated[str | None, typer.Option("--as", help="Name of the publication; else <hardware>-<study>")] = None,
     to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
 ) -> None:
@@ -29,9 +29,26 @@ def publish(
     typer.echo(folder)
 
 
-def verify(folder: Annotated[Path, typer.Argument(help="A published study, e.g. reports/published/<hardware>-<study>")]) -> None:
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A published study, e.g. reports/published/<hardware>-<study>")],
+    as_json: Json = False,
+) -> None:
     """Compute the tables of a published study again from its records, and say what differs; exit code 1 if anything does."""
     from specrig.publishing.verify import verify
 
-    if not verify(folder, typer.echo):
+    found = verify(folder, (lambda _: None) if as_json else typer.echo)
+    if as_json:
+        manifest = found.manifest
+        print_json(
+            {
+                "study": manifest.study,
+                "hardware": manifest.hardware,
+                "measured_with": manifest.measured_with,
+                "published_with": {"specrig": manifest.specrig, "commit": manifest.commit, "dirty": manifest.dirty},
+                "verified_with": {"specrig": found.now.specrig, "commit": found.now.commit, "dirty": found.now.dirty},
+                "differences": found.wrong,
+                "findings": found.findings,
+            }
+        )
+    if found.wrong:
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ from specrig.decoding.device import on_device, padded
 from specrig.decoding.model import CachedModel
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.simulated import SimulatedAcceptance
-from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Parents, Round, Verdict
+from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Parents, Round, Tell, Verdict
 from specrig.decoding.verify import verify
 
 SPARE_SLOTS = 256
@@ -29,6 +29,7 @@ def generate(
     eos: Collection[int] = (),
     seeds: Sequence[int] | None = None,
     simulated_acceptance: float | None = None,
+    tell: Tell | None = None,
 ) -> list[Generation]:
     """Continue a batch of prompts, token ids in, token ids out.
 
@@ -37,6 +38,7 @@ def generate(
     baseline runs through the same lines. A round emits between 1 and depth + 1 tokens a row.
 
     simulated_acceptance: for random weights, the declared chance that a drafted token is accepted (`decoding.simulated`).
+    tell: called with each row's tokens as soon as they are final, within the time that counts as decoding.
 
     Raises DecodingError for an empty prompt or one that leaves no room in the model's context.
     """
@@ -66,6 +68,9 @@ def generate(
     drafter.begin(context, hidden, target.features)
     typical, block = drafter.criterion(), drafter.acceptance(drafter.options) == "block"
     ready = target.now()
+    if tell is not None:
+        for row in range(B):
+            tell(row, output[row], None)
 
     while not all(context.done):
         active = [not done for done in context.done]
@@ -99,6 +104,8 @@ def generate(
             output[row] += emitted
             context.tokens[row] += emitted
             context.done[row] = emitted[-1] in eos or len(output[row]) >= max_new_tokens
+            if tell is not None:
+                tell(row, emitted, rounds[row][-1])
         drafter.observe(verdict)
     ended = target.now()
 

@@ -27,6 +27,9 @@ Acceptance = Literal["exact", "block", "typical"]
 Criterion: TypeAlias = "Callable[[Tensor], Tensor]"
 """Typical acceptance: from distributions `[..., V]` to the probability `[...]` that a token must exceed to be accepted."""
 
+Tell: TypeAlias = "Callable[[int, Sequence[int], Round | None], None]"
+"""Who wants to see a generation grow is told (row, the tokens that it was just given, their round); None: the first token, from prefill."""
+
 Parents: TypeAlias = "Sequence[Sequence[int]] | Tensor"
 """`[B, n]`: for each token of a pass the index of the token that it follows, which comes before it; -1 where it follows the context."""
 

@@ -11,7 +11,7 @@ import psutil
 
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
-from specrig.decoding.types import Drafter, Generation
+from specrig.decoding.types import Drafter, Generation, Tell
 from specrig.engines.base import EngineError, EngineOptions
 from specrig.engines.tokenized import TokenizedEngine
 from specrig.models import needs
@@ -73,9 +73,15 @@ class Native(TokenizedEngine):
         return needs.unmet(config)
 
     def generate(
-        self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
+        self,
+        cell: Cell,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        seeds: Sequence[int],
+        tell: Tell | None = None,
     ) -> list[Generation]:
-        """See `Engine`."""
+        """See `Engine`. tell: is called with the tokens of every round (`decoding.types.Tell`)."""
         from specrig.decoding.loop import generate
 
         key = digest([cell.method, cell.options])
@@ -92,6 +98,7 @@ class Native(TokenizedEngine):
             eos=self.eos,
             seeds=seeds,
             simulated_acceptance=self.pair.simulated_acceptance,
+            tell=tell,
         )
 
     def reset_peak_memory(self) -> None:

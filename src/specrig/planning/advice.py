@@ -6,6 +6,7 @@ The advice rests on a study's measurements where there are any, else on a model 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ from specrig.models import facts
 from specrig.models.facts.devices import Device, devices, find_device
 from specrig.models.gate import check_decoder, check_vocabulary
 from specrig.models.pair import ModelError
+from specrig.planning.estimate import size_text, sizes_of
 from specrig.planning.measured import fair_cells
 from specrig.study.claims import read_claims
 from specrig.study.problems import Positions, Problem, Problems, nearest
@@ -108,11 +110,14 @@ class Advice:
     predictions: Sequence[Prediction] | None
 
 
-def advise(name: str, pairs: Path, reported: Path, device_name: str | None, study: Path | None) -> Advice:
+def advise(
+    name: str, pairs: Path, reported: Path, device_name: str | None, study: Path | None, trained_by: Path | None = None
+) -> Advice:
     """Return the advice for the pair in row `name` of the table `pairs`.
 
     reported: the table of reported figures, from which methods without a known acceptance are predicted; device_name: a device of
-    `specrig.models.facts`, or None; study: a results folder, or None. Raises StudyError for an unknown pair or device, and for a
+    `specrig.models.facts`, or None; study: a results folder, or None; trained_by: the config by whose recipe the pair's models are
+    trained, where the study does not say. Raises StudyError for an unknown pair or device, and for a
     study that has no usable cell of the pair.
     """
     problems = Problems(Positions([]))
@@ -127,6 +132,14 @@ def advise(name: str, pairs: Path, reported: Path, device_name: str | None, stud
         problems.stop()
     pair = rows[name]
     target, draft = size_of(pair.target), size_of(pair.draft) if pair.draft else None
+    if any(pair.trained_in(part) for part in ("target", "draft")):
+        own = study / "study.json" if study else None
+        recipe = own if own is not None and own.is_file() else trained_by
+        if recipe is not None:
+            with suppress(ModelError):  # a GGUF file that is not at hand: its size is not known
+                shapes = sizes_of(recipe, name, rows)
+                target = roofline.size_of_shape(shapes.target) if shapes.target else target
+                draft = roofline.size_of_shape(shapes.draft) if shapes.draft else draft
     predictions = None
     if target and not cells:
         predictions = predicted(pair, target, None if _gate(pair) else draft, device, reported_lengths(reported))
@@ -172,7 +185,7 @@ def _ratio(ratio: float) -> Finding:
 def _memory(needed: float, dtype: str, device: Device) -> Finding:
     """Judge whether `needed` GB of weights and cache fit the device, and say what to do if they do not."""
     usable = USABLE * device.memory_gb
-    text = f"weights and {CONTEXT} tokens of cache take {needed:.1f} of {device.memory_gb:g} GB in {dtype}"
+    text = f"weights and {CONTEXT} tokens of cache take {size_text(needed * 1e9)} of {device.memory_gb:g} GB in {dtype}"
     if needed <= usable:
         return Finding(True, text)
     return Finding(False, f"{text}: take {-(-needed // usable):.0f} of them, a smaller precision or a smaller pair")

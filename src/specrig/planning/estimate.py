@@ -6,7 +6,9 @@ bound from memory bandwidth. They serve planning only and are never shown beside
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from specrig.measurement.blocks import blocks
 from specrig.measurement.freshness import baseline_of
@@ -15,7 +17,10 @@ from specrig.models import facts
 from specrig.models.facts import BYTES, Shape
 from specrig.models.gguf import config as gguf_config
 from specrig.models.gguf import is_gguf
+from specrig.study.load import read_config, validated
 from specrig.study.overlap import overlapping
+from specrig.study.problems import Positions, Problems
+from specrig.study.rows import Pair
 from specrig.study.study import Study
 from specrig.training.budget import training_disk, training_flop, training_memory
 from specrig.training.recipe import Shape as TrainedShape
@@ -35,6 +40,8 @@ TRAINING = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
 """(operations/s of training, machine): a quarter of a GPU's bfloat16 peak; on a CPU, what `configs/quick.yaml` reached."""
 LOADING = 1e9
 """Assumed bytes/s at which weights are loaded from disk."""
+UNITS = (("hour", 3600, 1), ("minute", 60, 0), ("second", 1, 0))
+"""Units of time: name, seconds, digits after the point."""
 ASSUMPTION = (
     f"each pass reads the weights once at {REACHED:.0%} of {{bandwidth}} GB/s ({{machine}}), no method faster than its baseline, "
     "prompts and drafts free, downloads and training not counted"
@@ -78,6 +85,18 @@ def pair_sizes(study: Study) -> list[PairSize]:
     return [_pair_size(study, pair, batch, tokens) for pair in dict.fromkeys(cell.pair for cell in study.grid.cells)]
 
 
+def sizes_of(config: Path, pair: str, rows: Mapping[str, Pair]) -> PairSize:
+    """The sizes of a pair, those of models that a study trains by the recipe of its config (or study.json).
+
+    rows: the table of pairs. Raises StudyError for a config that is missing or wrong.
+    """
+    problems = Problems(Positions([config]))
+    study, _ = validated(read_config(config), problems)
+    problems.stop()
+    used = {name: rows[name] for name in (pair, *rows[pair].leans_on) if name in rows}
+    return _pair_size(Study.model_validate(study.model_dump() | {"rows": {"pairs": used}}), pair, 1, PROMPT_TOKENS)
+
+
 def gated(study: Study) -> dict[str, list[str]]:
     """Return the gated models that the study would download: what an owner asks for -> names of the models it guards."""
     found: dict[str, list[str]] = {}
@@ -90,12 +109,16 @@ def gated(study: Study) -> dict[str, list[str]]:
     return found
 
 
-def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
-    """Return (hours of measuring, assumptions in words). Pairs of unknown size are not counted; the assumptions name them."""
+def hours(study: Study, sizes: list[PairSize], bandwidth: float | None = None) -> tuple[float, str]:
+    """Return (hours of measuring, assumptions in words). Pairs of unknown size are not counted; the assumptions name them.
+
+    bandwidth: of this machine's memory in bytes/s; None for the one in `BANDWIDTH`.
+    """
     device = "cuda" if study.uses_gpu() else "cpu"
+    bandwidth, here = bandwidth or BANDWIDTH[device], bandwidth is not None
     pass_s = {
         size.pair: max(
-            size.target.active_parameters * BYTES[size.dtype] / (BANDWIDTH[device] * REACHED),
+            size.target.active_parameters * BYTES[size.dtype] / (bandwidth * REACHED),
             size.target.layers * LAYER_S[device],
         )
         for size in sizes
@@ -112,8 +135,8 @@ def hours(study: Study, sizes: list[PairSize]) -> tuple[float, str]:
                 seconds += (rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS) * pass_s[pair]
         seconds += next(size.weight_bytes for size in sizes if size.pair == pair) / LOADING
     seconds *= study.replicates
-    machine = "an A100 80 GB" if device == "cuda" else "CPU"
-    text = ASSUMPTION.format(bandwidth=f"{BANDWIDTH[device] / GB:,.0f}", machine=machine)
+    machine = "measured here" if here else "an A100 80 GB" if device == "cuda" else "CPU"
+    text = ASSUMPTION.format(bandwidth=f"{bandwidth / GB:,.0f}", machine=machine)
     unknown = [size.pair for size in sizes if size.target is None]
     return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
 
@@ -123,9 +146,9 @@ def needs(study: Study) -> str:
     sizes = pair_sizes(study)
     largest = max((size for size in sizes if size.memory_bytes), key=lambda size: size.memory_bytes or 0, default=None)
     where = "GPU memory" if study.uses_gpu() else "memory"
-    known = "" if largest is None else f"up to {(largest.memory_bytes or 0) / GB:,.1f} GB ({largest.pair}) of {where}"
-    spent = hours(study, sizes)[0]
-    return f"{len(study.grid.cells)} cells in {len(study.grid.processes)} jobs{times(study)} · {known or f'{where} not known'} · at most {spent:,.1f} hours of measuring"
+    known = "" if largest is None else f"up to {size_text(largest.memory_bytes or 0)} ({largest.pair}) of {where}"
+    spent = time_text(hours(study, sizes)[0] * 3600)
+    return f"{len(study.grid.cells)} cells in {len(study.grid.processes)} jobs{times(study)} · {known or f'{where} not known'} · at most {spent} of measuring"
 
 
 def times(study: Study) -> str:
@@ -133,8 +156,19 @@ def times(study: Study) -> str:
     return f" × {study.replicates}" if study.replicates > 1 else ""
 
 
-def training(study: Study) -> str:
-    """Say which models the study trains, how many operations that takes, how many minutes, how much memory and disk; or `nothing`."""
+@dataclass(frozen=True, slots=True)
+class TrainingCost:
+    """What a study's trainings take. named: the models; flop: operations; memory, disk: bytes; unknown: pairs of unknown size."""
+
+    named: tuple[str, ...]
+    flop: float
+    memory: float
+    disk: float
+    unknown: tuple[str, ...]
+
+
+def training_cost(study: Study) -> TrainingCost:
+    """Return what the trainings of all pairs take; pairs whose target's size is not known count for nothing."""
     flop, memory, disk, named, unknown = 0.0, 0.0, 0.0, [], []
     for pair in study.rows.pairs:
         models = [model for trained, model in study.grid.trained if trained == pair]
@@ -148,15 +182,36 @@ def training(study: Study) -> str:
         flop += training_flop(study.training, costs, target)
         memory = max(memory, *(training_memory(study.training, model, target) for model in costs))
         disk += training_disk(study.training, costs, target)
-    if not named:
+    return TrainingCost(tuple(named), flop, memory + WORKSPACE_BYTES, disk, tuple(unknown))
+
+
+def training(study: Study) -> str:
+    """Say which models the study trains, how many operations that takes, how many minutes, how much memory and disk; or `nothing`."""
+    cost = training_cost(study)
+    if not cost.named:
         return "nothing"
     speed, machine = TRAINING["cuda" if study.uses_gpu() else "cpu"]
-    said = f"{flop / 1e15:.2g} PFLOP: {flop / speed / 60:.0f} minutes on {machine}, start-ups aside"
-    without = f"; without {', '.join(unknown)}, whose target's size is not known" if unknown else ""
+    said = f"{cost.flop / 1e15:.2g} PFLOP: {time_text(cost.flop / speed)} on {machine}, start-ups aside"
+    without = f"; without {', '.join(cost.unknown)}, whose target's size is not known" if cost.unknown else ""
     overlap = len(overlapping(study, study.root))
     left_out = f"; {overlap} training prompts are prompts of its tasks and are left out" if overlap else ""
-    sizes = f"up to {(memory + WORKSPACE_BYTES) / GB:.1f} GB of memory, {disk / GB:.1f} GB of disk"
-    return f"{', '.join(named)} ({said}; {sizes}{without}{left_out})"
+    sizes = f"up to {size_text(cost.memory)} of memory, {size_text(cost.disk)} of disk"
+    return f"{', '.join(cost.named)} ({said}; {sizes}{without}{left_out})"
+
+
+def size_text(amount: float) -> str:
+    """Bytes in the largest of GB, MB and KB (of 1000 each) that holds one of them."""
+    for unit, size, digits in (("GB", 1e9, 1), ("MB", 1e6, 0), ("KB", 1e3, 0)):
+        if amount >= 0.9995 * size:
+            return f"{amount / size:,.{digits}f} {unit}"
+    return f"{amount:.0f} bytes"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds in the largest of hours, minutes and seconds that holds one of them."""
+    unit, size, digits = next(one for one in UNITS if seconds >= 0.995 * one[1] or one[1] == 1)
+    amount = f"{seconds / size:,.{digits}f}"
+    return f"{amount} {unit}" + ("" if float(amount.replace(",", "")) == 1 else "s")
 
 
 def _taught(study: Study, pair: str) -> Shape | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -30,6 +33,34 @@ def show_methods(console: Console) -> None:
         state += f" (untested on hardware: {engine.untested})" if engine.untested else ""
         table.add_row(name, state, _options(engine.Options))
     console.print(table)
+
+
+def described() -> dict[str, Any]:
+    """The same as data. lossless: None where it depends on an option that has no default."""
+    return {
+        "methods": {
+            name: {
+                "summary": method.summary,
+                "needs": list(method.needs),
+                "uses_k": method.uses_k,
+                "lossless": {"yes": True, "NO": False}.get(_lossless(method)),
+                "options": _defaults(method.Options),
+            }
+            for name, method in methods().items()
+        },
+        "engines": {
+            name: {"missing": engine.missing(), "untested": engine.untested, "options": _defaults(engine.Options)}
+            for name, engine in engines().items()
+        },
+    }
+
+
+def _defaults(kind: type[BaseModel]) -> dict[str, Any]:
+    """Name of an option -> its default as JSON has it; None also for one that must be given."""
+    found = {
+        name: info.get_default(call_default_factory=True) for name, info in kind.model_fields.items() if not info.is_required()
+    }
+    return dict.fromkeys(kind.model_fields) | to_jsonable_python(found)
 
 
 def _options(kind: type[BaseModel]) -> str:

@@ -88,6 +88,40 @@ def plan_of(study: Study) -> Plan:
     )
 
 
+def described(plan: Plan) -> dict[str, Any]:
+    """The plan as data, sizes in bytes and numbers of weights, None where not known."""
+    study = plan.study
+    return {
+        "study": study.study,
+        "replicates": study.replicates,
+        "prompts": study.prompts,
+        "cells": len(study.grid.cells),
+        "jobs": [
+            {**dict(zip(("engine", "pair", "method"), job.name, strict=True)), "cells": job.cells, **job.values}
+            for job in plan.jobs
+        ],
+        "trains": [{"pair": pair, "model": model} for pair, model in study.grid.trained],
+        "pairs": [
+            {
+                "pair": size.pair,
+                "dtype": size.dtype,
+                "target_weights": size.target.parameters if size.target else None,
+                "draft_weights": size.draft.parameters if size.draft else None,
+                "memory_bytes": size.memory_bytes,
+            }
+            for size in plan.sizes
+        ],
+        "hours": hours(study, list(plan.sizes))[0],
+        "hours_assume": plan.hours_assume,
+        "prompts_needed": plan.prompts_needed,
+        "untested": plan.untested,
+        "simulated": plan.simulated,
+        "moving": plan.moving,
+        "gated": plan.gated,
+        "refusals": plan.refusals,
+    }
+
+
 def _jobs(study: Study) -> list[Job]:
     """Return every job; its `values` hold only fields in which cells of the study differ, and always k and task."""
     cells = study.grid.cells

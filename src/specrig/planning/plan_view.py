@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specrig.models.facts import Shape
-from specrig.planning.estimate import GB, PROMPT_TOKENS, times
+from specrig.planning.estimate import PROMPT_TOKENS, size_text, times
 from specrig.planning.plan import Plan
 
 COLUMNS = {"k": "k", "task": "tasks", "temperature": "T", "batch_size": "batch", "variant": "variants"}
@@ -66,8 +66,8 @@ def _sizes(plan: Plan) -> Table:
         table.add_column(column, justify="right")
     table.add_column("dtype")
     for size in plan.sizes:
-        memory = "?" if size.memory_bytes is None else f"{size.memory_bytes / GB:,.1f} GB"
-        weights = "?" if size.target is None else f"{size.weight_bytes / GB:,.1f} GB"
+        memory = "?" if size.memory_bytes is None else size_text(size.memory_bytes)
+        weights = "?" if size.target is None else size_text(size.weight_bytes)
         draft = "–" if plan.study.rows.pairs[size.pair].draft is None else _parameters(size.draft)
         table.add_row(size.pair, _parameters(size.target), draft, weights, memory, size.dtype)
     tokens = f"{PROMPT_TOKENS} prompt tokens and {plan.study.max_new_tokens} new ones a row"
@@ -79,7 +79,10 @@ def _parameters(shape: Shape | None) -> str:
     if shape is None:
         return "not known"
     count = shape.parameters
-    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
+    for unit, size, digits in (("B", 1e9, 2), ("M", 1e6, 1)):
+        if count >= size:
+            return f"{count / size:.{digits}f}{unit}"
+    return f"{count / 1e3:.0f}K"
 
 
 def _values(values: Sequence[Any]) -> str:

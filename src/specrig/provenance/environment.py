@@ -76,9 +76,9 @@ def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, A
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "torch": _torch(threads),
-        "cpu": _cpu(),
-        "gpus": _gpus() if device == "cuda" else [],
+        "torch": torch_build(threads),
+        "cpu": processor(),
+        "gpus": gpus() if device == "cuda" else [],
         "device": device,
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
         "git": code_version(),
@@ -127,7 +127,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _torch(threads: int | None) -> dict[str, Any]:
+def torch_build(threads: int | None = None) -> dict[str, Any]:
+    """Version and build of PyTorch, its linear algebra, and the instructions that it found."""
     import torch
 
     return {
@@ -142,7 +143,8 @@ def _torch(threads: int | None) -> dict[str, Any]:
     }
 
 
-def _cpu() -> dict[str, Any]:
+def processor() -> dict[str, Any]:
+    """Name, cores, clock and load of the processor."""
     model = platform.processor()
     information = Path("/proc/cpuinfo")
     if information.exists():
@@ -158,7 +160,7 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _gpus() -> list[dict[str, Any]]:
+def gpus() -> list[dict[str, Any]]:
     """The GPUs that torch sees, in its order; a job runs on the first. Only their names if the driver's library is missing."""
     import pynvml
     import torch

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 from specrig.measurement.records import SCHEMA_VERSIONS, Record
@@ -25,8 +27,22 @@ class Finding:
     remarks: list[str] = field(default_factory=list)
 
 
-def verify(folder: Path, show: Callable[[str], None]) -> bool:
-    """Check a publication and report on each of its files; returns whether no difference was found.
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result for a publication: its manifest, the present code's, and what was found of each file."""
+
+    manifest: Manifest
+    now: Manifest
+    findings: Sequence[Finding]
+
+    @property
+    def wrong(self) -> int:
+        """The number of differences; 0: all that was published follows from the records."""
+        return sum(len(finding.differences) for finding in self.findings)
+
+
+def verify(folder: Path, show: Callable[[str], None]) -> Verification:
+    """Check a publication and report on each of its files as soon as it is checked.
 
     show: takes each line of the report. Raises PublicationError for a folder that is no publication, or whose records have a
     schema that this code does not read.
@@ -37,28 +53,32 @@ def verify(folder: Path, show: Callable[[str], None]) -> bool:
             f"{folder / FILE}: record schema {manifest.record_schema}, this {now.code} reads {', '.join(map(str, SCHEMA_VERSIONS))}; "
             f"verify with the code that made it, {manifest.code}"
         )
-    show(f"{folder}: {manifest.study} on {manifest.hardware}, made by {manifest.code}; verified with {now.code}")
-    findings = [*_files(folder, manifest), *_records(folder)]
-    try:
-        findings += _tables(folder)
-    except PublicationError as error:
-        findings.append(Finding("tables", "not recomputed", [str(error)]))
-    for finding in findings:
-        show(f"{'✗' if finding.differences else '✓'} {finding.file}: {finding.checked}")
+    measured = ", ".join(commit[:12] for commit in manifest.measured_with) or "not recorded"
+    show(f"{folder}: {manifest.study} on {manifest.hardware}")
+    show(f"measured with commit {measured}; published with {manifest.code}; verified with {now.code}")
+    jobs = sorted((folder / "records").rglob("index.json"))
+    steps = chain(_files(folder, manifest), map(partial(_records, folder), jobs), _tables(folder, show))
+    total, done, findings = 1 + len(jobs) + 2 * len(TABLES), 0, []
+    for finding in steps:
+        findings.append(finding)
+        if finding.checked != "digest":  # a file whose digest differs is a line more
+            done += 1
+        sign = "✗" if finding.differences else "✓"
+        show(f"[{done}/{total}] {sign} {finding.file}: {finding.checked}")
         for line in [*finding.differences, *finding.remarks]:
             show(f"    {line}")
     show(
         "· figures, report.html: their digests alone are checked, as are the audit and the scores, which need models and references"
     )
-    wrong = sum(len(finding.differences) for finding in findings)
-    if wrong and (manifest.specrig, manifest.commit) != (now.specrig, now.commit):
+    found = Verification(manifest, now, findings)
+    if found.wrong and (manifest.specrig, manifest.commit) != (now.specrig, now.commit):
         show(
             f"The code is not the one that made it. To tell a changed publication from changed code: git checkout {manifest.commit or manifest.specrig}"
         )
     elif any(finding.remarks for finding in findings):
         show(f"The present code computes more than {manifest.code} did; all that was published follows from the records.")
-    show(f"{wrong} differences" if wrong else "All published tables follow from the published records.")
-    return not wrong
+    show(f"{found.wrong} differences" if found.wrong else "All published tables follow from the published records.")
+    return found
 
 
 def _files(folder: Path, manifest: Manifest) -> list[Finding]:
@@ -76,34 +96,31 @@ def _files(folder: Path, manifest: Manifest) -> list[Finding]:
     return [whole, *(Finding(name, "digest", [why]) for name, why in sorted(bad.items()))]
 
 
-def _records(folder: Path) -> list[Finding]:
-    """Check each job's records against the digests in its index, and each record's tokens against its rounds."""
-    findings = []
-    for index_path in sorted((folder / "records").rglob("index.json")):
-        job = index_path.parent
-        finding = Finding(job.relative_to(folder).as_posix(), "")
-        findings.append(finding)
+def _records(folder: Path, index_path: Path) -> Finding:
+    """Check a job's records against the digests in its index, and each record's tokens against its rounds."""
+    job = index_path.parent
+    finding = Finding(job.relative_to(folder).as_posix(), "")
+    try:
+        lines = read_lines(job)
+        index = json.loads(index_path.read_text(encoding="utf-8"))["cells"]
+    except (PublicationError, ValueError, KeyError) as error:
+        finding.checked, finding.differences = "not readable", [str(error)]
+        return finding
+    cells: dict[str, list[str]] = {}
+    for place, line in lines:
         try:
-            lines = read_lines(job)
-            index = json.loads(index_path.read_text(encoding="utf-8"))["cells"]
-        except (PublicationError, ValueError, KeyError) as error:
-            finding.checked, finding.differences = "not readable", [str(error)]
+            record = Record.model_validate_json(line)
+        except ValueError as error:
+            finding.differences.append(f"{place}: not a record ({str(error).splitlines()[0]})")
             continue
-        cells: dict[str, list[str]] = {}
-        for place, line in lines:
-            try:
-                record = Record.model_validate_json(line)
-            except ValueError as error:
-                finding.differences.append(f"{place}: not a record ({str(error).splitlines()[0]})")
-                continue
-            cells.setdefault(record.cell.slug, []).append(line)
-            finding.differences += [f"{place}: {what}" for what in _miscounted(record)]
-        for slug, entry in index.items():
-            if sha256("".join(f"{line}\n" for line in cells.get(slug, [])).encode()).hexdigest() != entry["sha256"]:
-                finding.differences.append(f"cell {slug}: not the records that index.json has the digest of")
-        finding.differences += [f"cell {slug}: records that index.json does not name" for slug in cells.keys() - index.keys()]
-        finding.checked = f"{len(lines)} records of {len(index)} cells"
-    return findings
+        cells.setdefault(record.cell.slug, []).append(line)
+        finding.differences += [f"{place}: {what}" for what in _miscounted(record)]
+    for slug, entry in index.items():
+        if sha256("".join(f"{line}\n" for line in cells.get(slug, [])).encode()).hexdigest() != entry["sha256"]:
+            finding.differences.append(f"cell {slug}: not the records that index.json has the digest of")
+    finding.differences += [f"cell {slug}: records that index.json does not name" for slug in cells.keys() - index.keys()]
+    finding.checked = f"{len(lines)} records of {len(index)} cells"
+    return finding
 
 
 def _miscounted(record: Record) -> list[str]:
@@ -118,20 +135,27 @@ def _miscounted(record: Record) -> list[str]:
     return found
 
 
-def _tables(folder: Path) -> list[Finding]:
+def _tables(folder: Path, show: Callable[[str], None]) -> Iterator[Finding]:
     """Recompute every table from the records and compare it with the published one."""
-    findings = []
-    with unpacked(folder) as results:
-        compute_tables(folder, results)
-        for stem in TABLES:
-            for name in (f"{stem}.csv", f"{stem}.md"):
-                published = table_path(folder, name)
-                finding = Finding(published.relative_to(folder).as_posix(), "recomputed")
-                findings.append(finding)
-                if not published.is_file():
-                    finding.differences.append("missing")
-                elif name.endswith(".csv"):
-                    finding.differences, finding.remarks = compare_csv(results / "tables" / name, folder, stem)
-                else:
-                    finding.differences = compare_text(results / "tables" / name, published)
-    return findings
+    show("computing the tables from the records …")
+    try:
+        with unpacked(folder) as results:
+            compute_tables(folder, results)
+            for stem in TABLES:
+                for name in (f"{stem}.csv", f"{stem}.md"):
+                    yield _table(folder, results, stem, name)
+    except PublicationError as error:
+        yield Finding("tables", "not recomputed", [str(error)])
+
+
+def _table(folder: Path, results: Path, stem: str, name: str) -> Finding:
+    """Compare a table that was recomputed into `results` with the published one."""
+    published = table_path(folder, name)
+    finding = Finding(published.relative_to(folder).as_posix(), "recomputed")
+    if not published.is_file():
+        finding.differences.append("missing")
+    elif name.endswith(".csv"):
+        finding.differences, finding.remarks = compare_csv(results / "tables" / name, folder, stem)
+    else:
+        finding.differences = compare_text(results / "tables" / name, published)
+    return finding

@@ -59,26 +59,39 @@ def sources(run: Run) -> list[tuple[Source, int]]:
     return result
 
 
-def spans(run: Run, tokenizer: Decoder) -> list[Span]:
-    """The output cut into spans; neighbouring tokens of the same round and source form one span.
+class Writing:
+    """Text that grows token by token, cut into spans; neighbouring tokens of the same round and source form one span.
 
     A character whose bytes are spread over several tokens (byte-level BPE) belongs to the token that completes it. Text is
     decoded from growing prefixes, and a prefix that ends in U+FFFD waits for its next token. The texts of the spans join to the
     decoded output, without loss or repetition.
     """
-    found: list[Span] = []
-    shown = ""
-    for count, (source, number) in enumerate(sources(run), 1):
-        text = tokenizer.decode(run.tokens[:count], skip_special_tokens=False)
-        last = count == len(run.tokens)
-        if not last and (text.endswith("\ufffd") or not text.startswith(shown)):
-            continue
-        new, shown = text[len(shown) :], text
-        if found and (found[-1].source, found[-1].round) == (source, number):
-            new = found.pop().text + new
+
+    def __init__(self, tokenizer: Decoder) -> None:
+        self.tokens: list[int] = []
+        self.spans: list[Span] = []
+        self._tokenizer = tokenizer
+        self._shown = ""
+
+    def add(self, token: int, source: Source, number: int, *, last: bool = False) -> None:
+        """The next token, its source and its round; with the last one, unfinished bytes are shown too."""
+        self.tokens.append(token)
+        text = self._tokenizer.decode(self.tokens, skip_special_tokens=False)
+        if not last and (text.endswith("\ufffd") or not text.startswith(self._shown)):
+            return
+        new, self._shown = text[len(self._shown) :], text
+        if self.spans and (self.spans[-1].source, self.spans[-1].round) == (source, number):
+            new = self.spans.pop().text + new
         if new:
-            found.append(Span(new, source, number))
-    return found
+            self.spans.append(Span(new, source, number))
+
+
+def spans(run: Run, tokenizer: Decoder) -> list[Span]:
+    """The output of a run as spans (see `Writing`)."""
+    writing = Writing(tokenizer)
+    for token, (source, number) in zip(run.tokens, (found := sources(run)), strict=True):
+        writing.add(token, source, number, last=len(writing.tokens) + 1 == len(found))
+    return writing.spans
 
 
 def sample(record: Record, study_dir: Path, config: dict[str, Any]) -> Sample:

@@ -1,0 +1,241 @@
+"""The verb `specrig doctor`: what this machine has, what is missing and how to get it, and what the default study costs here."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from specrig.cli.arguments import DEFAULT, Json, load, print_json
+
+if TYPE_CHECKING:
+    from specrig.study.study import Study
+
+SIGNS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "·"}
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+HUB_TIMEOUT_S = 3.0
+PRODUCT = 2048
+"""Width of the square matrices whose product is timed."""
+PRODUCTS = 5
+RESULTS_BYTES = 1e9
+"""Room for records, tables, figures and MLflow's files of a small study, besides its models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line. good: False where something is wrong or too little, None for what may be missing; fix: what to do about it."""
+
+    topic: str
+    good: bool | None
+    text: str
+    fix: str = ""
+
+
+def doctor(
+    config: Annotated[Path, typer.Argument(help="The study whose cost is asked for")] = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Examine this machine: PyTorch's build, GPU, kernels, engines, hub, disk, and what the default study costs here.
+
+    The exit code is 1 where something is wrong that the study needs.
+    """
+    study = load(config)
+    checks = []
+    for check in _checks(study):
+        checks.append(check)
+        if not as_json:
+            _show(check, Console())
+    if as_json:
+        print_json(checks)
+    if any(check.good is False for check in checks):
+        raise typer.Exit(1)
+
+
+def _show(check: Check, console: Console) -> None:
+    line = Table.grid(padding=(0, 1))
+    line.add_column(width=1)
+    line.add_column(width=8)
+    line.add_column(overflow="fold")
+    line.add_row(SIGNS[check.good], check.topic, escape(check.text + (f"\n→ {check.fix}" if check.fix else "")))
+    console.print(line)
+
+
+def _checks(study: Study) -> Iterator[Check]:
+    yield _itself()
+    yield from _torch()
+    yield from _gpu()
+    yield from _kernels()
+    yield from _engines(study)
+    yield _hub(study)
+    yield from _cost(study)
+
+
+def _itself() -> Check:
+    from specrig import __version__
+    from specrig.provenance.environment import code_version, processor
+
+    git, cpu = code_version(), processor()
+    commit = f", commit {git['commit'][:12]}{' with uncommitted changes' if git['dirty'] else ''}" if git else ""
+    cores = f"{cpu['logical_cores']} logical cores of {cpu['model'] or 'an unknown processor'}"
+    return Check("SpecRig", True, f"{__version__}{commit}; Python {sys.version.split()[0]} on {platform.system()}, {cores}")
+
+
+def _torch() -> Iterator[Check]:
+    from specrig.provenance.environment import torch_build
+
+    build = torch_build()
+    kind = f"CUDA {build['cuda']}" if build["cuda"] else "CPU"
+    text = f"{build['version']}, {kind} build, {build['threads']} threads, {build['cpu_capability']}"
+    without_gpu = NVIDIA_DRIVER.exists() and not build["cuda"]
+    fix = "there is an NVIDIA driver: install a CUDA build of torch to use the GPU" if without_gpu else ""
+    yield Check("torch", not without_gpu, text, fix)
+
+
+def _gpu() -> Iterator[Check]:
+    import torch
+
+    from specrig.provenance.environment import gpus
+
+    if not torch.cuda.is_available():
+        wrong = NVIDIA_DRIVER.exists() and torch.version.cuda is not None
+        fix = "the driver is there and torch finds no GPU: compare `nvidia-smi` with torch's CUDA version" if wrong else ""
+        yield Check("GPU", False if wrong else None, "none that torch can use; studies run on the CPU", fix)
+        return
+    for gpu in gpus():
+        more = (
+            f", {gpu['memory_gb']} GB, driver {gpu['driver']}"
+            if "driver" in gpu
+            else ": NVML does not answer, no energy or clocks"
+        )
+        yield Check("GPU", True if "driver" in gpu else None, gpu["name"] + more)
+
+
+def _kernels() -> Iterator[Check]:
+    """What the native loop multiplies and attends with here."""
+    import torch
+
+    from specrig.decoding.linear import SMALL, reorderable
+
+    if torch.cuda.is_available():
+        kinds = {
+            "flash": torch.backends.cuda.flash_sdp_enabled(),
+            "memory-efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        }
+        found = ", ".join(name for name, on in kinds.items() if on) or "plain only"
+        yield Check(
+            "kernels",
+            True,
+            f"attention: {found}; bfloat16: {'yes' if torch.cuda.is_bf16_supported() else 'no'}; passes replayed as CUDA graphs",
+        )
+        return
+    packed = reorderable(torch.empty(SMALL))
+    text = "linear layers reordered for oneDNN" if packed else "linear layers by the stock kernel, which is slow for a few rows"
+    yield Check("kernels", packed, text, "" if packed else "install a build of torch with oneDNN (mkldnn)")
+    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported() if hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") else False
+    yield Check(
+        "kernels", None if not fast else True, f"bfloat16 {'in the processor' if fast else 'emulated: float32 is faster here'}"
+    )
+
+
+def _engines(study: Study) -> Iterator[Check]:
+    from specrig.engines import registry
+
+    for name, engine in registry().items():
+        missing = engine.missing()
+        wanted = name in study.engines
+        text = f"{name}: {'ready' if missing is None else missing.partition(':')[0]}"
+        text += " (untested on hardware)" if engine.untested else ""
+        fix = "" if missing is None else missing.partition(":")[2].strip()
+        yield Check("engines", True if missing is None else False if wanted else None, text, fix)
+
+
+def _hub(study: Study) -> Check:
+    """Whether models and data sets can be fetched. Only a study that names some needs it."""
+    import requests
+    from huggingface_hub import constants, get_token
+
+    needed = any(task.fetched for task in study.rows.tasks.values()) or any(
+        not Path(model).exists()
+        for pair in study.rows.pairs
+        for part, model in study.paths.pair_files(pair, study.root).sources.items()
+        if study.rows.pairs[pair].trained_in(part) is None and study.rows.pairs[pair].weights == "pretrained"
+    )
+    token = "with a token" if get_token() else "no token (gated models need one: `hf auth login`)"
+    extra = "" if find_spec("datasets") else "; data sets need `pip install 'specrig[data]'`"
+    if constants.HF_HUB_OFFLINE:
+        return Check("hub", not needed and None, f"offline by HF_HUB_OFFLINE, {token}{extra}")
+    try:
+        answer = requests.head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S, allow_redirects=True)
+        reached, text = answer.status_code < 500, f"answers with {answer.status_code}"
+    except requests.RequestException as error:
+        reached, text = False, f"cannot be reached ({type(error).__name__})"
+    use = "this study needs it" if needed else "this study needs nothing of it"
+    fix = "" if reached else "set HF_ENDPOINT to a mirror, or fill the cache elsewhere and set HF_HUB_OFFLINE=1"
+    return Check("hub", True if reached else False if needed else None, f"{text}, {token}; {use}{extra}", fix)
+
+
+def _cost(study: Study) -> Iterator[Check]:
+    """Disk, memory and time of the study on this machine, from its own bandwidth and speed as they are now."""
+    import psutil
+
+    from specrig.planning.estimate import hours, pair_sizes, size_text, time_text, times, training_cost
+    from specrig.provenance.bandwidth import copy_gb_s
+
+    sizes, cost = pair_sizes(study), training_cost(study)
+    folder = next(path for path in (study.root, *study.root.absolute().parents) if path.exists())
+    free, wanted = shutil.disk_usage(folder).free, cost.disk + RESULTS_BYTES
+    fix = "free some, or choose another disk: --config results=PATH"
+    yield Check(
+        "disk",
+        free > wanted,
+        f"{size_text(free)} free, {study.study} wants about {size_text(wanted)}",
+        "" if free > wanted else fix,
+    )
+    device = study.resolved_device()
+    if device == "cpu":
+        most = max([cost.memory if cost.named else 0.0, *(size.memory_bytes or 0 for size in sizes)])
+        available = psutil.virtual_memory().available
+        fix = "" if available > most else "end other programs, or take smaller models"
+        yield Check(
+            "memory", available > most, f"{size_text(available)} available, {study.study} wants up to {size_text(most)}", fix
+        )
+    copied, speed = copy_gb_s(device), _flop_s(device)
+    yield Check(
+        "speed",
+        True,
+        f"copies {copied:.0f} GB/s, a float32 matrix product {speed / 1e9:,.0f} GFLOP/s"
+        if copied
+        else f"a float32 matrix product {speed / 1e9:,.0f} GFLOP/s",
+    )
+    bandwidth = copied * 1e9 if copied else None
+    trains = f"training at least {time_text(cost.flop / speed)}" if cost.named else "no training"
+    measures = f"measuring about {time_text(hours(study, sizes, bandwidth)[0] * 3600)}, drafts not counted"
+    yield Check("cost", True, f"{study.study} here: {trains}, {measures}; {len(study.grid.cells)} cells{times(study)}")
+
+
+def _flop_s(device: str) -> float:
+    """Operations a second of a float32 matrix product; the fastest of a few counts."""
+    import torch
+
+    from specrig.provenance.bandwidth import wait
+
+    x: Any = torch.ones(PRODUCT, PRODUCT, device=device)
+    seconds = []
+    for _ in range(PRODUCTS):
+        wait(device)
+        began = time.perf_counter()
+        x @ x
+        wait(device)
+        seconds.append(time.perf_counter() - began)
+    return 2 * PRODUCT**3 / min(seconds)

@@ -1,0 +1,78 @@
+"""The verbs of the command line that measure and audit. Each imports its stage when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specrig.cli.arguments import DEFAULT, StudyFile, load
+
+
+def measure(
+    study: StudyFile,
+    engine: Annotated[str, typer.Option()],
+    pair: Annotated[str, typer.Option()],
+    method: Annotated[
+        list[str] | None, typer.Option(help="May be given several times; without it, every method of the study")
+    ] = None,
+    replicate: Annotated[int, typer.Option(help="Which time of `replicates`, from 0")] = 0,
+) -> None:
+    """Measure, in one process, those cells of an engine and a pair that are not measured yet."""
+    from specrig.measurement.runner import measure
+
+    loaded = load(study)
+    measure(loaded, engine, pair, method or [job[2] for job in loaded.grid.jobs if job[:2] == (engine, pair)], replicate)
+
+
+def remeasure(study: StudyFile = DEFAULT) -> None:
+    """Set the records of disturbed cells aside, so that the next run of the study measures only these cells again."""
+    from specrig.measurement.recording import set_aside
+    from specrig.measurement.records import replicate_folder
+    from specrig.reporting.study_data import read_study
+
+    loaded = load(study)
+    found = read_study(loaded.root)
+    aside: dict[Path, dict[str, None]] = {}
+    for name, reasons in found.disturbances.items():
+        job, _, slug = name.rpartition("/")
+        for reason in reasons:
+            folder = replicate_folder(loaded.root / "records" / job, reason.replicate)
+            aside.setdefault(folder, {})[slug] = None
+            typer.echo(f"{name}, replicate {reason.replicate}: {reason.text}")
+    for folder, slugs in aside.items():
+        set_aside(folder, slugs)
+    count = sum(map(len, aside.values()))
+    typer.echo(
+        f"{count} record files set aside: run the study again (make, or snakemake) to measure them"
+        if count
+        else "no cell is disturbed"
+    )
+
+
+def audit(study: StudyFile = DEFAULT) -> None:
+    """Audit every record: at temperature 0 it must equal plain decoding; above, its tokens must fit the target's distribution."""
+    import pandas as pd
+
+    from specrig.audit.run import audit_records
+    from specrig.measurement.records import study_records
+    from specrig.reporting.verdicts import identity
+
+    loaded = load(study)
+    records, out = study_records(loaded.root / "records", loaded.replicates), loaded.root / "audit" / "records.csv"
+    audit_records(loaded, records, loaded.root, out)
+    if said := identity(pd.read_csv(out)):
+        typer.echo(said)
+
+
+def audit_exact(
+    study: StudyFile,
+    engine: Annotated[str, typer.Option()],
+    method: Annotated[str, typer.Option()],
+) -> None:
+    """Test one method's samples against the exactly known distribution of a tiny model."""
+    from specrig.audit.run import audit_exact as run
+
+    loaded = load(study)
+    run(loaded, engine, method, loaded.root / "audit" / f"exact-{engine}-{method}.csv")

@@ -1,0 +1,69 @@
+"""The verb `specrig run`: Snakemake on a study, with a profile by name, and where everything is in the end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specrig.cli.arguments import DEFAULT, load
+
+PROFILES = Path("profiles")
+FILE_OF_PROFILE = "profile.yaml"
+
+
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [SNAKEMAKE ARGUMENTS]...",
+            help=f"A study's config (default: {DEFAULT}), then whatever Snakemake takes, e.g. -n or --config prompts=4",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SPECRIG_PROFILE", help="A folder of profiles/, e.g. gpu or slurm, or a path; default: profiles/default"
+        ),
+    ] = None,
+) -> None:
+    """Run a study: everything that is missing or stale, and nothing else. The same command goes on after an interruption."""
+    given = list(arguments or [])
+    config = Path(given.pop(0)) if given and not given[0].startswith("-") else DEFAULT
+    if not Path("Snakefile").is_file():
+        raise typer.BadParameter("there is no Snakefile here: run it in the checkout of SpecRig")
+    if not config.is_file():
+        load(config)  # says what is wrong with it
+    chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
+    # The config stands last: it takes every word behind it that is no option.
+    code = _wait([sys.executable, "-m", "snakemake", *chosen, *given, "--configfile", str(config)])
+    if code:
+        raise typer.Exit(code)
+    if not given:
+        study = load(config)
+        typer.echo(f"Report: {study.report}\nResults: {study.root}")
+
+
+def _profile(name: str) -> Path:
+    """The folder of a profile. Raises BadParameter for one that is not there."""
+    for folder in (PROFILES / name, Path(name)):
+        if (folder / FILE_OF_PROFILE).is_file() or (folder / "config.yaml").is_file():
+            return folder
+    known = ", ".join(sorted(path.parent.name for path in PROFILES.glob(f"*/{FILE_OF_PROFILE}"))) or "none"
+    raise typer.BadParameter(f"no profile {name!r}; there are: {known}; or give a folder with a {FILE_OF_PROFILE}")
+
+
+def _wait(command: Sequence[str]) -> int:
+    """Run a command to its end and return its exit code. An interruption is the command's own affair: it stops its jobs itself."""
+    process = subprocess.Popen(command)
+    before = signal.signal(signal.SIGINT, lambda *_: None), signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        return process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])

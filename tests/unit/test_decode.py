@@ -1,0 +1,172 @@
+"""`specrig decode`: one cell through the one loop, streamed; mistakes are told before a model is loaded."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from specrig import cli
+from specrig.cell import Cell
+from specrig.cli.streaming import Page, Side
+from specrig.decoding.types import Round
+from specrig.engines.native import Native
+from specrig.models.pair import PairFiles
+from specrig.reporting.samples import Writing
+from specrig.study.load import load_study
+
+
+@pytest.fixture
+def study(workplace: Path, tiny_pair: Path) -> Path:
+    """A working directory whose study `test` has its trained pair."""
+    models = load_study(Path("configs/test.yaml")).root / "models" / "embedded"
+    shutil.copytree(tiny_pair / "models", models)
+    return Path("configs/test.yaml")
+
+
+def decoded(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
+    assert cli.run(["decode", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_methods_tokens_are_told_round_by_round_as_they_are_returned(tiny_pair: Path) -> None:
+    pair = PairFiles("p", str(tiny_pair / "models/target"), str(tiny_pair / "models/draft"))
+    cell = Cell(engine="native", pair="p", method="draft_model", k=3, task="t", temperature=0.0, batch_size=2)
+    told: dict[int, list[int]] = {0: [], 1: []}
+    rounds: dict[int, list[Round | None]] = {0: [], 1: []}
+
+    def tell(row: int, tokens: list[int], one: Round | None) -> None:
+        told[row] += tokens
+        rounds[row].append(one)
+
+    with Native(pair) as engine:
+        prompts = [engine.encode(text) for text in ("def area(", "Once there was")]
+        found = engine.generate(cell, prompts, max_new_tokens=17, seeds=[0, 1], tell=tell)
+        silent = engine.generate(cell, prompts, max_new_tokens=17, seeds=[0, 1])
+    assert [told[0], told[1]] == [one.tokens for one in found] == [one.tokens for one in silent]
+    assert [rounds[0], rounds[1]] == [[None, *one.rounds] for one in found]
+
+
+def test_a_trained_pair_beside_plain_decoding(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = decoded(["def area(", "--study", str(study), "--tokens", "20", "--compare"], capsys)
+    assert found["method"] == "draft_model" and found["plain"]["method"] == "autoregressive"
+    assert found["identical"] and found["tokens"] == found["plain"]["tokens"] and len(found["tokens"]) == 20
+    assert "".join(span["text"] for span in found["spans"]) == found["text"] == found["plain"]["text"]
+    drafted = sum(one["drafted"] for one in found["rounds"])
+    accepted = sum(one["accepted"] for one in found["rounds"])
+    assert found["acceptance_rate"] == accepted / drafted and drafted == 4 * len(found["rounds"])
+    assert found["plain"]["acceptance_rate"] is None and found["plain"]["acceptance_length"] == 1.0
+
+
+def test_a_plain_folder_with_options_and_the_prompt_on_standard_input(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one two one two one"))
+    target = str(tiny_pair / "models/target")
+    found = decoded(["--target", target, "--method", "ngram", "--k", "6", "--option", "n=2", "--tokens", "8"], capsys)
+    assert (found["pair"], found["method"], found["k"]) == ("target", "ngram", 6)
+    assert found["options"]["n"] == 2 and found["prompt"] == "one two one two one"
+    assert {one["depth"] for one in found["rounds"]} <= set(range(7))
+
+
+def test_it_prints_the_text_and_what_the_colours_mean(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["decode", "def area(", "--study", str(study), "--tokens", "12", "--compare"]
+    assert cli.run(arguments) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "draft_model autoregressive" in shown and "12 tokens in" in shown and "identical outputs" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--method", "eagel"], "did you mean 'eagle'?"),
+        (["--k", "40"], "--k: k = 40 is outside 1 to 16"),
+        (["--option", "nodes=3"], "--option nodes: unknown option"),
+        (["--option", "acceptance=[exact, block]"], "one cell runs"),
+        (["--option", "acceptance"], "no name=value"),
+        (["--pair", "embeded"], "did you mean 'embedded'?"),
+        (["--method", "hydra"], "does not make it"),
+        ([], "the target of 'embedded' is not there yet"),
+        (["--draft", "x"], "--draft goes with --target"),
+        (["--target", "./nowhere"], "no model folder ./nowhere"),
+        (["--pair", "embedded", "--target", "x/y"], "not both"),
+        (["--target", "owner/name", "--method", "draft_model"], "--draft FOLDER"),
+        (["--target", "models/small.gguf"], "a GGUF file, which a study converts first"),
+        (["--target", "owner/name", "--head", "eagle"], "no name=FOLDER"),
+    ],
+)
+def test_mistakes_are_told_before_a_model_is_loaded(
+    arguments: list[str], expected: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["decode", "text", "--study", "configs/test.yaml", *arguments]) == 2
+    assert expected in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_chat_needs_a_template_and_a_prompt_has_to_fit(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = ["--target", str(tiny_pair / "models/target")]
+    assert cli.run(["decode", "hello", *target, "--chat"]) == 2
+    assert "has none" in capsys.readouterr().err
+    assert cli.run(["decode", "hello", *target, "--tokens", "100000"]) == 2
+    assert "100000 are to follow" in capsys.readouterr().err
+
+
+def test_a_chat_turn_is_put_into_the_template(tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(tiny_pair / "models/target", tmp_path / "chatty")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>")
+    found = decoded(["hi", "--target", str(folder), "--chat", "--system", "be brief", "--tokens", "4"], capsys)
+    assert found["prompt"] == "<system>be brief<user>hi<answer>"
+
+
+def test_arguments_are_checked_without_torch(workplace: Path) -> None:
+    code = (
+        "import sys; from specrig import cli\n"
+        "code = cli.run(['decode', 'x', '--study', 'configs/test.yaml', '--k', '99'])\n"
+        "print(code, [name for name in ('torch', 'transformers', 'pandas') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split("\n")[-2] == "2 []"
+
+
+class Letters:
+    """A tokenizer of letters."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, ids))
+
+
+def test_who_wrote_what_and_the_figures_while_it_grows() -> None:
+    side = Side("draft_model", Writing(Letters()))
+    console = Console(force_terminal=True, width=60, height=10, file=io.StringIO(), record=True)
+    with Page(console, [side]):
+        side.tell(0, [ord("a")], None)
+        assert side.tokens_per_s is None and side.acceptance_rate is None
+        side.tell(0, list(map(ord, "bcd")), Round(4, 4, 2, 3))
+        side.tell(0, list(map(ord, "e")), Round(4, 4, 3, 1, cut=True))  # the stop rule cut two accepted tokens off
+    assert [(span.text, span.source) for span in side.writing.spans] == [
+        ("a", "target"),
+        ("bc", "draft"),
+        ("d", "target"),
+        ("e", "draft"),
+    ]
+    assert side.acceptance_length == 3.0 and side.acceptance_rate == 5 / 8
+    assert "5 tokens in 2 passes, 3.00 a pass · 5 of 8 drafted accepted (62%)" in side.status()
+    assert "\x1b[4;32mbc" in console.export_text(styles=True)
+
+
+def test_a_row_of_another_study_is_taken_too(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pair is a row of the table, no matter which pairs the study measures; its own folders are used as they are."""
+    models = load_study(study).root / "models" / "embedded"
+    table = Path("configs/pairs.tsv")
+    header = table.read_text().splitlines()[0].split("\t")
+    row = {"pair": "own", "target": f"./{models}/target", "draft": f"./{models}/draft"}
+    table.write_text(table.read_text() + "\t".join(row.get(name, "") for name in header) + "\n")
+    assert "own" not in yaml.safe_load(study.read_text())["pairs"]
+    found = decoded(["x = ", "--study", str(study), "--pair", "own", "--tokens", "6"], capsys)
+    assert found["pair"] == "own" and found["method"] == "draft_model" and len(found["tokens"]) == 6
