@@ -71,6 +71,25 @@ def between_runs(jobs: Mapping[str, Sequence[Layout]]) -> BetweenRuns | None:
     return BetweenRuns(variance, float(variance**2 / doubt))
 
 
+def between_cells(cells: Mapping[str, list[Record]]) -> BetweenRuns | None:
+    """How much one whole run moves the log speedup of one cell, beyond what it moves all cells of the study alike and the scatter
+    of prompts; None where no two cells have two prompts and two replicates.
+
+    cells: the result of `cells.by_cell`. Baselines' cells are left out.
+    """
+    layouts = [layout(log_ratios(group_times(members))) for members in cells.values() if members[0].cell.k]
+    replicates = max((found.shape[1] for found in layouts if min(found.shape) > 1), default=0)
+    usable = [found for found in layouts if len(found) > 1 and found.shape[1] == replicates]
+    if replicates < 2 or len(usable) < 2:
+        return None
+    means = np.array([found.mean(axis=0) for found in usable])  # [cells, replicates]
+    moved = means - means.mean(axis=1, keepdims=True)
+    freedom = (len(usable) - 1) * (replicates - 1)
+    observed = float(((moved - moved.mean(axis=0)) ** 2).sum() / freedom)
+    _, rest, _, _ = _job(usable)
+    return BetweenRuns(max(observed - rest, 0.0), float(freedom))
+
+
 def between(
     cells: Mapping[str, list[Record]], measure: Callable[[pd.DataFrame], pd.Series] = log_ratios
 ) -> dict[tuple[str, str], BetweenRuns]:

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from specrig.cli import publishing, serving, training
+from specrig.cli import comparing, publishing, serving, training
 from specrig.cli.arguments import ConfigFile, StudyFile, load
 
 app = typer.Typer(
@@ -231,6 +231,8 @@ def report(study: StudyFile) -> None:
 
 app.command()(publishing.publish)
 app.command()(publishing.verify)
+app.command()(publishing.gallery)
+app.command()(comparing.compare)
 app.add_typer(serving.serve, name="serve")
 
 
