@@ -57,12 +57,14 @@ def write_gallery(folder: Path) -> list[Path]:
     The same publications give the same bytes. Raises PublicationError where there is no publication, or a broken one.
     """
     found = entered(folder)
-    picture = draw(
-        [(f"{each.pair} on {each.machine}\n{each.folder}", each.speedups, each.fair) for each in found], folder / PICTURE
-    )
     index = folder / INDEX
     write_atomically(index, text(found))
-    return [index, picture]
+    return [index, draw_all(found, folder / PICTURE)]
+
+
+def draw_all(found: Sequence[Entered], path: Path) -> Path:
+    """Draw the picture of all entries as SVG; returns `path`."""
+    return draw([(f"{each.pair} on {each.machine}\n{each.folder}", each.speedups, each.fair) for each in found], path)
 
 
 def entered(folder: Path) -> list[Entered]:
