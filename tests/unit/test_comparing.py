@@ -133,6 +133,26 @@ def test_the_same_digests_acquit_another_commit(base: Path, twin: Path) -> None:
     assert [(each.what, each.a, each.b) for each in compared(base, twin).differences] == [("code", "0" * 12, "1" * 12)]
 
 
+def test_another_machine_explains_speeds_and_acceptance_by_rounding_alone(base: Path, twin: Path) -> None:
+    change_records(twin, slower(0.7, "ngram"))
+    change_environments(twin, lambda environment: environment["cpu"].update(model="another processor", cores=8, logical_cores=16))
+    change_environments(twin, lambda environment: environment["torch"].update(threads=16))
+    found = compared(base, twin)
+    assert [(each.what, each.effect) for each in found.differences] == [
+        ("processor", "speed, acceptance by rounding alone"),
+        ("threads", "speed, acceptance by rounding alone"),
+    ]
+    assert {row.explanation for row in found.rows if row.speed} == {"processor, threads"}
+
+
+def test_studies_that_ran_once_say_what_their_intervals_leave_out(tmp_path: Path) -> None:
+    sides = [write_study(tmp_path / name, methods=("draft_model",), ks=(2,), prompts=4) for name in ("one", "other")]
+    said = " ".join(headline(compared(*sides)))
+    assert "neither study ran its jobs twice" in said
+    assert "Both ran their jobs once" in said
+    assert "The intervals of A and B, whose jobs ran once" in said
+
+
 def test_more_prompts_are_compared_one_by_one_and_other_prompts_as_samples(base: Path, tmp_path: Path) -> None:
     fewer = write_study(tmp_path / "fewer", methods=METHODS, ks=(2, 4), prompts=5)
     row = compared(fewer, base).rows[0]

@@ -12,6 +12,7 @@ cell alone. Both are pooled over the runs of A and B, which are taken to scatter
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -147,8 +148,14 @@ def changes(a: Cells, b: Cells) -> Changes:
         estimate = average([found[name][0] for name in members])
         tasks = tuple(a[name][0].cell.task for name in members)
         means.append(MeanChange(setting, tasks, *both(estimate, members[0], len(members))))
-    runs = [1 / count(a[name]) + 1 / count(b[name]) for name in names]
-    return Changes(_whole(shift, list(alike.values()), max(runs, default=0.0)), cells, means)
+    if shift is None:
+        return Changes(Change(UNKNOWN), cells, means)
+    # The pair with the most cells stands for the study: of few cells the scatter is hardly known.
+    largest, _ = Counter(a[name][0].cell.job[:2] for name in names).most_common(1)[0]
+    common = alike.get(largest)
+    runs = max(1 / count(a[name]) + 1 / count(b[name]) for name in names)
+    error = Estimate(0.0, common.variance * runs, common.freedom) if common else UNKNOWN
+    return Changes(Change(replace(shift + error, value=shift.value)), cells, means)
 
 
 def _difference(a: pd.Series, b: pd.Series) -> tuple[Estimate, tuple[int, int], bool]:
@@ -174,16 +181,6 @@ def _median(logs: Sequence[float]) -> Estimate | None:
     spread = NORMAL * np.median(np.abs(known - np.median(known)))
     # The median of n normal values has π / 2 times the variance of their mean.
     return Estimate(np.median(known), np.pi / 2 * spread**2 / len(known), len(known) - 1.0)
-
-
-def _whole(shift: Estimate | None, alike: Sequence[BetweenRuns], runs: float) -> Change:
-    """The shift with the error that whole runs add to it; its error is not known without replicates. runs: 1 / A's + 1 / B's."""
-    if shift is None:
-        return Change(UNKNOWN)
-    if not alike:
-        return Change(replace(shift, variance=np.nan))
-    widest = max(alike, key=lambda each: each.variance)
-    return Change(shift + Estimate(0.0, widest.variance * runs, widest.freedom))
 
 
 def _alike(a: Cells, b: Cells) -> dict[tuple[str, ...], BetweenRuns]:

@@ -53,7 +53,7 @@ SETTINGS = {"max_new_tokens": "tokens to generate", "seed": "seed"}
 
 
 def differences(a: StudyData, b: StudyData) -> list[Difference]:
-    """What differs between the jobs that both studies measured: prompts, models, code, settings, machine, in this order."""
+    """What differs between the jobs that both studies measured: prompts, models, options, settings, code, machine, in this order."""
     jobs = [key for key in a.environments if key in b.environments]
     every = frozenset(jobs)
     found = [*_prompts(a, b), *_models(a, b, jobs), *_options(a, b)]

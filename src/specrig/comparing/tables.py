@@ -16,7 +16,7 @@ from specrig.comparing.sentences import headline
 from specrig.comparing.surroundings import Difference
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.style import DISTURBED_SIGN, method_name, method_order, task_name
+from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name, method_order, task_name
 
 LEVELS = ("engine", "pair", "temperature", "batch_size")
 """The levels that a table shows where they have more than one value."""
@@ -63,7 +63,9 @@ def means_grid(comparison: Comparison) -> Grid:
         rows,
         labels=len(shown) + 2,
         groups=len(shown),
-        caption="Speedup over plain decoding, geometric mean over the tasks that both measured. In bold: changed beyond chance.",
+        caption="Speedup over plain decoding, geometric mean over the tasks that both measured, with 95 % intervals. In bold: an own change beyond chance, among "
+        f"these {len(rows)} judged together.",
+        notes=_notes(comparison.rows),
     )
 
 
@@ -110,6 +112,7 @@ def cells_grid(comparison: Comparison, rows: Sequence[Row]) -> Grid:
         trailing=2,
         groups=len(shown),
         caption="Speedup and acceptance length τ of each cell that both measured. In bold: changed beyond chance.",
+        notes=_notes(rows),
     )
 
 
@@ -195,6 +198,11 @@ def _labels(cell: Cell, levels: Sequence[str], *, lossless: bool, marked: bool) 
     shared = [f"{value:g}" if isinstance(value := getattr(cell, name), float) else str(value) for name in levels]
     name = method_name(cell.method, variant=cell.variant, lossless=lossless) + (f" {DISTURBED_SIGN}" if marked else "")
     return [*map(Entry, shared), Entry(name), Entry(str(cell.k))]
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    lossy = [] if all(row.a["lossless"] for row in rows) else [LOSSY_NOTE]
+    return [*lossy, *([DISTURBED_NOTE] if any(any(row.marked) for row in rows) else [])]
 
 
 def _place(comparison: Comparison, cell: Cell) -> tuple[Any, ...]:

@@ -74,7 +74,7 @@ def write_page(comparison: Comparison, out: Path) -> Path:
 
 def _print(grid: Grid, console: Console) -> None:
     """Print a table: its caption, then each group of rows below the line that the group shares."""
-    console.print(escape(grid.caption))
+    console.print(escape(" ".join([grid.caption, *grid.notes])))
     for line, rows in grid.grouped():
         table = Table(title=escape(line) or None, title_justify="left", title_style="bold")
         for name, is_number in grid.columns:
