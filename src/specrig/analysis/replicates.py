@@ -62,13 +62,27 @@ def between_runs(jobs: Mapping[str, Sequence[Layout]]) -> BetweenRuns | None:
     kept = {name: [cell for cell in cells if cell.shape[1] == replicates] for name, cells in usable.items()}
     pooled = [_job(cells) for cells in kept.values() if cells]
     observed, rest, rest_freedom = (np.array([job[index] for job in pooled], dtype=float) for index in (0, 1, 2))
-    variance = max(float(observed.mean() - rest.mean()), 0.0)
-    if variance == 0:
-        return BetweenRuns(0.0, 1.0)
-    # The variance is a difference of two mean squares, so its own variance is the sum of theirs.
     freedom = _independent(np.array([job[3] for job in pooled])) * (replicates - 1)
-    doubt = observed.mean() ** 2 / freedom + rest.mean() ** 2 / rest_freedom.sum()
-    return BetweenRuns(variance, float(variance**2 / doubt))
+    return _difference(float(observed.mean()), freedom, float(rest.mean()), float(rest_freedom.sum()))
+
+
+def between_cells(cells: Mapping[str, list[Record]]) -> BetweenRuns | None:
+    """How much one whole run moves the log speedup of one cell, beyond what it moves all cells of the study alike and the scatter
+    of prompts; None where no two cells have two prompts and two replicates.
+
+    cells: the result of `cells.by_cell`. Baselines' cells are left out.
+    """
+    layouts = [layout(log_ratios(group_times(members))) for members in cells.values() if members[0].cell.k]
+    replicates = max((found.shape[1] for found in layouts if min(found.shape) > 1), default=0)
+    usable = [found for found in layouts if len(found) > 1 and found.shape[1] == replicates]
+    if replicates < 2 or len(usable) < 2:
+        return None
+    means = np.array([found.mean(axis=0) for found in usable])  # [cells, replicates]
+    moved = means - means.mean(axis=1, keepdims=True)
+    freedom = (len(usable) - 1) * (replicates - 1)
+    observed = float(((moved - moved.mean(axis=0)) ** 2).sum() / freedom)
+    _, rest, rest_freedom, _ = _job(usable)
+    return _difference(observed, freedom, rest, rest_freedom)
 
 
 def between(
@@ -107,6 +121,16 @@ def drift(cell: Layout) -> tuple[float, Interval]:
         return float("nan"), UNKNOWN
     change = mean(cell[:, -1] - cell[:, 0])
     return float(np.exp(change.value)), interval(change, scale=np.exp)
+
+
+def _difference(observed: float, freedom: float, rest: float, rest_freedom: float) -> BetweenRuns:
+    """What is left of the variance `observed` without the part `rest` of it, each with its degrees of freedom; at least 0."""
+    variance = max(observed - rest, 0.0)
+    if variance == 0:
+        return BetweenRuns(0.0, 1.0)
+    # The variance is a difference of two mean squares, so its own variance is the sum of theirs.
+    doubt = observed**2 / freedom + rest**2 / rest_freedom
+    return BetweenRuns(variance, float(variance**2 / doubt))
 
 
 def _job(cells: Sequence[Layout]) -> tuple[float, float, int, NDArray[np.float64]]:

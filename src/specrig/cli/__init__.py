@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from specrig.cli import decoding, doctor, measuring, publishing, running, serving, training
+from specrig.cli import comparing, decoding, doctor, measuring, publishing, running, serving, training
 from specrig.cli.arguments import DEFAULT, ConfigFile, Json, StudyFile, load, print_json
 from specrig.cli.examples import epilog
 
@@ -187,6 +187,8 @@ app.command()(decoding.decode)
 app.command()(doctor.doctor)
 app.command()(publishing.publish)
 app.command()(publishing.verify)
+app.command()(publishing.gallery)
+app.command()(comparing.compare)
 app.add_typer(serving.serve, name="serve")
 for group, prefix in ((app, ""), (serving.serve, "serve ")):
     for command in group.registered_commands:

@@ -48,6 +48,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "specrig verify reports/published/amd-epyc-quick",
         "specrig verify reports/published/amd-epyc-quick --json",
     ),
+    "compare": (
+        "specrig compare results/quick reports/published/amd-epyc-quick",
+        "specrig compare results/quick reports/published/amd-epyc-quick --html changes.html",
+    ),
+    "gallery": ("specrig gallery", "specrig gallery reports/published"),
     "serve draft": ("specrig serve draft models/my-draft --port 8002",),
     "serve target": ("specrig serve target models/my-llama --port 8001 --batch 8",),
     "serve coordinator": ("specrig serve coordinator --target http://127.0.0.1:8001 --draft http://127.0.0.1:8002",),

@@ -52,3 +52,11 @@ def verify(
         )
     if found.wrong:
         raise typer.Exit(1)
+
+
+def gallery(folder: Annotated[Path, typer.Argument(help="Folder of publications")] = Path("reports/published")) -> None:
+    """Write the index of published studies, with a picture of what each found: README.md and headline.svg in their folder."""
+    from specrig.publishing.gallery import write_gallery
+
+    for path in write_gallery(folder):
+        typer.echo(path)

@@ -1,0 +1,87 @@
+"""Draws the picture of the gallery: speedup by method with 95 % intervals, one panel for each published study and pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+
+from specrig.analysis.cells import row_dicts
+from specrig.reporting.panels import SCREEN, make_panels, note_below, row_label, unused_hidden
+from specrig.reporting.plots import TIMES
+from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN, INK, LOSSY_NOTE, method_colour, rc
+from specrig.reporting.summary import CROSSFIT, MEAN, spoilt
+
+Panel = tuple[str, pd.DataFrame, pd.Series]
+"""(title, rows of `summary.speedup_summary`, for each row whether it is lossless, audited and undisturbed)."""
+LEAST = 2
+"""Fewer methods than these are a number, not a picture."""
+SIDE_BY_SIDE = 2
+
+
+def draw(panels: Sequence[Panel], path: Path) -> Path:
+    """Write the picture to `path` as SVG on white, the same bytes for the same records; returns `path`.
+
+    Panels with fewer than `LEAST` methods are left out, unless there are no others.
+    """
+    shown = [panel for panel in panels if len(panel[1]) >= LEAST] or list(panels)
+    columns = min(len(shown), SIDE_BY_SIDE)
+    most = max(len(rows) for _, rows, _ in shown)
+    with plt.rc_context({**rc(SCREEN.size), "savefig.bbox": "tight"}):
+        figure, axes = make_panels(
+            SCREEN, -(-len(shown) // columns), columns, width=7.6 / columns + 1.2, height=0.29 * most + 1.2, sharex=True
+        )
+        for ax, panel in zip(unused_hidden(axes, len(shown)), shown, strict=True):
+            _bars(ax, panel)
+        for ax in axes[-1]:
+            ax.set_xlabel("speedup over plain decoding, geometric mean over tasks")
+        marks = [
+            note
+            for sign, note in (
+                (any(spoilt(rows, MEAN).any() for _, rows, _ in shown), DISTURBED_NOTE),
+                (any(not rows["lossless"].all() for _, rows, _ in shown), LOSSY_NOTE),
+            )
+            if sign
+        ]
+        note_below(figure, "\n".join(marks))
+        temporary = path.with_name(f".{path.name}")
+        figure.savefig(
+            temporary,
+            format="svg",
+            facecolor="white",
+            metadata={"Date": None, "Title": "Speedup by method", "Creator": "SpecRig"},
+        )
+        plt.close(figure)
+    return temporary.replace(path)
+
+
+def _bars(ax: Axes, panel: Panel) -> None:
+    """One bar a method, the fastest on top; pale where the method is lossy, failed the audit or was disturbed."""
+    title, rows, fair = panel
+    frame = rows.assign(_fair=fair, _marked=spoilt(rows, MEAN)).dropna(subset=[CROSSFIT]).sort_values(CROSSFIT, ascending=False)
+    names = [f"{row_label(row)}{f' {DISTURBED_SIGN}' if row['_marked'] else ''}" for row in row_dicts(frame)]
+    palette = dict(zip(names, map(method_colour, frame["method"]), strict=True))
+    sns.barplot(
+        x=frame[CROSSFIT].to_numpy(), y=names, hue=names, palette=palette, saturation=1, legend=False, errorbar=None, ax=ax
+    )
+    for bar, kept in zip(ax.patches, frame["_fair"], strict=False):
+        bar.set_alpha(1.0 if kept else 0.35)
+    values = frame[CROSSFIT].to_numpy(dtype=float)
+    low, high = (frame[f"{CROSSFIT}_{end}"].to_numpy(dtype=float) for end in ("low", "high"))
+    spread = np.nan_to_num(np.abs(np.vstack([values - low, high - values])))
+    ax.errorbar(values, np.arange(len(names)), xerr=spread, fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5)
+    ax.axvline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    ax.set_xlim(left=0)
+    ax.xaxis.set_major_formatter(TIMES)
+    ax.grid(axis="y", visible=False)
+    ax.set_title(title, loc="left")
+    ax.set_ylabel("")
