@@ -53,7 +53,9 @@ class Browser:
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of a command. Raises RuntimeError for an error of the browser, EOFError where it has ended."""
         self._number += 1
-        message = {"id": self._number, "method": method, "params": params} | ({"sessionId": self._session} if self._session else {})
+        message = {"id": self._number, "method": method, "params": params} | (
+            {"sessionId": self._session} if self._session else {}
+        )
         os.write(self._sent, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._read()

@@ -84,17 +84,17 @@ def advice_grid(found: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entr
                 Entry(_name(row) if row["value"] > 1 else "none", "" if sure else "gain not certain", bold=sure),
                 Entry(str(row["k"]) if row["value"] > 1 else "–"),
                 Entry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
-                Entry(rivals or "–"),
                 Entry(f"{grid.number(row['beyond_mb'], 0)} MB", f"of {grid.number(memory, 0)}" if np.isfinite(memory) else ""),
+                Entry(rivals or "–"),
                 *links(row),
             ]
         )
     titles = [entry.text for entry in rows[0][len(levels) + 6 :]] if rows else []
     return Grid(
-        header=[*levels, "task", "method", "k", "speedup", "not told apart from it", "more memory", *titles],
+        header=[*levels, "task", "method", "k", "speedup", "more memory", "not told apart from it", *titles],
         rows=rows,
         labels=len(levels) + 3,
-        trailing=len(titles),
+        trailing=1 + len(titles),
         caption=(
             "The fastest lossless method, with the 95 % interval of its speedup over plain decoding; of a method with several k's, that of choosing k "
             "on other prompts. Being the best of several methods still flatters it a little. Not told apart: methods whose interval reaches into "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import sqlite3
 from abc import ABC, abstractmethod
 from contextlib import closing
@@ -14,14 +13,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-from markupsafe import Markup
 
 from specrig.cell import Cell
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.latex import latex
-from specrig.reporting.panels import NOTHING
-from specrig.reporting.style import GRID, INK, PAPER
 
 
 class Attachments(ABC):
@@ -112,35 +108,6 @@ def mlflow_runs(study_dir: Path, name: str) -> str:
             return ""
         number = str(row[0]) if row else number
     return f"http://127.0.0.1:{os.environ.get('PORT', '5000')}/#/experiments/{number}/runs?searchFilter="
-
-
-def inline_svg(path: Path, kind: str) -> Markup:
-    """An SVG file as an HTML element of the class `kind`, or its reason as a paragraph where the figure has no data.
-
-    Ids get `kind` and the file's name as a prefix, ink and paper become the page's colours, coordinates lose all but one digit.
-    """
-    text = path.read_text(encoding="utf-8")
-    text = text[text.index("<svg") :]
-    said = re.search(r"<title>(.*?)</title>", text, flags=re.DOTALL)
-    if f'id="{NOTHING}"' in text:
-        return Markup(f'<p class="muted">No figure: {said[1] if said else ""}.</p>')
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    label = f' aria-label="{said[1]}"' if said else ""
-    text = re.sub(r"<title>.*?</title>", "", text, flags=re.DOTALL)  # browsers would show it on hover
-    text = re.sub(
-        r'(<svg[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"',
-        rf'\1 class="{kind}" style="max-width:\2pt" role="img"{label}',
-        text,
-        count=1,
-    )
-    text = re.sub(r"(?<![\w#.])(-?\d+\.\d)\d+", r"\1", text)
-    text = re.sub(r"\n\s*", "\n", text)
-    stem = re.sub(r"\W", "_", f"{kind}_{path.stem}")
-    text = re.sub(r'\bid="', f'id="{stem}-', text)
-    text = re.sub(r'(href="#|url\(#)', rf"\1{stem}-", text)
-    for colour, name in ((INK, "currentColor"), (PAPER, "var(--paper)"), (GRID, "var(--line)")):
-        text = text.replace(colour, name)
-    return Markup(text)  # drawn by this program from numbers and configured names, which matplotlib escapes
 
 
 def _data_link(kind: str, text: str) -> str:

@@ -21,11 +21,12 @@ from specrig.measurement.records import write_atomically
 from specrig.reporting import disturbance, engines, order, prose, quality, reproduction, verdicts
 from specrig.reporting import environment as surroundings
 from specrig.reporting.advised import advice_grid
-from specrig.reporting.attachments import Attachments, Embedded, inline_svg, mlflow_runs
+from specrig.reporting.attachments import Attachments, Embedded, mlflow_runs
 from specrig.reporting.device import floor_notes
 from specrig.reporting.exhibits import FIGURES, Exhibits
 from specrig.reporting.figures import FILES, training_curves, write_figures
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.inline_svg import inline_svg
 from specrig.reporting.narrative import conclusion, drift_sentence, repetition_warnings
 from specrig.reporting.optimum import optimal_k_sentence
 from specrig.reporting.panels import PHONE
