@@ -6,9 +6,11 @@ import os
 import tempfile
 from base64 import b64encode
 from dataclasses import replace
+from gzip import compress
 from hashlib import sha256
 from importlib.metadata import version
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -155,12 +157,12 @@ def _with_places(shown: Grid, places: list[list[Entry]]) -> Grid:
     return replace(shown, header=[*shown.header, *titles], rows=rows, trailing=shown.trailing + len(titles))
 
 
-def _figures(study: StudyData) -> dict[str, list[tuple[str, list[Markup]]]]:
-    """Name of a figure -> its settings, first one first, each with its drawings for screen and phone.
+def _figures(study: StudyData) -> dict[str, list[tuple[str, Markup, str]]]:
+    """Name of a figure -> its settings, first one first, each with its `_drawings`.
 
     The setting is empty where there is only one. A figure without data is one paragraph that says so.
     """
-    folder = study.folder / "figures"
+    folder, numbers = study.folder / "figures", count()
     with tempfile.TemporaryDirectory() as scratch:
         if not all((folder / name).is_file() for name in FILES if name.endswith(".svg")):
             write_figures(study.folder, Path(scratch))
@@ -170,13 +172,15 @@ def _figures(study: StudyData) -> dict[str, list[tuple[str, list[Markup]]]]:
             others = sorted(folder.glob(f"{name}-*.svg"))
             first = f"{study.jobs[0].engine}-{study.jobs[0].pair}" if others else ""
             settings = [(first, folder / f"{name}.svg"), *((path.stem.removeprefix(f"{name}-"), path) for path in others)]
-            found[name] = [(setting, _drawings(path)) for setting, path in settings]
+            found[name] = [(setting, *_drawings(path, next(numbers))) for setting, path in settings]
         return found
 
 
-def _drawings(path: Path) -> list[Markup]:
-    drawn = [inline_svg(path, "screen"), inline_svg(path.parent / PHONE.name / path.name, "phone")]
-    return list(dict.fromkeys(drawn))  # without data both say the same
+def _drawings(path: Path, number: int) -> tuple[Markup, str]:
+    """A figure as an element for screens, and packed (gzip, base64) for phones: unpacked, each would cost as much again."""
+    drawn = inline_svg(path, "screen", f"s{number}")
+    phone = inline_svg(path.parent / PHONE.name / path.name, "phone", f"p{number}")
+    return drawn, "" if phone == drawn else b64encode(compress(phone.encode(), mtime=0)).decode()  # without data both say so
 
 
 def _samples(study: StudyData, summary: pd.DataFrame) -> list[tuple[str, str, Sample]]:

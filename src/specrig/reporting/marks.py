@@ -31,7 +31,7 @@ def switch(artists: Sequence[Artist], series: str) -> None:
         artist.set_gid(f"switch-{_hex([series], ())}")
 
 
-def tip(what: str, value: float, low: float = float("nan"), high: float = float("nan"), unit: str = "") -> str:
+def tip(what: str, value: float, low: float = float("nan"), high: float = float("nan"), *, unit: str = "") -> str:
     """The text of a point: what it is, its value with four digits, and its interval where that is known."""
     spread = f" [{low:.4g}, {high:.4g}]" if low == low and high == high else ""
     return f"{what}: {value:.4g}{unit}{spread}"

@@ -88,9 +88,10 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     size = sheet.area(1.5 * len(columns) + 2.6, (0.36 if sheet.width else 0.5) * len(values) + 1.5)
     figure, ax = plt.subplots(figsize=size, layout="constrained")
     span = max(float(np.nanmax(np.abs(np.log2(values.to_numpy())))), 0.25)
-    text = values.map(lambda value: f"{value:.2f}×" if np.isfinite(value) else "–")
+    unit, space = ("", "") if sheet.narrow else ("×", " ")  # its cells are narrow too
+    text = values.map(lambda value: f"{value:.2f}{unit}" if np.isfinite(value) else "–")
     text = text + pd.DataFrame(
-        {column: spoilt(summary, column).map({True: f" {DISTURBED_SIGN}", False: ""}) for column in columns}
+        {column: spoilt(summary, column).map({True: f"{space}{DISTURBED_SIGN}", False: ""}) for column in columns}
     )
     labels = [row_label(row).replace(" (", "\n(") if sheet.narrow else row_label(row) for row in row_dicts(summary)]
     sns.heatmap(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Record, Run
 from specrig.models import gguf
 
@@ -16,9 +18,9 @@ Source = Literal["draft", "target"]
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer that `spans` uses."""
+    """The part of a tokenizer that `sample` uses."""
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
 
 
@@ -33,7 +35,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One record to show. `spans` is None where the tokenizer or the rounds are not known; then only `text` can be shown."""
+    """One record to show. `spans` is None where the tokens' texts or the rounds are not known; then only `text` can be shown."""
 
     record: Record
     prompt: str | None
@@ -59,21 +61,14 @@ def sources(run: Run) -> list[tuple[Source, int]]:
     return result
 
 
-def spans(run: Run, tokenizer: Decoder) -> list[Span]:
-    """The output cut into spans; neighbouring tokens of the same round and source form one span.
+def spans(run: Run, text: str, ends: Sequence[int]) -> list[Span]:
+    """The output `text` cut into spans; neighbouring tokens of the same round and source form one span.
 
-    A character whose bytes are spread over several tokens (byte-level BPE) belongs to the token that completes it. Text is
-    decoded from growing prefixes, and a prefix that ends in U+FFFD waits for its next token. The texts of the spans join to the
-    decoded output, without loss or repetition.
+    ends: see `Record.ends`. The texts of the spans join to `text`. Raises ValueError like `sources`.
     """
     found: list[Span] = []
-    shown = ""
-    for count, (source, number) in enumerate(sources(run), 1):
-        text = tokenizer.decode(run.tokens[:count], skip_special_tokens=False)
-        last = count == len(run.tokens)
-        if not last and (text.endswith("\ufffd") or not text.startswith(shown)):
-            continue
-        new, shown = text[len(shown) :], text
+    for start, end, (source, number) in zip([0, *ends], ends, sources(run), strict=False):
+        new = text[start:end]
         if found and (found[-1].source, found[-1].round) == (source, number):
             new = found.pop().text + new
         if new:
@@ -82,13 +77,19 @@ def spans(run: Run, tokenizer: Decoder) -> list[Span]:
 
 
 def sample(record: Record, study_dir: Path, config: dict[str, Any]) -> Sample:
-    """The sample of a record, with its prompt where it is on disk, and spans where the target's tokenizer is on disk."""
+    """The sample of a record, with its prompt where it is on disk.
+
+    It has spans where the record knows which characters each token makes, or else where the target's tokenizer is on disk.
+    """
     prompt = _prompts(study_dir / "prompts" / f"{record.cell.task}.jsonl").get(record.prompt_id)
-    tokenizer = _tokenizer(record.cell.pair, study_dir, config)
+    text, ends = record.text, record.ends
+    if ends is None and (tokenizer := _tokenizer(record.cell.pair, study_dir, config)):
+        decode = partial(tokenizer.decode, skip_special_tokens=False)
+        text, ends = decode(record.run.tokens), text_ends(record.run.tokens, decode)
     found = None
-    if tokenizer is not None:
+    if ends is not None:
         with suppress(ValueError):  # an engine that reports no rounds: the text alone
-            found = spans(record.run, tokenizer)
+            found = spans(record.run, text, ends)
     return Sample(record, prompt, found, record.text)
 
 

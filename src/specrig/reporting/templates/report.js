@@ -49,7 +49,7 @@ for (const table of all("table")) {
 const said = document.body.appendChild(Object.assign(document.createElement("div"), { className: "tip", hidden: true }));
 const NEAR = 14; // pixels
 const distance = (box, x, y) => Math.hypot(Math.max(box.left - x, 0, x - box.right), Math.max(box.top - y, 0, y - box.bottom));
-for (const svg of all("figure svg")) {
+function wire(svg) {
   const points = all("[data-tips]", svg).flatMap((artist) => {
     const drawn = all("use", artist).length ? all("use", artist) : all("path", artist);
     return artist.dataset.tips.split("|").map((tip, place) => ({ tip, artist, shape: drawn[place] })).filter((point) => point.shape);
@@ -88,6 +88,20 @@ for (const svg of all("figure svg")) {
     entry.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); toggle(); } });
   }
 }
+all("figure svg").forEach(wire);
+
+// Phones: figures have a drawing of their own for a narrow window, which is unpacked when it is needed.
+async function unpack(figure) {
+  const bytes = Uint8Array.from(atob(figure.dataset.phone), (sign) => sign.charCodeAt(0));
+  delete figure.dataset.phone;
+  const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  figure.insertAdjacentHTML("afterbegin", await new Response(text).text());
+  wire(figure.firstElementChild);
+}
+const narrow = matchMedia("(max-width: 640px)");
+const fit = () => { if (narrow.matches) all("figure[data-phone]").forEach(unpack); };
+narrow.addEventListener("change", fit);
+fit();
 
 // A link to a folded section unfolds it, and paper shows them all.
 const unfold = () => {
