@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -42,6 +42,21 @@ def as_run(generation: Generation) -> Run:
         draft_passes=generation.draft_passes,
         prefill_tokens=generation.prefill_tokens,
     )
+
+
+def text_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
+    """For each token, the number of characters of `decode(tokens)` that it and the tokens before it make.
+
+    A character whose bytes are spread over several tokens (byte-level BPE) belongs to the token that completes it: a beginning
+    whose text ends in U+FFFD, or is not how the whole text begins, waits for its next token.
+    """
+    whole, ends, end = decode(tokens), [], 0
+    for count in range(1, len(tokens)):
+        text = decode(tokens[:count])
+        if whole.startswith(text) and not text.endswith("\ufffd"):
+            end = max(end, len(text))
+        ends.append(end)
+    return [*ends, len(whole)] if tokens else []
 
 
 def write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], failed: dict[str, str]) -> None:

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrig.cell import Cell
 
-SCHEMA_VERSION: Literal[3] = 3
-SCHEMA_VERSIONS = (1, 2, 3)
+SCHEMA_VERSION: Literal[4] = 4
+SCHEMA_VERSIONS = (1, 2, 3, 4)
 """Versions of records that this code reads.
 
-Version 2 added `energy_j` and `device`, version 3 added `replicate`, `load`, `before` and `after`."""
+Version 2 added `energy_j` and `device`, version 3 added `replicate`, `load`, `before` and `after`, version 4 added `ends`."""
 NOT_RECORDED = "not recorded"
 """What tables say about disturbances of a cell whose records are too old to have `load` and whose times look undisturbed."""
 REPLICATE = "replicate-"
@@ -159,7 +159,7 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[1, 2, 3] = SCHEMA_VERSION
+    schema_version: Literal[1, 2, 3, 4] = SCHEMA_VERSION
     cell: Cell
     digest: str
     """Digest of everything that decides the result (see `freshness.cell_digests`); a record with another digest is stale."""
@@ -174,6 +174,8 @@ class Record(BaseModel):
     prompt_tokens: int
     text: str
     """The method's output as text, for people and scorers; tokens are never counted by it."""
+    ends: list[int] | None = None
+    """For each token of `run`: how many characters of `text` it and the tokens before it make. None if it was not recorded."""
     baseline_text: str
     baseline_alone: bool = False
     """Whether the baseline's prompts ran one by one; then the baseline times of a group must be added up."""

@@ -27,7 +27,7 @@ from specrig.measurement.freshness import baseline_of
 from specrig.measurement.job import Job
 from specrig.measurement.progress import Advance, progress
 from specrig.measurement.prompts import prepared
-from specrig.measurement.recording import as_run
+from specrig.measurement.recording import as_run, text_ends
 from specrig.measurement.records import Probe, Record, Run, write_records
 from specrig.measurement.surroundings import Surroundings
 from specrig.measurement.unpaired import measure_unpaired
@@ -208,6 +208,7 @@ class _Block:
                         seed=self._seed(cell, prompt, repeat),
                         prompt_tokens=len(self.tokens[prompt.id]),
                         text=self.engine.decode(run.tokens),
+                        ends=text_ends(run.tokens, self.engine.decode),
                         baseline_text=self.engine.decode(plain.tokens),
                         baseline_alone=methods()[cell.method].baseline_alone,
                         lossless=self.engine.pair.simulated_acceptance is None and is_lossless(cell),

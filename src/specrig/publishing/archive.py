@@ -113,7 +113,9 @@ def _pack_job(job: Job, study: StudyData, folder: Path, names: Sequence[str], ow
         found = _lines(path.read_text(encoding="utf-8"))
         records = [json.loads(line) for line in found]
         if records and records[0]["cell"]["task"] not in own:
-            found = [json.dumps({**record, "text": "", "baseline_text": ""}, separators=(",", ":")) for record in records]
+            found = [
+                json.dumps({**record, "text": "", "baseline_text": "", "ends": None}, separators=(",", ":")) for record in records
+            ]
         lines += found
         index["cells"][slug] = {
             "records": f"{slug}.jsonl",

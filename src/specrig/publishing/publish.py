@@ -121,7 +121,7 @@ def render(folder: Path) -> None:
             if path.suffix != ".tex":
                 _copy(path, folder / "tables")
         for path in write_figures(results, results / "figures"):
-            if path.suffix == ".svg":
+            if path.suffix == ".svg" and path.parent == results / "figures":
                 _copy(path, folder / "figures")
         write_report(results, folder / "report.html", Beside())
 

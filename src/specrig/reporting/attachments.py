@@ -1,34 +1,27 @@
-"""Two ways in which a report carries pictures and tables: inside the page, so that it is one file, or as files beside it."""
+"""Two ways in which a report carries its tables' files: inside the page, so that it is one file, or beside it. Figures are inside."""
 
 from __future__ import annotations
 
 import base64
 import json
-import re
+import os
+import sqlite3
 from abc import ABC, abstractmethod
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
-from markupsafe import Markup
 
+from specrig.cell import Cell
 from specrig.reporting import grid
-from specrig.reporting.grid import Grid
+from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.latex import latex
-from specrig.reporting.style import GRID, INK, PAPER
 
 
 class Attachments(ABC):
-    """The pictures, tables and links of a report.
-
-    picture_sources: the img-src value of the page's content security policy.
-    """
-
-    picture_sources: str
-
-    @abstractmethod
-    def picture(self, path: Path) -> Markup:
-        """Return the HTML element that shows a figure's SVG file."""
+    """The tables' files and the links of a report."""
 
     @abstractmethod
     def table(self, name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
@@ -45,15 +38,17 @@ class Attachments(ABC):
     def records(self, study: str) -> str:
         """Return the folder of the records as the reader should see it."""
 
+    @abstractmethod
+    def places(self, cell: Cell) -> list[Entry]:
+        """Return the entries of a row that lead to its cell: to the record, and to the MLflow run where the page may know it."""
+
 
 class Embedded(Attachments):
-    """Everything is inside the page, which needs neither a network nor other files."""
+    """Everything is inside the page, which needs neither a network nor other files. Links to records and runs lead out of it."""
 
-    picture_sources = "data:"
-
-    def picture(self, path: Path) -> Markup:
-        """The SVG itself, see `inline_svg`."""
-        return inline_svg(path)
+    def __init__(self, results: str, runs: str) -> None:
+        """results: the study's folder, as seen from the page's. runs: see `mlflow_runs`; empty: no links to MLflow."""
+        self.results, self.runs = results, runs
 
     def table(self, name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
         """Links that hold the table as CSV, LaTeX and Markdown."""
@@ -71,15 +66,14 @@ class Embedded(Attachments):
         """The folder in the study's results."""
         return f"results/{study}/records"
 
+    def places(self, cell: Cell) -> list[Entry]:
+        """The cell's record file, and a search for its run in the MLflow that `make ui` starts."""
+        found = [Entry("record", href=quote(f"{self.results}/records/{cell.name}.jsonl"))]
+        return [*found, Entry("run", href=self.runs + quote(f"tags.cell = '{cell.name}'", safe=""))] if self.runs else found
+
 
 class Beside(Attachments):
-    """The page links to `figures/`, `tables/`, `records/` and `study.json` in its own folder, as in a published study."""
-
-    picture_sources = "'self' file: data:"
-
-    def picture(self, path: Path) -> Markup:
-        """An image on a white background, because figures are drawn in dark ink whatever the page's colours are."""
-        return Markup('<img src="figures/{}" alt="{}" style="max-width: 100%; background: #fff">').format(path.name, path.stem)
+    """The page links to `tables/`, `records/` and `study.json` in its own folder, as in a published study."""
 
     def table(self, name: str, frame: pd.DataFrame, shown: Grid) -> list[tuple[str, str]]:
         """Links to the CSV and Markdown files in `tables/`."""
@@ -93,19 +87,27 @@ class Beside(Attachments):
         """The folder beside the page, whose files are compressed."""
         return "records"
 
+    def places(self, cell: Cell) -> list[Entry]:
+        """The folder of the job's records. Runs stay on the machine that measured."""
+        return [Entry("record", href=quote(f"records/{'/'.join(cell.job)}/"))]
 
-def inline_svg(path: Path) -> Markup:
-    """An SVG file as an HTML element. Its ids get the file's name as a prefix, its ink and paper become the page's colours."""
-    text = path.read_text(encoding="utf-8")
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(<svg[^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', r'\1 style="max-width:\2pt" role="img"', text, count=1)
-    stem = re.sub(r"\W", "_", path.stem)
-    text = re.sub(r'\bid="', f'id="{stem}-', text)
-    text = re.sub(r'(href="#|url\(#)', rf"\1{stem}-", text)
-    for colour, name in ((INK, "currentColor"), (PAPER, "var(--paper)"), (GRID, "var(--line)")):
-        text = text.replace(colour, name)
-    return Markup(text)  # drawn by this program from numbers and configured names, which matplotlib escapes
+
+def mlflow_runs(study_dir: Path, name: str) -> str:
+    """The address of the study's runs in the MLflow that `make ui` shows, up to a search for one of them; empty if it is not known.
+
+    The experiment's id is read from the study's own store. A store that is still to be made gives its first experiment the id 1.
+    """
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        return ""  # its ids are only known to that server
+    store, number = study_dir / "mlflow.db", "1"
+    if store.is_file():
+        try:
+            with closing(sqlite3.connect(f"{store.resolve().as_uri()}?mode=ro", uri=True)) as opened:
+                row = opened.execute("select experiment_id from experiments where name = ?", [name]).fetchone()
+        except sqlite3.Error:
+            return ""
+        number = str(row[0]) if row else number
+    return f"http://127.0.0.1:{os.environ.get('PORT', '5000')}/#/experiments/{number}/runs?searchFilter="
 
 
 def _data_link(kind: str, text: str) -> str:

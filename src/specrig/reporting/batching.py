@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
+from specrig.reporting.marks import mark
 from specrig.reporting.panels import (
     NothingError,
     Sheet,
@@ -20,6 +21,8 @@ from specrig.reporting.panels import (
     unused_hidden,
 )
 from specrig.reporting.style import INK, task_name
+
+PLAIN = "autoregressive, same batch"
 
 
 def swept(cells: pd.DataFrame) -> pd.DataFrame:
@@ -47,9 +50,9 @@ def batching(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     for ax, task in zip(panels, tasks, strict=True):
         here = cells[cells["task"] == task].sort_values("batch_size")
         for label, style, line in method_lines(here):
-            draw_band(ax, line.assign(k=line["batch_size"]), "tokens_per_s", style, label, timed=True)
+            draw_band(ax, line.assign(k=line["batch_size"]), "tokens_per_s", style, label, timed=True, over="batch size")
         plain = here[here["method"] != "naive_batching"].groupby("batch_size")["baseline_tokens_per_s"].median()
-        ax.plot(plain.index, plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
+        mark(ax.plot(plain.index, plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2), PLAIN)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_locator(FixedLocator(sizes))
         ax.xaxis.set_minor_locator(NullLocator())
@@ -59,6 +62,6 @@ def batching(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     for row in grid:
         row[0].set_ylabel("tokens/s of the batch")
     grid[0][0].set_ylim(bottom=0, top=top_of(cells, "tokens_per_s"))
-    baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive, same batch")
+    baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label=PLAIN)
     legend_below(figure, [*method_handles(cells), baseline], note=signs_note(cells))
     return figure

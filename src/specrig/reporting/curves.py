@@ -8,9 +8,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from specrig.reporting.marks import mark
 from specrig.reporting.panels import NothingError, Sheet, legend_below, make_panels, signs_note, unused_hidden
 from specrig.reporting.style import BASELINES, INK, method_name, method_order, task_name, task_style
 
+SMOOTH = "training (smoothed)"
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
 
 
@@ -31,7 +33,8 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
         reach = range(1, int(frame["emitted"].max()) + 1)
         for task, style in styles.items():
             shares = frame[frame["task"] == task].set_index("emitted")["share"].reindex(reach, fill_value=0.0)
-            ax.plot(list(reach), shares, label=task_name(task), **style)
+            tips = [f"{task_name(task)}, {count} tokens: {100 * share:.1f} % of passes" for count, share in shares.items()]
+            mark(ax.plot(list(reach), shares, label=task_name(task), **style), task_name(task), tips)
         name = method_name(method, variant=variant, lossless=lossless)
         if sheet.width:
             ax.set_title(f"{name}, k={k}".replace(" (", "\n("), fontsize=sheet.small)
@@ -62,12 +65,14 @@ def training_loss(curves: pd.DataFrame, sheet: Sheet) -> Figure:
         here = curves[(curves["pair"] == pair) & (curves["model"] == model)]
         trace = here[here["kind"] == "training"]
         smooth = trace["loss"].ewm(halflife=max(len(trace) / 40, 1)).mean()
-        ax.plot(trace["seconds"], trace["loss"], color=INK, alpha=0.2, linewidth=0.8)
-        ax.plot(trace["seconds"], smooth, color=INK, label="training (smoothed)")
+        mark(ax.plot(trace["seconds"], trace["loss"], color=INK, alpha=0.2, linewidth=0.8), SMOOTH)
+        mark(ax.plot(trace["seconds"], smooth, color=INK, label=SMOOTH), SMOOTH)
         for task in tasks:
             line = here[here["kind"] == task]
             style = task_style(task, tasks)
-            ax.plot(line["seconds"], line["loss"], label=f"held out: {task_name(task)}", **style)
+            label = f"held out: {task_name(task)}"
+            tips = [f"{label}, {at:.0f} s: {loss:.3f}" for at, loss in zip(line["seconds"], line["loss"], strict=True)]
+            mark(ax.plot(line["seconds"], line["loss"], label=label, **style), label, tips)
         ax.set_title(f"{pair}:\n{model}" if several and sheet.width else f"{pair}: {model}" if several else model)
         ax.set_xlabel("wall time (s)")
     for ax in axes:

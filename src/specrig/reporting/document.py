@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from base64 import b64encode
+from dataclasses import replace
+from gzip import compress
+from hashlib import sha256
 from importlib.metadata import version
+from importlib.resources import files
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +18,21 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from specrig.analysis.cells import IDENTITY
+from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
 from specrig.measurement.records import write_atomically
 from specrig.reporting import disturbance, engines, order, prose, quality, reproduction, verdicts
 from specrig.reporting import environment as surroundings
-from specrig.reporting.attachments import Attachments, Embedded
+from specrig.reporting.advised import advice_grid
+from specrig.reporting.attachments import Attachments, Embedded, mlflow_runs
 from specrig.reporting.device import floor_notes
 from specrig.reporting.exhibits import Exhibits
-from specrig.reporting.figures import training_curves, write_figures
+from specrig.reporting.figures import FILES, training_curves, write_figures
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.inline_svg import inline_svg
 from specrig.reporting.names import FIGURES
 from specrig.reporting.narrative import conclusion, drift_sentence, repetition_warnings
 from specrig.reporting.optimum import optimal_k_sentence
+from specrig.reporting.panels import PHONE
 from specrig.reporting.samples import Sample, sample
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import method_name, task_name
@@ -34,7 +45,7 @@ TIMED = ("k_sweep", "heatmap", "speedup_bars", "predicted", "engines", "batching
 def write_report(study_dir: Path, out: Path, attachments: Attachments | None = None) -> Path:
     """Write the report of `results/<study>` to the file `out`, completely or not at all, and return `out`.
 
-    attachments: how the page carries pictures and tables; None puts them inside the page.
+    attachments: how the page carries its tables' files; None puts them inside the page.
 
     Figures are taken from `figures/` and drawn anew where one is missing. Tables are computed from the records, so the report
     agrees with the records even if `tables/` is older. Raises RecordError for an unreadable record.
@@ -51,7 +62,11 @@ def write_page(exhibits: Exhibits, out: Path, attachments: Attachments | None = 
         trim_blocks=True,
         lstrip_blocks=True,
     ).get_template("report.html.j2")
-    write_atomically(out, template.render(_context(exhibits, attachments or Embedded())))
+    if attachments is None:
+        study = exhibits.study
+        results = Path(os.path.relpath(study.folder, out.parent)).as_posix()
+        attachments = Embedded(results, mlflow_runs(study.folder, study.name))
+    write_atomically(out, template.render(_context(exhibits, attachments)))
     return out
 
 
@@ -59,7 +74,15 @@ def _context(exhibits: Exhibits, attachments: Attachments) -> dict[str, Any]:
     study, cells, tables = exhibits.study, exhibits.cells, exhibits.tables
     first = next((job.environment for job in study.jobs if job.environment), {})
     trained = not training_curves(study.folder / "models").empty
+    cell_of = {identity(members[0].cell): members[0].cell for members in study.cells.values()}
+
+    def places(row: dict[str, Any]) -> list[Entry]:
+        return attachments.places(cell_of[row_identity(row)])
+
+    script = (files("specrig.reporting") / "templates" / "report.js").read_text(encoding="utf-8")
     return {
+        "script": Markup(script),
+        "script_hash": f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
         "study": study,
         "version": version("specrig"),
         "conclusions": conclusion(exhibits.speedups, exhibits.best, study.tasks),
@@ -75,7 +98,7 @@ def _context(exhibits: Exhibits, attachments: Attachments) -> dict[str, Any]:
             *disturbance.notes(study, cells),
         ],
         "models": surroundings.model_rows(study.folder),
-        "figures": _figures(study, attachments),
+        "figures": _figures(study),
         "captions": {name: text + (disturbance.caption_note(cells) if name in TIMED else "") for name, text in FIGURES.items()},
         "disturbed": (
             disturbance.warning(cells, Path(study.config.get("results", "results"), study.name)),
@@ -85,7 +108,8 @@ def _context(exhibits: Exhibits, attachments: Attachments) -> dict[str, Any]:
         "exhibits": exhibits,
         "speedup": tables["speedup"].shown,
         "acceptance": tables["acceptance"].shown,
-        "cells": tables["cells"].shown,
+        "advice": advice_grid(exhibits.advised, places),
+        "cells": _with_places(tables["cells"].shown, [places(row) for row in row_dicts(cells)]),
         "engines": engines.section(study, exhibits.compared),
         "untested": engines.untested(study),
         "low_efficiency": prose.low_efficiency(exhibits),
@@ -95,7 +119,6 @@ def _context(exhibits: Exhibits, attachments: Attachments) -> dict[str, Any]:
         "reproduction": reproduction.context(exhibits.judged, tables["reproduction"].shown, study.name),
         "config_link": attachments.config(study.config),
         "records": attachments.records(study.name),
-        "picture_sources": attachments.picture_sources,
         "samples": _samples(study, exhibits.speedups),
         "quality": quality.read_quality(study.folder, study.name),
         "simulated": tables["simulated"].shown if study.simulated else None,
@@ -126,11 +149,21 @@ def _order(exhibits: Exhibits) -> dict[str, Any] | None:
     }
 
 
-def _figures(study: StudyData, attachments: Attachments) -> dict[str, list[tuple[str, Markup]]]:
-    """Name of a figure -> its (setting, drawing) pairs, first setting first; the setting is empty where there is only one."""
-    folder = study.folder / "figures"
+def _with_places(shown: Grid, places: list[list[Entry]]) -> Grid:
+    """`shown` with the entries `places` of each row in columns of their own, which files of the table do not have."""
+    titles = [entry.text for entry in places[0]] if places else []
+    rows = [[*row, *entries] for row, entries in zip(shown.rows, places, strict=True)]
+    return replace(shown, header=[*shown.header, *titles], rows=rows, trailing=shown.trailing + len(titles))
+
+
+def _figures(study: StudyData) -> dict[str, list[tuple[str, Markup, str]]]:
+    """Name of a figure -> its settings, first one first, each with its `_drawings`.
+
+    The setting is empty where there is only one. A figure without data is one paragraph that says so.
+    """
+    folder, numbers = study.folder / "figures", count()
     with tempfile.TemporaryDirectory() as scratch:
-        if not all((folder / f"{name}.svg").is_file() for name in FIGURES):
+        if not all((folder / name).is_file() for name in FILES if name.endswith(".svg")):
             write_figures(study.folder, Path(scratch))
             folder = Path(scratch)
         found = {}
@@ -138,8 +171,15 @@ def _figures(study: StudyData, attachments: Attachments) -> dict[str, list[tuple
             others = sorted(folder.glob(f"{name}-*.svg"))
             first = f"{study.jobs[0].engine}-{study.jobs[0].pair}" if others else ""
             settings = [(first, folder / f"{name}.svg"), *((path.stem.removeprefix(f"{name}-"), path) for path in others)]
-            found[name] = [(setting, attachments.picture(path)) for setting, path in settings]
+            found[name] = [(setting, *_drawings(path, next(numbers))) for setting, path in settings]
         return found
+
+
+def _drawings(path: Path, number: int) -> tuple[Markup, str]:
+    """A figure as an element for screens, and packed (gzip, base64) for phones: unpacked, each would cost as much again."""
+    drawn = inline_svg(path, "screen", f"s{number}")
+    phone = inline_svg(path.parent / PHONE.name / path.name, "phone", f"p{number}")
+    return drawn, "" if phone == drawn else b64encode(compress(phone.encode(), mtime=0)).decode()  # without data both say so
 
 
 def _samples(study: StudyData, summary: pd.DataFrame) -> list[tuple[str, str, Sample]]:

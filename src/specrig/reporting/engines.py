@@ -14,6 +14,7 @@ from specrig.analysis.engines import SETTING, compare
 from specrig.reporting import grid
 from specrig.reporting.environment import precisions
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.marks import mark, tip
 from specrig.reporting.panels import NothingError, Sheet, by_task, edges, legend_below, top_of
 from specrig.reporting.study_data import StudyData
 from specrig.reporting.style import INK, LOSSY_NOTE, engine_style, method_name, method_order, task_name
@@ -144,7 +145,10 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
                 value, low, high = (row[f"{measure}{end}"] for end in ("", "_low", "_high"))
                 known = np.isfinite(low) and np.isfinite(high)
                 spread = [[value - low], [high - value]] if known else None
-                ax.errorbar(x, value, yerr=spread, elinewidth=1.0, **engine_style(row["engine"], engines))
+                drawn = ax.errorbar(x, value, yerr=spread, elinewidth=1.0, **engine_style(row["engine"], engines))
+                mark(drawn.get_children(), row["engine"])
+                what = f"{row['engine']}, {labels[at]}, {title}".replace("\n", ", ")
+                mark(drawn.lines[0], row["engine"], [tip(what, value, low, high)])
                 if row["disagrees"] and measure == "acceptance_length":
                     ax.plot(
                         x,

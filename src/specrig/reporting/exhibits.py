@@ -15,6 +15,7 @@ from specrig.analysis.disturbance import undisturbed
 from specrig.analysis.optimal_k import optimal_k
 from specrig.analysis.order import Comparison
 from specrig.reporting import order, verdicts
+from specrig.reporting.advised import advised
 from specrig.reporting.engines import comparison, engines_grid
 from specrig.reporting.grid import Grid
 from specrig.reporting.methods import headline_grid, methods_grid, task_grid
@@ -84,6 +85,11 @@ class Exhibits:
     def optimal(self) -> pd.DataFrame:
         """`analysis.optimal_k.optimal_k` over undisturbed cells."""
         return optimal_k(undisturbed(self.cells), self.study.records)
+
+    @cached_property
+    def advised(self) -> pd.DataFrame:
+        """`advised.advised`: the fastest lossless cell of each pair and task."""
+        return advised(self.study, self.cells, self.optimal)
 
     @cached_property
     def orders(self) -> list[Comparison]:

@@ -25,15 +25,19 @@ from specrig.reporting.batching import batching
 from specrig.reporting.engines import engines_figure
 from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.latency import latency
+from specrig.reporting.marks import named
 from specrig.reporting.names import FIGURES
 from specrig.reporting.order import order_figure
-from specrig.reporting.panels import PAPER_SHEETS, SCREEN, NothingError, Sheet, empty
+from specrig.reporting.panels import PAPER_SHEETS, PHONE, SCREEN, NothingError, Sheet, empty
 from specrig.reporting.reported import reported_against
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.style import rc
 from specrig.reporting.summary import base_setting, best_rows, speedup_summary
 
-FILES = [f"{name}.{ending}" for name in FIGURES for ending in ("svg", "png")]
+FILES = [
+    *(f"{name}.{ending}" for name in FIGURES for ending in ("svg", "png")),
+    *(f"{PHONE.name}/{name}.svg" for name in FIGURES),
+]
 """The files that `write_figures` writes for every study."""
 MARGIN = 0.02
 """Inches of white around a figure on paper."""
@@ -81,18 +85,21 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
     """Draw the figures of `results/<study>` into `out`; returns the paths of all files written.
 
     Reads the records and the training curves. `<name>.svg` shows the first engine and pair of the study; those of the others are
-    called `<name>-<engine>-<pair>.svg`. A figure without data is written too and says that it has none.
+    called `<name>-<engine>-<pair>.svg`. `phone/` holds the same for a phone's width. A figure without data is written too and says
+    that it has none.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    (out / PHONE.name).mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for drawing in drawings(Exhibits(read_study(study_dir))):
-        with plt.rc_context({**rc(SCREEN.size), "savefig.bbox": "tight"}):
-            try:
-                figure = drawing.draw(SCREEN)
-            except NothingError as reason:
-                figure = empty(str(reason))
-            written += _save(figure, out / drawing.stem, FIGURES[drawing.name])
-    for stray in {path for name in FIGURES for path in out.glob(f"{name}-*.*")} - set(written):
+        for sheet, folder in ((SCREEN, out), (PHONE, out / PHONE.name)):
+            with plt.rc_context({**rc(sheet.size), "savefig.bbox": "tight"}):
+                caption = FIGURES[drawing.name]
+                try:
+                    figure = drawing.draw(sheet)
+                except NothingError as reason:
+                    figure, caption = empty(str(reason)), str(reason)
+                written += _save(figure, folder / drawing.stem, caption, picture=sheet is SCREEN)
+    for stray in {path for name in FIGURES for path in out.rglob(f"{name}-*.*")} - set(written):
         stray.unlink()  # of a pair or an engine that left the study
     return written
 
@@ -167,16 +174,18 @@ def _lengths(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _save(figure: Figure, stem: Path, caption: str) -> list[Path]:
+def _save(figure: Figure, stem: Path, caption: str, *, picture: bool) -> list[Path]:
+    """Save a figure as SVG and, if `picture`, as PNG; returns the files."""
     svg, png = (stem.parent / f"{stem.name}.{ending}" for ending in ("svg", "png"))
     try:
         # No date inside: the same records give the same bytes.
         figure.savefig(svg, transparent=True, metadata={"Date": None, "Title": caption, "Creator": "SpecRig"})
-        figure.savefig(png, facecolor="white", metadata={"Title": caption})
-        write_atomically(svg, svg.read_text(encoding="utf-8"))
+        if picture:
+            figure.savefig(png, facecolor="white", metadata={"Title": caption})
+        write_atomically(svg, named(svg.read_text(encoding="utf-8")))
     finally:
         plt.close(figure)
-    return [svg, png]
+    return [svg, png] if picture else [svg]
 
 
 def _save_pdf(figure: Figure, path: Path, sheet: Sheet, caption: str) -> None:

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One value of a table. note: small print behind the text, e.g. an interval. bold, struck: how the text is set."""
+    """One value of a table. note: small print behind the text, e.g. an interval. bold, struck: how the text is set.
+
+    href: where the text leads in HTML; empty: nowhere.
+    """
 
     text: str
     note: str = ""
     bold: bool = False
     struck: bool = False
+    href: str = ""
 
 
 @dataclass(slots=True)

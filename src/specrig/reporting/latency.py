@@ -55,7 +55,9 @@ def latency(cells: pd.DataFrame, measured: Iterable[Cell], tasks: list[str], she
         here = remote[remote["task"] == task].sort_values(OPTION)
         for method, line in here.groupby("method"):
             style = {"color": method_colour(str(method)), "marker": method_marker(str(method)), "linestyle": "-"}
-            draw_band(ax, line.assign(k=line[OPTION]), "speedup", style, method_name(str(method)), timed=True)
+            draw_band(
+                ax, line.assign(k=line[OPTION]), "speedup", style, method_name(str(method)), timed=True, over="latency in ms"
+            )
         for value in local.loc[local["task"] == task, "speedup"]:
             ax.axhline(value, color=method_colour(LOCAL), linestyle=(0, (4, 3)), linewidth=1.2)
         ax.axhline(1.0, color=INK, linewidth=0.8)

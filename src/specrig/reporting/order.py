@@ -15,6 +15,7 @@ from specrig.analysis.order import FACTORS, METRICS, Comparison, compare_orders
 from specrig.reporting import grid
 from specrig.reporting.citations import with_paper
 from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.marks import mark
 from specrig.reporting.panels import NothingError, Sheet, make_panels, unused_hidden
 from specrig.reporting.reproduction import reported_claims
 from specrig.reporting.study_data import StudyData
@@ -223,9 +224,11 @@ def order_figure(found: Sequence[Comparison], sheet: Sheet) -> Figure:
         for name in sides[0]:
             places = [side.index(name) + 1 for side in sides]
             still = name not in moved
-            panel.plot(
+            line = panel.plot(
                 (0, 1), places, color=method_colour(name), marker=method_marker(name), alpha=0.55 if still else 1, clip_on=False
             )
+            sides_of = zip(("reported", "measured"), places, (reported, each.measured), strict=True)
+            mark(line, name, [f"{name}, {kind}: place {place}, {figures[name]:.2f}" for kind, place, figures in sides_of])
             for x, place, figures in ((0, places[0], reported), (1, places[1], each.measured)):
                 text = f"{name} {figures[name]:.2f}" if x == 0 else f"{figures[name]:.2f}"
                 panel.annotate(

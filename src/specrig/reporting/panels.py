@@ -16,6 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from specrig.analysis.disturbance import disturbed
+from specrig.reporting.marks import mark, switch, tip
 from specrig.reporting.style import (
     DISTURBED_NOTE,
     DISTURBED_SIGN,
@@ -69,7 +70,13 @@ SCREEN = Sheet("screen", None, 11)
 PAGE = Sheet("page", 6.9, 8)
 COLUMN = Sheet("column", 3.3, 7)
 """One column, and both columns, of a page with two columns."""
+PHONE = Sheet("phone", 3.4, 8)
+"""A phone that is held upright."""
 PAPER_SHEETS = (COLUMN, PAGE)
+
+
+NOTHING = "nothing-to-show"
+"""The id, in its SVG file, of a figure without data."""
 
 
 class NothingError(Exception):
@@ -79,6 +86,7 @@ class NothingError(Exception):
 def empty(reason: str) -> Figure:
     """A figure that shows only the reason why there is nothing to see."""
     figure, ax = plt.subplots(figsize=(3.3, 0.8))
+    figure.set_gid(NOTHING)
     ax.axis("off")
     ax.text(0.5, 0.5, reason, ha="center", va="center", style="italic", wrap=True)
     return figure
@@ -145,18 +153,23 @@ def method_handles(cells: pd.DataFrame, *, lines: bool = True) -> list[Line2D]:
     return handles
 
 
-def draw_band(ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], label: str, *, timed: bool = False) -> None:
+def draw_band(
+    ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], label: str, *, timed: bool = False, over: str = "k"
+) -> None:
     """Draw a measure against k with its band from `_low` to `_high`; a single k gets a bar, since its band would have no width.
 
-    timed: the measure is a speed, so disturbed cells are marked.
+    timed: the measure is a speed, so disturbed cells are marked. over: what the column k holds, for readers.
     """
     line = line.dropna(subset=[column])
-    ax.plot(line["k"], line[column], label=label, **style)
     low, high = line[f"{column}_low"].astype(float), line[f"{column}_high"].astype(float)
+    points = zip(line["k"], line[column], low, high, strict=True)
+    tips = [tip(f"{label}, {over} = {k:g}, {column.replace('_', ' ')}", *values) for k, *values in points]
+    mark(ax.plot(line["k"], line[column], label=label, **style), label, tips)
     if len(line) > 1:
-        ax.fill_between(line["k"], low, high, color=style["color"], alpha=0.16, linewidth=0)
+        mark(ax.fill_between(line["k"], low, high, color=style["color"], alpha=0.16, linewidth=0), label)
     elif len(line) == 1:  # a band of one point would not be seen
-        ax.vlines(line["k"], low, high, color=style["color"], linewidth=0.8 * plt.rcParams["lines.linewidth"])
+        bar = ax.vlines(line["k"], low, high, color=style["color"], linewidth=0.8 * plt.rcParams["lines.linewidth"])
+        mark(bar, label)
     if timed:
         mark_disturbed(ax, line.loc[disturbed(line), ["k", column]].itertuples(index=False, name=None))
 
@@ -190,6 +203,8 @@ def legend_below(figure: Figure, handles: list[Any], labels: list[str] | None = 
         )
         legend.get_title().set_fontsize(SMALL * plt.rcParams["font.size"])
         if columns == 1 or legend.get_window_extent().width <= width:
+            for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
+                switch([*filter(None, [handle]), text], text.get_text())
             return
         legend.remove()
 

@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
+from specrig.reporting.marks import mark, tip
 from specrig.reporting.panels import (
     NothingError,
     Sheet,
@@ -38,6 +39,7 @@ from specrig.reporting.style import (
     INK,
     PAPER,
     method_colour,
+    method_name,
     task_name,
     task_style,
 )
@@ -58,7 +60,8 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
         for label, style, line in method_lines(here):
             draw_band(rate, line, "acceptance_rate", style, label)
             draw_band(speed, line, "tokens_per_s", style, label, timed=True)
-        speed.axhline(here["baseline_tokens_per_s"].median(), color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
+        plain = here["baseline_tokens_per_s"].median()
+        mark(speed.axhline(plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2), "autoregressive")
         if not sheet.narrow:
             speed.set_xlabel("k (drafted tokens a round)")
         speed.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -79,16 +82,16 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
 
 def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     """Speedup by method and k (rows) and task (columns), with the geometric mean last. Blue is faster than 1, orange slower."""
-    if summary.empty:
-        raise NothingError("no speedups in this study")
+    _check_compares(summary)
     columns = [*tasks, MEAN]
     values = summary[columns].astype(float)
     size = sheet.area(1.5 * len(columns) + 2.6, (0.36 if sheet.width else 0.5) * len(values) + 1.5)
     figure, ax = plt.subplots(figsize=size, layout="constrained")
     span = max(float(np.nanmax(np.abs(np.log2(values.to_numpy())))), 0.25)
-    text = values.map(lambda value: f"{value:.2f}×" if np.isfinite(value) else "–")
+    unit, space = ("", "") if sheet.narrow else ("×", " ")  # its cells are narrow too
+    text = values.map(lambda value: f"{value:.2f}{unit}" if np.isfinite(value) else "–")
     text = text + pd.DataFrame(
-        {column: spoilt(summary, column).map({True: f" {DISTURBED_SIGN}", False: ""}) for column in columns}
+        {column: spoilt(summary, column).map({True: f"{space}{DISTURBED_SIGN}", False: ""}) for column in columns}
     )
     labels = [row_label(row).replace(" (", "\n(") if sheet.narrow else row_label(row) for row in row_dicts(summary)]
     sns.heatmap(
@@ -108,6 +111,13 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
         yticklabels=labels,
     )
     _legible(ax)
+    names = [name.replace("_", " ") for name in columns]
+    tips = [
+        tip(f"{row_label(row)}, {name}", *(row[f"{column}{end}"] for end in ("", "_low", "_high")), unit="×")
+        for row in row_dicts(summary)
+        for column, name in zip(columns, names, strict=True)
+    ]
+    mark(ax.collections[0], "speedup", tips)
     ax.grid(False)
     ax.tick_params(length=0)
     ax.tick_params(axis="y", rotation=0)
@@ -115,6 +125,14 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     ax.axvline(len(tasks), color=INK, linewidth=1.5)
     note_below(figure, signs_note(summary))
     return figure
+
+
+def _check_compares(summary: pd.DataFrame) -> None:
+    """Raise NothingError unless there are two methods to compare."""
+    if summary.empty:
+        raise NothingError("no speedups in this study")
+    if len(summary) == 1:
+        raise NothingError("one method: its speedups stand in the table")
 
 
 def _legible(ax: Axes) -> None:
@@ -129,8 +147,7 @@ def _legible(ax: Axes) -> None:
 
 def speedup_bars(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     """Speedup with its 95 % interval: one group of bars per task and one for the geometric mean, one bar per method."""
-    if summary.empty:
-        raise NothingError("no speedups in this study")
+    _check_compares(summary)
     columns = [*tasks, MEAN]
     rows = row_dicts(summary)
     width = 0.82 / len(rows)
@@ -142,7 +159,7 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figur
         for number, row in enumerate(rows):
             x = np.arange(len(names)) + (number - (len(rows) - 1) / 2) * width
             heights, low, high = (np.array([row[f"{name}{end}"] for name in names], dtype=float) for end in ("", "_low", "_high"))
-            ax.bar(
+            bars = ax.bar(
                 x,
                 heights,
                 width * 0.9,
@@ -155,7 +172,12 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figur
             marked = [bool(spoilt(summary, name).iloc[number]) for name in names]
             mark_disturbed(ax, ((at, top) for at, top, sign in zip(x, heights, marked, strict=True) if sign))
             spread = np.nan_to_num(np.abs(np.vstack([heights - low, high - heights])))
-            ax.errorbar(x, heights, yerr=spread, fmt="none", ecolor=INK, elinewidth=0.1 * sheet.size, capsize=0.2 * sheet.size)
+            ends = ax.errorbar(
+                x, heights, yerr=spread, fmt="none", ecolor=INK, elinewidth=0.1 * sheet.size, capsize=0.2 * sheet.size
+            )
+            mark(ends.get_children(), row_label(row))
+            for bar, name, *values in zip(bars, names, heights, low, high, strict=True):
+                mark(bar, row_label(row), [tip(f"{row_label(row)}, {task_name(name)}", *values, unit="×")])
         ax.axhline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
         if MEAN in names and len(names) > 1:
             ax.axvline(len(names) - 1.5, color=INK, linewidth=0.8, alpha=0.5)
@@ -183,7 +205,7 @@ def predicted(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
         low, high = row["speedup_low"], row["speedup_high"]
         known = np.isfinite(low) and np.isfinite(high)
         spread = [[row["speedup"] - low], [high - row["speedup"]]] if known else None
-        ax.errorbar(
+        drawn = ax.errorbar(
             row["predicted_speedup"],
             row["speedup"],
             yerr=spread,
@@ -193,6 +215,11 @@ def predicted(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
             elinewidth=0.09 * sheet.size,
             capsize=0,
         )
+        label = method_name(row["method"], variant=row["variant"], lossless=row["lossless"])
+        series = [label, task_name(row["task"])]
+        mark(drawn.get_children(), series)
+        what = f"{label}, k = {row['k']}, {task_name(row['task'])}, predicted {row['predicted_speedup']:.2f}×, measured"
+        mark(drawn.lines[0], series, [tip(what, row["speedup"], low, high, unit="×")])
     mark_disturbed(ax, cells.loc[disturbed(cells), ["predicted_speedup", "speedup"]].itertuples(index=False, name=None))
     values = cells[["predicted_speedup", "speedup"]].to_numpy(dtype=float)
     top = max(top_of(cells, "speedup") or 0.0, float(np.nanmax(values)) * 1.05)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from specrig.analysis.theory import ABOVE, BELOW
+from specrig.reporting.marks import mark
 from specrig.reporting.panels import NothingError, Sheet, legend_below, make_panels
 from specrig.reporting.style import GRID, INK, method_colour, method_marker, method_order
 
@@ -36,7 +37,9 @@ def reported_against(judged: pd.DataFrame, sheet: Sheet) -> Figure:
         handles.append(Line2D([], [], label=method, **style))
         for kind, edge in (("predicted", "none"), ("measured", INK)):
             shown = points[(points["method"] == method) & (points["kind"] == kind)]
-            panel.plot(shown["reported"], shown["value"], markeredgecolor=edge, **style)
+            points_of = zip(shown["reported"], shown["value"], strict=True)
+            tips = [f"{method}: reported {said:.2f}, {kind} {value:.2f}" for said, value in points_of]
+            mark(panel.plot(shown["reported"], shown["value"], markeredgecolor=edge, **style), method, tips)
     if (points["kind"] == "measured").any():
         handles.append(
             Line2D([], [], linestyle="none", marker="o", color="none", markeredgecolor=INK, label="measured (outlined)")

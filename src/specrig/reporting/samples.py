@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Record, Run
 from specrig.models import gguf
 
@@ -16,9 +18,9 @@ Source = Literal["draft", "target"]
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer that `spans` uses."""
+    """The part of a tokenizer that `sample` uses."""
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
 
 
@@ -33,7 +35,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One record to show. `spans` is None where the tokenizer or the rounds are not known; then only `text` can be shown."""
+    """One record to show. `spans` is None where the tokens' texts or the rounds are not known; then only `text` can be shown."""
 
     record: Record
     prompt: str | None
@@ -59,13 +61,16 @@ def sources(run: Run) -> list[tuple[Source, int]]:
     return result
 
 
-class Writing:
-    """Text that grows token by token, cut into spans; neighbouring tokens of the same round and source form one span.
+def grow(found: list[Span], text: str, source: Source, number: int) -> None:
+    """Add a token's text; neighbouring tokens of the same round and source form one span."""
+    if found and (found[-1].source, found[-1].round) == (source, number):
+        text = found.pop().text + text
+    if text:
+        found.append(Span(text, source, number))
 
-    A character whose bytes are spread over several tokens (byte-level BPE) belongs to the token that completes it. Text is
-    decoded from growing prefixes, and a prefix that ends in U+FFFD waits for its next token. The texts of the spans join to the
-    decoded output, without loss or repetition.
-    """
+
+class Writing:
+    """Text that grows token by token, cut into spans. A character whose bytes are spread over several tokens waits for the last."""
 
     def __init__(self, tokenizer: Decoder) -> None:
         self.tokens: list[int] = []
@@ -77,31 +82,33 @@ class Writing:
         """The next token, its source and its round; with the last one, unfinished bytes are shown too."""
         self.tokens.append(token)
         text = self._tokenizer.decode(self.tokens, skip_special_tokens=False)
-        if not last and (text.endswith("\ufffd") or not text.startswith(self._shown)):
-            return
-        new, self._shown = text[len(self._shown) :], text
-        if self.spans and (self.spans[-1].source, self.spans[-1].round) == (source, number):
-            new = self.spans.pop().text + new
-        if new:
-            self.spans.append(Span(new, source, number))
+        if last or (text.startswith(self._shown) and not text.endswith("\ufffd")):
+            new, self._shown = text[len(self._shown) :], text
+            grow(self.spans, new, source, number)
 
 
-def spans(run: Run, tokenizer: Decoder) -> list[Span]:
-    """The output of a run as spans (see `Writing`)."""
-    writing = Writing(tokenizer)
-    for token, (source, number) in zip(run.tokens, (found := sources(run)), strict=True):
-        writing.add(token, source, number, last=len(writing.tokens) + 1 == len(found))
-    return writing.spans
+def spans(run: Run, text: str, ends: Sequence[int]) -> list[Span]:
+    """The output `text` cut into spans, whose texts join to it. ends: see `Record.ends`. Raises ValueError like `sources`."""
+    found: list[Span] = []
+    for start, end, (source, number) in zip([0, *ends], ends, sources(run), strict=False):
+        grow(found, text[start:end], source, number)
+    return found
 
 
 def sample(record: Record, study_dir: Path, config: dict[str, Any]) -> Sample:
-    """The sample of a record, with its prompt where it is on disk, and spans where the target's tokenizer is on disk."""
+    """The sample of a record, with its prompt where it is on disk.
+
+    It has spans where the record knows which characters each token makes, or else where the target's tokenizer is on disk.
+    """
     prompt = _prompts(study_dir / "prompts" / f"{record.cell.task}.jsonl").get(record.prompt_id)
-    tokenizer = _tokenizer(record.cell.pair, study_dir, config)
+    text, ends = record.text, record.ends
+    if ends is None and (tokenizer := _tokenizer(record.cell.pair, study_dir, config)):
+        decode = partial(tokenizer.decode, skip_special_tokens=False)
+        text, ends = decode(record.run.tokens), text_ends(record.run.tokens, decode)
     found = None
-    if tokenizer is not None:
+    if ends is not None:
         with suppress(ValueError):  # an engine that reports no rounds: the text alone
-            found = spans(record.run, tokenizer)
+            found = spans(record.run, text, ends)
     return Sample(record, prompt, found, record.text)
 
 

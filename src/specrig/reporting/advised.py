@@ -1,0 +1,110 @@
+"""The advice box: for each pair and task the fastest lossless method and its k, how sure that is, and what it costs in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
+from specrig.analysis.disturbance import disturbed
+from specrig.reporting import grid
+from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.study_data import StudyData
+from specrig.reporting.style import BASELINES, method_name, task_name
+from specrig.reporting.summary import base_setting
+
+SETTING = ["engine", "pair", "task"]
+SHOWN = 3
+"""How many methods are named that are not told apart from the best one."""
+
+
+def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.DataFrame:
+    """One row per engine, pair and task: the cell of the fastest lossless method, at the lowest temperature and smallest batch.
+
+    cells: `Exhibits.cells`. optimal: `analysis.optimal_k.optimal_k` of them. Cells that are lossy, disturbed or failed the audit
+    are left out. A method with several k's is judged by the speedup of choosing k on other prompts, the others by their cell's.
+
+    Columns: those of `cells`; `value`, `low`, `high` (that speedup and its 95 % interval); `rivals` (names of the methods whose
+    interval reaches into the best one's); `beyond_mb` (peak memory beyond plain decoding's in the same cell, NaN if not known).
+    """
+    fair = cells[cells["lossless"].astype(bool) & ~cells["failed"].astype(bool) & ~disturbed(cells)]
+    fair = (
+        fair[~fair["method"].isin(list(BASELINES))]
+        .dropna(subset=["speedup"])
+        .assign(variant=lambda all: all["variant"].fillna(""))
+    )
+    chosen = {_key(row): row for row in row_dicts(optimal.assign(variant=optimal["variant"].fillna("")))}
+    plain = {
+        identity(members[0].cell): max(record.baseline.peak_memory_mb for record in members) for members in study.cells.values()
+    }
+    rows = []
+    for _, frame in fair.groupby(SETTING, sort=False):
+        found = []
+        for row in row_dicts(base_setting(frame)):
+            by_k = chosen.get(_key(row))
+            if by_k is None:
+                found.append(row | {end: row[f"speedup{tail}"] for end, tail in _ENDS})
+            elif by_k["best_k"] == row["k"]:
+                sure = "speedup" if np.isfinite(by_k["speedup"]) else ""
+                source = by_k if sure else row
+                found.append(row | {end: source[f"speedup{tail}"] for end, tail in _ENDS})
+        if not found:
+            continue
+        best = max(found, key=lambda row: float(row["value"]))
+        rivals = [
+            _name(row)
+            for row in sorted(found, key=lambda row: -row["value"])
+            if row is not best and not row["high"] < best["low"]
+        ]
+        memory = best["peak_memory_mb"] - (plain[row_identity(best)] or np.nan)
+        rows.append(best | {"rivals": rivals, "beyond_mb": memory})
+    return pd.DataFrame(rows, columns=[*cells.columns, "value", "low", "high", "rivals", "beyond_mb"])
+
+
+_ENDS = (("value", ""), ("low", "_low"), ("high", "_high"))
+
+
+def advice_grid(found: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entry]]) -> Grid:
+    """`advised` as a table for readers. links: gives the entries that lead from a row's cell to its record and its MLflow run."""
+    levels = [name for name in ("engine", "pair") if len(found[name].unique()) > 1]
+    rows = []
+    for row in row_dicts(found):
+        sure = row["low"] > 1
+        more = len(row["rivals"]) - SHOWN
+        rivals = ", ".join(row["rivals"][:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        memory = row["peak_memory_mb"]
+        rows.append(
+            [
+                *(Entry(str(row[name])) for name in levels),
+                Entry(task_name(row["task"])),
+                Entry(_name(row) if row["value"] > 1 else "none", "" if sure else "gain not certain", bold=sure),
+                Entry(str(row["k"]) if row["value"] > 1 else "–"),
+                Entry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
+                Entry(f"{grid.number(row['beyond_mb'], 0)} MB", f"of {grid.number(memory, 0)}" if np.isfinite(memory) else ""),
+                Entry(rivals or "–"),
+                *links(row),
+            ]
+        )
+    titles = [entry.text for entry in rows[0][len(levels) + 6 :]] if rows else []
+    return Grid(
+        header=[*levels, "task", "method", "k", "speedup", "more memory", "not told apart from it", *titles],
+        rows=rows,
+        labels=len(levels) + 3,
+        trailing=1 + len(titles),
+        caption=(
+            "The fastest lossless method, with the 95 % interval of its speedup over plain decoding; of a method with several k's, that of choosing k "
+            "on other prompts. Being the best of several methods still flatters it a little. Not told apart: methods whose interval reaches into "
+            "the best one's. More memory: peak memory beyond plain decoding's in the same cell, of the whole."
+        ),
+    )
+
+
+def _name(row: dict[str, Any]) -> str:
+    return method_name(row["method"], variant=row["variant"])
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in IDENTITY if name != "k")
