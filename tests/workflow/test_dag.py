@@ -21,6 +21,8 @@ REPOSITORY = Path(__file__).parents[2]
 CELLS = "results/test/tables/cells.csv"
 """As a target: measuring and the tables, without figures, MLflow and report."""
 RECORDS = Path("results/test/records/native/embedded")
+SECRETS = {"HF_TOKEN": "hf_plantedForThisTest", "SPECRIG_API_KEY": "key-plantedForThisTest"}
+"""Every run has them in its environment."""
 
 pytestmark = pytest.mark.workflow
 
@@ -33,7 +35,13 @@ def command(config: str, *arguments: str) -> list[str]:
 
 def run(folder: Path, config: str = "configs/test.yaml", *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(config, *arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800
+        command(config, *arguments),
+        cwd=folder,
+        env=os.environ | SECRETS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1800,
     )
 
 
@@ -63,6 +71,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(REPOSITORY / "configs", folder / "configs")
     result = run(folder)
     assert result.returncode == 0, result.stdout
+    (folder / "said.txt").write_text(result.stdout)
     return folder
 
 
@@ -93,6 +102,14 @@ def test_it_makes_what_the_readme_promises(finished: Path) -> None:
     index = json.loads((finished / RECORDS / "draft_model/index.json").read_text())
     assert set(index["cells"]) == {"code-k2-t0-b1", "code-k4-t0-b1", "translation-k2-t0-b1", "translation-k4-t0-b1"}
     assert index["failed"] == {}
+
+
+def test_no_secret_is_written_anywhere(finished: Path) -> None:
+    """Neither into what the run said, nor into records, logs, models, MLflow's store, the report or Snakemake's own notes."""
+    files = [path for path in finished.rglob("*") if path.is_file()]
+    assert {"said.txt", "mlflow.db", "report.html", "environment.json"} <= {path.name for path in files}
+    found = [path for path in files if b"plantedForThisTest" in path.read_bytes()]
+    assert not found
 
 
 def test_a_second_run_has_nothing_to_do(finished: Path) -> None:
