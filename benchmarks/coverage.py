@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from specrig.analysis.replicates import between_runs
+from specrig.analysis.replicates import between_runs, over_tasks
 from specrig.analysis.statistics import LEVEL, Estimate, average, mean, ratio, student
 
 Array = NDArray[np.float64]
@@ -80,6 +80,7 @@ def percentile_bootstrap(tasks: list[Sample], resamples: int = RESAMPLES) -> tup
     return low, high
 
 
+MOVED = {"cell": "each cell by itself", "job": "each job by itself", "run": "all jobs alike"}
 METHODS = {"percentile bootstrap": percentile_bootstrap, "Student's t": students, "now": now}
 
 
@@ -92,25 +93,28 @@ def coverage(method: str, estimator: str, shape: str, units: int, tasks: int = 1
 
 
 def replicated(
-    replicates: int, effect: float, *, common: bool = False, jobs: int = 6, prompts: int = 8, samples: int = 1000, seed: int = 0
+    replicates: int, effect: float, moves: str = "job", *, jobs: int = 6, prompts: int = 8, samples: int = 1000, seed: int = 0
 ) -> tuple[float, float, float, float]:
     """Return four shares of intervals that contain the true value: two with the variation between runs, then two without it.
 
     Of each two, the first is for a cell and the second for the mean over a job's four tasks. effect: standard deviation of what a
-    run adds to all log speedups of its job, or of all jobs if `common`.
+    run adds to log speedups. moves: what gets such a number of its own, each "cell", each "job" or each "run".
     """
-    random = np.random.default_rng([seed, replicates, round(1000 * effect), common, jobs])
+    random = np.random.default_rng([seed, replicates, round(1000 * effect), list(MOVED).index(moves), jobs])
     held = np.zeros(4)
     for _ in range(samples):
-        moved = effect * random.standard_normal((1 if common else jobs, 1, 1, replicates))
+        moved = effect * random.standard_normal({"cell": (jobs, 4), "job": (jobs, 1), "run": (1, 1)}[moves] + (1, replicates))
         logs = 0.134 * random.standard_normal((jobs, 4, prompts, 1)) + 0.05 * random.standard_normal(
             (jobs, 4, prompts, replicates)
         )
         logs = logs + moved
-        pool = between_runs({str(number): list(job) for number, job in enumerate(logs)})
+        pools = (
+            between_runs({str(number): list(job) for number, job in enumerate(logs)}),
+            between_runs({str(number): [over_tasks(job)] for number, job in enumerate(logs)}),
+        )
         tasks = [mean(task.mean(axis=1)) for task in logs[0]]
-        runs = pool.of_mean(replicates) if pool else Estimate(0.0, 0.0, 1.0)
-        for place, estimate in enumerate((tasks[0] + runs, average(tasks) + runs, tasks[0], average(tasks))):
+        of_cell, of_mean = (pool.of_mean(replicates) if pool else Estimate(0.0, 0.0, 1.0) for pool in pools)
+        for place, estimate in enumerate((tasks[0] + of_cell, average(tasks) + of_mean, tasks[0], average(tasks))):
             low, high = estimate.interval()
             held[place] += low <= 0 <= high
     cell, whole, bare_cell, bare_whole = held / samples
@@ -135,10 +139,9 @@ def main() -> None:
     print("\n| replicates | a run moves | by (sd) | a cell | mean over tasks | without what runs add |")
     print("|---|---|---|---|---|---|")
     for replicates in (1, 2, 3):
-        for common in (False, True):
-            for effect in (0.0, 0.02, 0.05, 0.1) if not common else (0.05, 0.1):
-                found = [100 * value for value in replicated(replicates, effect, common=common, samples=max(samples // 10, 100))]
-                whom = "all jobs alike" if common else "each job by itself"
+        for moves, whom in MOVED.items():
+            for effect in (0.0, 0.02, 0.05, 0.1) if moves == "job" else (0.05, 0.1):
+                found = [100 * value for value in replicated(replicates, effect, moves, samples=max(samples // 10, 100))]
                 bare = f"{found[2]:.0f}, {found[3]:.0f}"
                 print(f"| {replicates} | {whom} | {effect:.0%} | {found[0]:.1f} | {found[1]:.1f} | {bare} |")
 

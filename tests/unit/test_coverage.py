@@ -61,6 +61,12 @@ def test_intervals_contain_what_runs_differ_by(simulation: ModuleType, replicate
     assert bare < 0.87 or effect == 0, "prompts alone do not contain it"
 
 
+def test_what_moves_each_cell_by_itself_averages_out_over_tasks(simulation: ModuleType) -> None:
+    """The means over tasks say so themselves, so their interval is no wider than it must be."""
+    cell, whole, _, bare = simulation.replicated(2, 0.1, "cell", samples=500)
+    assert 0.93 <= cell <= 0.985 and 0.925 <= whole <= 0.98 and bare < 0.87
+
+
 def test_one_run_does_not_know_what_runs_differ_by(simulation: ModuleType) -> None:
     cell, whole, bare_cell, bare_whole = simulation.replicated(1, 0.1, samples=200)
     assert (cell, whole) == (bare_cell, bare_whole) and whole < 0.6

@@ -9,13 +9,14 @@ degrees of freedom. The middle term is estimated here and added (Satterthwaite 1
 two replicates of a single cell it would have one degree of freedom, and every interval would be endless. It is therefore pooled
 over all jobs of a pair in an engine: they share one machine, and so whatever disturbs it.
 
-The model assumes that a replicate moves all cells of a job alike. A mean over tasks is then no more certain in this respect than
-one task, and the degrees of freedom are those of jobs, not of cells. Jobs that the same replicate moved alike (a slow morning)
-count as fewer jobs, depending on how strongly they correlate.
+A run moves the cells of a job partly alike, and partly each by itself. What moves all tasks alike stays in a mean over tasks, what
+moves each by itself averages out. How much of which is not assumed: means over tasks are pooled by themselves, from the means of
+other methods over as many tasks. The degrees of freedom are those of jobs, not of cells, and jobs that the same replicate moved
+alike (a slow morning) count as fewer jobs, depending on how strongly they correlate.
 
-Coverage of the 95 % intervals, simulated: 93 to 96 % where each job has an effect of its own of up to 10 %. With two replicates
-it is 90 % for a mean over tasks and 93 % for a cell, where one effect of 10 % moved all jobs alike or there is only one job.
-With a single replicate the term cannot be estimated, and intervals leave it out.
+Coverage of the 95 % intervals, simulated (benchmarks/coverage.py): 92 to 97 % where each job, or each cell, has an effect of its own
+of up to 10 %. With two replicates it is 90 % for a mean over tasks and 93 % for a cell, where one effect of 10 % moved all jobs alike
+or there is only one job. With a single replicate the term cannot be estimated, and intervals leave it out.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from specrig.analysis.speedup import group_times, log_ratios
 from specrig.analysis.statistics import UNKNOWN, Estimate, Interval, interval, mean
+from specrig.cell import Cell
 from specrig.measurement.records import Record
 
 Layout = NDArray[np.float64]
@@ -46,7 +48,7 @@ class BetweenRuns:
     freedom: float
 
     def of_mean(self, replicates: int) -> Estimate:
-        """An estimate of value 0 to add to a mean over `replicates` runs. The number of prompts and tasks does not change it."""
+        """An estimate of value 0 to add to a mean over `replicates` runs. The number of prompts does not change it."""
         return Estimate(0.0, self.variance / replicates, self.freedom)
 
 
@@ -102,6 +104,29 @@ def between(
             jobs.setdefault(cell.method, []).append(layout(measure(group_times(members))))
     pools = {key: between_runs(jobs) for key, jobs in found.items()}
     return {key: pool for key, pool in pools.items() if pool}
+
+
+def between_means(cells: Mapping[str, list[Record]]) -> dict[tuple[str, str, int], BetweenRuns]:
+    """Map each (engine, pair, number of tasks) to how much a whole run moves a mean of log speedups over so many tasks.
+
+    cells: the result of `cells.by_cell`. Methods with such a mean are pooled; baselines are left out.
+    """
+    settings: dict[Cell, list[Layout]] = {}
+    for members in cells.values():
+        if members[0].cell.k and count(members) > 1:
+            setting = members[0].cell.model_copy(update={"task": ""})
+            settings.setdefault(setting, []).append(layout(log_ratios(group_times(members))))
+    found: dict[tuple[str, str, int], dict[str, list[Layout]]] = {}
+    for setting, parts in settings.items():
+        found.setdefault((setting.engine, setting.pair, len(parts)), {}).setdefault(setting.method, []).append(over_tasks(parts))
+    pools = {key: between_runs(jobs) for key, jobs in found.items()}
+    return {key: pool for key, pool in pools.items() if pool}
+
+
+def over_tasks(tasks: Sequence[Layout]) -> Layout:
+    """The mean of several tasks' layouts. Prompts of different tasks are no pairs: each task's first with the others' first is as good."""
+    prompts, runs = min(len(task) for task in tasks), min(task.shape[1] for task in tasks)
+    return np.mean([task[:prompts, :runs] for task in tasks], axis=0)
 
 
 def layout(logs: pd.Series) -> Layout:

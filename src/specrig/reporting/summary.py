@@ -12,7 +12,7 @@ from specrig.analysis.acceptance import emitted_by_prompt
 from specrig.analysis.cells import IDENTITY, by_cell, identity, row_dicts, row_identity
 from specrig.analysis.crossfit import crossfit
 from specrig.analysis.disturbance import disturbed
-from specrig.analysis.replicates import between, count
+from specrig.analysis.replicates import between_means, count
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.analysis.statistics import Estimate, average, interval, mean, stratified_ratio_interval
 from specrig.measurement.records import Record
@@ -93,7 +93,7 @@ def speedup_summary(
     was no k to choose, `crossfit` is the geometric mean and `crossfit_ks` is empty.
     """
     logs, grouped = cell_logs(records), by_cell(records)
-    pools, replicates = between(grouped), {key: count(members) for key, members in _by_identity(grouped).items()}
+    pools, replicates = between_means(grouped), {key: count(members) for key, members in _by_identity(grouped).items()}
     sweeps = _sweeps(cells, logs)
     best = best_rows(cells)
     rows = []
@@ -106,7 +106,7 @@ def speedup_summary(
             for name, column in ((task, "speedup"), (f"{task}_low", "speedup_low"), (f"{task}_high", "speedup_high")):
                 row[name] = found[column] if found else np.nan
         identities = [row_identity(found) for found in cell_rows.values()]
-        pool = pools.get((row["engine"], row["pair"]))
+        pool = pools.get((row["engine"], row["pair"], len(identities)))
         runs = pool.of_mean(min(replicates[key] for key in identities)) if pool else None
         strata = [logs[identity] for identity in identities]
         row |= _mean_over_tasks(MEAN, strata, runs) | {"tasks": len(strata)}
