@@ -48,43 +48,60 @@ def runs(study: Path, view: int = ViewType.ACTIVE_ONLY) -> dict[str, list[Run]]:
     return found
 
 
+METHOD = "native/embedded/0.0/1/draft_model/"
+CELLS = [f"native/embedded/draft_model/code-k{k}-t0-b1" for k in (2, 4)]
+
+
+def ids(study: Path) -> dict[str, list[str]]:
+    return {key: [run.info.run_id for run in found] for key, found in runs(study).items()}
+
+
 def test_a_study_and_again_and_changed(study: Path) -> None:
-    assert track(study) == Tracked(added=3)
+    assert track(study) == Tracked(added=4)
     first = runs(study)
-    assert set(first) == {
-        "native/embedded",
-        "native/embedded/draft_model/code-k2-t0-b1",
-        "native/embedded/draft_model/code-k4-t0-b1",
-    }
-    [parent], [child] = first["native/embedded"], first["native/embedded/draft_model/code-k4-t0-b1"]
-    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
-    assert child.info.status == parent.info.status == "FINISHED"
+    assert set(first) == {"native/embedded", METHOD, *CELLS}
+    [pair], [method], [child] = first["native/embedded"], first[METHOD], first[CELLS[1]]
+    assert child.data.tags["mlflow.parentRunId"] == method.info.run_id and "mlflow.parentRunId" not in method.data.tags
+    assert {run.info.status for found in first.values() for run in found} == {"FINISHED"}
+    assert (pair.info.run_name, method.info.run_name) == ("embedded in native: tables, figures, report", "draft_model")
+    assert child.info.run_name == "draft_model, k = 4, code"
     assert child.data.params["k"] == "4" and child.data.metrics["speedup"] > 0
     assert child.data.tags["mlflow.source.git.commit"] == "0" * 40
-    assert child.data.tags["env.cpu.model"] == "synthetic processor"
+    assert child.data.tags["cpu"] == "synthetic processor"
     client = MlflowClient(tracking_uri(study))
     assert [metric.step for metric in client.get_metric_history(child.info.run_id, "prompt/speedup")] == [0, 1, 2]
     assert [item.path for item in client.list_artifacts(child.info.run_id)] == ["code-k4-t0-b1.jsonl"]
-    assert {item.path for item in client.list_artifacts(parent.info.run_id)} == {"study.json", "tables"}
+    assert {item.path for item in client.list_artifacts(pair.info.run_id)} == {"study.json", "tables"}
+    assert [item.path for item in client.list_artifacts(method.info.run_id)] == ["environment.json"]
 
-    assert track(study) == Tracked(kept=3)
-    assert {key: [run.info.run_id for run in found] for key, found in runs(study).items()} == {
-        key: [run.info.run_id for run in found] for key, found in first.items()
-    }
+    assert track(study) == Tracked(kept=4)
+    assert ids(study) == {key: [run.info.run_id for run in found] for key, found in first.items()}
 
     cells = [Cell(engine="native", pair="embedded", method="draft_model", k=k, task="code", temperature=0.0) for k in (2, 4)]
     keep = {path.name: path.read_bytes() for path in study.rglob("*k2*.jsonl")}
     write_job(study, cells, prompts=3, length=24, seed=5)
     next(study.rglob("*k2*.jsonl")).write_bytes(keep["code-k2-t0-b1.jsonl"])
-    assert track(study) == Tracked(replaced=1, kept=2)
-    after = runs(study)
-    assert [run.info.run_id for run in after["native/embedded"]] == [parent.info.run_id]
-    assert [run.info.run_id for run in after[child.data.tags["cell"]]] != [child.info.run_id]
-    [binned] = runs(study, ViewType.DELETED_ONLY)[child.data.tags["cell"]]
+    assert track(study) == Tracked(replaced=4), "a method that changed takes its cells along"
+    [after] = runs(study)[CELLS[1]]
+    assert after.info.run_id != child.info.run_id
+    assert after.data.tags["mlflow.parentRunId"] == ids(study)[METHOD][0] != method.info.run_id
+    [binned] = runs(study, ViewType.DELETED_ONLY)[CELLS[1]]
     assert binned.info.run_id == child.info.run_id and binned.data.tags["superseded"] == "true"
 
 
-def test_report_means_and_what_the_audit_said_stand_in_the_runs(study: Path) -> None:
+def test_a_method_that_ran_at_several_k_is_a_line_over_k(study: Path) -> None:
+    track(study)
+    [method] = runs(study)[METHOD]
+    client = MlflowClient(tracking_uri(study))
+    lines = {name: client.get_metric_history(method.info.run_id, f"by_k/{name}/code") for name in ("speedup", "acceptance_rate")}
+    assert all([point.step for point in line] == [2, 4] for line in lines.values())
+    best = max(lines["speedup"], key=lambda point: point.value)
+    assert method.data.params["best_k"] == str(best.step)
+    assert method.data.metrics["speedup"] == method.data.metrics["speedup/code"] == pytest.approx(best.value)
+    assert 1 <= method.data.metrics["acceptance_length"] <= 5
+
+
+def test_what_the_audit_said_stands_in_the_runs(study: Path) -> None:
     report = study / "report.html"
     report.write_text("<html></html>")
     (study / "audit").mkdir()
@@ -92,29 +109,40 @@ def test_report_means_and_what_the_audit_said_stand_in_the_runs(study: Path) -> 
     (study / "audit" / "records.csv").write_text(
         f"{verdict}native,embedded,draft_model,,code,0.0,token identity,2,3,,True,fine\n"
     )
-    assert track(study, report) == Tracked(added=3)
-    [parent] = runs(study)["native/embedded"]
+    assert track(study, report) == Tracked(added=4)
+    [pair] = runs(study)["native/embedded"]
     client = MlflowClient(tracking_uri(study))
-    assert "report.html" in {item.path for item in client.list_artifacts(parent.info.run_id)}
-    [speedup] = parent.data.metrics.values()
-    assert set(parent.data.metrics) == {"speedup/draft_model-t0-b1"} and speedup > 0
+    assert "report.html" in {item.path for item in client.list_artifacts(pair.info.run_id)}
+    assert runs(study)[METHOD][0].data.metrics["speedup"] > 0
 
     (study / "audit" / "records.csv").write_text(
         f"{verdict}native,embedded,draft_model,,code,0.0,token identity,2,3,,False,bad\n"
     )
-    assert track(study, report) == Tracked(replaced=2, kept=1)
-    for key, [run] in runs(study).items():
-        if key != "native/embedded":
-            assert run.data.tags["audit"] == "failed"
-            assert "audit failed this method" in run.data.tags["mlflow.note.content"]
+    assert track(study, report) == Tracked(replaced=4)
+    for key in (METHOD, *CELLS):
+        [run] = runs(study)[key]
+        assert run.data.tags["audit"] == "failed"
+        assert "audit failed this method" in run.data.tags["mlflow.note.content"]
+    assert not runs(study)[METHOD][0].data.metrics, "no figure of a method whose output is not the target's"
+
+
+def test_artifacts_of_a_study_below_are_found_after_a_move(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    track(study)
+    (tmp_path / "moved").mkdir()
+    study.rename(tmp_path / "moved" / study.name)
+    monkeypatch.chdir(tmp_path / "moved")
+    moved = Path.cwd() / study.name
+    [pair] = runs(moved)["native/embedded"]
+    assert MlflowClient(tracking_uri(moved)).list_artifacts(pair.info.run_id)
 
 
 def test_a_run_that_was_cut_is_replaced(study: Path) -> None:
     track(study)
     client = MlflowClient(tracking_uri(study))
-    key = "native/embedded/draft_model/code-k4-t0-b1"
+    key = CELLS[1]
     client.set_terminated(runs(study)[key][0].info.run_id, status="FAILED")
-    assert track(study) == Tracked(replaced=1, kept=2)
+    assert track(study) == Tracked(replaced=1, kept=3)
     assert [run.info.status for run in runs(study)[key]] == ["FINISHED"]
 
 
@@ -123,9 +151,9 @@ def test_the_users_store_is_used(study: Path, tmp_path: Path, monkeypatch: pytes
     uri = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.chdir(tmp_path)
-    assert track(study).added == 3
+    assert track(study).added == 4
     assert not (study / "mlflow.db").exists()
-    assert {run.data.tags["kind"] for found in runs(study).values() for run in found} == {"parent", "cell"}
+    assert {run.data.tags["kind"] for found in runs(study).values() for run in found} == {"pair", "method", "cell"}
 
 
 def test_a_broken_store_costs_a_warning_only(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +180,8 @@ def test_a_locked_store_costs_a_warning_only(study: Path, monkeypatch: pytest.Mo
     assert (study / MARKER).is_file()
     monkeypatch.undo()
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert track(study) == Tracked(kept=3)
+    done = track(study)
+    assert not done.error and done.added == 0
     assert not (study / MARKER).exists()
 
 
@@ -161,6 +190,7 @@ def test_loss_curves_are_runs_too(study: Path) -> None:
     folder.mkdir(parents=True)
     lines = [{"step": 0, "seconds": 1.0, "loss": 5.0}, {"step": 9, "seconds": 9.4, "heldout": {"code": 4.0}}]
     (folder / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert track(study) == Tracked(added=4)
+    assert track(study) == Tracked(added=5)
     [run] = runs(study)["training/embedded/draft"]
+    assert run.data.tags["mlflow.parentRunId"] == ids(study)["native/embedded"][0]
     assert run.data.metrics["loss"] == 5.0 and run.data.metrics["heldout/code"] == 4.0

@@ -1,6 +1,7 @@
 """Enter a study into MLflow, in one process and after measuring.
 
-Each study is an experiment, each engine × pair a parent run, each cell a child run. MLflow chooses the ids of runs, and names are
+Each study is an experiment, each method in a setting a run, each cell a run below its method's, and each pair a run with the tables and
+the report (see `entries`). MLflow chooses the ids of runs, and names are
 not unique. A run is therefore identified by its tags `cell` and `record_sha`: a finished run with the same two tags is kept, any
 other run of the same cell is replaced. Tracking may fail; measurements do not depend on it.
 """
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from specrig.measurement.records import replicate_of, write_atomically
 from specrig.reporting.study_data import StudyData, read_study
-from specrig.tracking.entries import EXPERIMENT, NOTE, Entry, families
+from specrig.tracking.entries import EXPERIMENT, entries
+from specrig.tracking.entry import NOTE, Entry
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -80,14 +82,9 @@ def _track(study: StudyData, report: Path | None) -> Tracked:
     experiment = _experiment(client, study)
     runs = _runs(client, experiment)
     counts = {"added": 0, "replaced": 0, "kept": 0}
-    for parent, children in families(study, report):
-        parent_id, changed = _ensure_parent(client, experiment, runs.get(parent.key, []), parent)
-        for child in children:
-            counts[_ensure_child(client, experiment, runs.get(child.key, []), child, parent_id)] += 1
-        counts["added" if not runs.get(parent.key) else "kept"] += 1
-        if changed:  # last, so that a parent says FINISHED with this sha only when its children are in
-            _fill(client, parent_id, parent)
-    return Tracked(added=counts["added"], replaced=counts["replaced"], kept=counts["kept"])
+    for entry in entries(study, report):
+        _ensure(client, experiment, runs, entry, None, counts)
+    return Tracked(**counts)
 
 
 def _client(study_dir: Path) -> MlflowClient:
@@ -119,13 +116,19 @@ def _experiment(client: MlflowClient, study: StudyData) -> str:
     found = client.get_experiment_by_name(study.name)
     if found is None:
         own_store = not os.environ.get("MLFLOW_TRACKING_URI")
-        location = (study.folder / "mlartifacts").as_uri() if own_store else None
+        location = _relative(study.folder / "mlartifacts") if own_store else None
         # The kind makes MLflow's pages open on runs and metrics, not on traces.
         tags = {"mlflow.experimentKind": "custom_model_development", NOTE: EXPERIMENT}
         return str(client.create_experiment(study.name, artifact_location=location, tags=tags))
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
     return str(found.experiment_id)
+
+
+def _relative(folder: Path) -> str:
+    """A folder as MLflow keeps it: from here where it lies below, so that a study may be moved together with its repository."""
+    here = Path.cwd()
+    return folder.relative_to(here).as_posix() if folder.is_relative_to(here) else folder.as_uri()
 
 
 def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
@@ -141,33 +144,31 @@ def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
             return found
 
 
-def _ensure_parent(client: MlflowClient, experiment: str, found: list[Run], entry: Entry) -> tuple[str, bool]:
-    """Return (run id, whether its content is out of date). A parent is never replaced, because its children point at it."""
-    if found:
-        run = found[0]
-        return run.info.run_id, not _is_current(run, entry)
-    run = client.create_run(experiment, run_name=entry.name, tags={"cell": entry.key})
-    return run.info.run_id, True
-
-
-def _ensure_child(client: MlflowClient, experiment: str, found: list[Run], entry: Entry, parent: str) -> str:
-    """Enter a cell's run unless it is there; returns "added", "replaced" or "kept"."""
-    current = [run for run in found if _is_current(run, entry) and run.data.tags.get("mlflow.parentRunId") == parent]
+def _ensure(
+    client: MlflowClient, experiment: str, runs: dict[str, list[Run]], entry: Entry, parent: str | None, counts: dict[str, int]
+) -> None:
+    """Enter a run and those below it unless they are there. A run that is replaced takes those below it along."""
+    found = runs.get(entry.key, [])
+    current = [run for run in found if _is_current(run, entry) and run.data.tags.get("mlflow.parentRunId") == parent][:1]
     for run in found:
-        if run not in current[:1]:
+        if run not in current:
             # Of a record that has changed, or of a tracker that was cut: out of sight, in MLflow's bin.
             client.set_tag(run.info.run_id, "superseded", "true")
             client.delete_run(run.info.run_id)
+    counts["kept" if current else "replaced" if found else "added"] += 1
     if current:
-        return "kept"
-    tags = {"cell": entry.key, "mlflow.parentRunId": parent}
-    run = client.create_run(experiment, run_name=entry.name, tags=tags)
-    _fill(client, run.info.run_id, entry)
-    return "replaced" if found else "added"
+        own = current[0].info.run_id
+    else:
+        tags = {"cell": entry.key} | ({"mlflow.parentRunId": parent} if parent else {})
+        own = client.create_run(experiment, run_name=entry.name, tags=tags).info.run_id
+    for child in entry.children:
+        _ensure(client, experiment, runs, child, own, counts)
+    if not current:  # last, so that a run says FINISHED only when those below it are in
+        _fill(client, own, entry)
 
 
 def _is_current(run: Run, entry: Entry) -> bool:
-    return run.info.status == "FINISHED" and run.data.tags.get("record_sha") == entry.sha
+    return run.info.status == "FINISHED" and run.data.tags.get("record_sha") == entry.content
 
 
 def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
@@ -191,7 +192,7 @@ def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
             name if name in ("tables", "figures") or replicate_of(name) else None
         )  # a replicate's records have the first one's names
         client.log_artifact(run, str(path), artifact_path=folder)
-    client.set_tag(run, "record_sha", entry.sha)
+    client.set_tag(run, "record_sha", entry.content)
     client.set_terminated(run, status="FINISHED")
 
 

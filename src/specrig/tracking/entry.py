@@ -1,0 +1,67 @@
+"""The content of one run in MLflow, and what the runs of all kinds say alike: where it was measured, with which models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specrig.cell import digest
+from specrig.reporting.environment import flatten
+
+NOTE = "mlflow.note.content"
+"""The name of the tag that MLflow shows as a run's description; its value is Markdown."""
+SURROUNDINGS = {
+    "measured": "captured",
+    "cpu": "cpu.model",
+    "gpu": "gpus.0.name",
+    "device": "device",
+    "threads": "torch.threads",
+    "torch": "torch.version",
+    "transformers": "packages.transformers",
+}
+"""Tag -> what it holds of the environment. The whole of it is an artifact of the methods' runs."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """The content of one run in MLflow.
+
+    key: the run's tag `cell`. name: shown in the list of runs. sha: of the files and runs that it is made from. children: runs below it.
+    series: metric -> its (step, value) pairs, where a step is a prompt, a k or a second of training.
+    """
+
+    key: str
+    name: str
+    sha: str
+    tags: dict[str, str] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    series: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    artifacts: list[Path] = field(default_factory=list)
+    children: list[Entry] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """The run's tag `record_sha`, which changes with what the run shows: the same records may be judged otherwise beside others."""
+        return digest([self.sha, repr(sorted(self.metrics.items()))])
+
+
+def surroundings(environment: dict[str, Any]) -> dict[str, str]:
+    """Tags that say where a job ran."""
+    known = dict(flatten(environment))
+    tags = {tag: known[key] for tag, key in SURROUNDINGS.items() if key in known}
+    commit = (environment.get("git") or {}).get("commit")
+    tags |= {"mlflow.source.name": "specrig", "mlflow.source.type": "LOCAL"}
+    return tags | ({"mlflow.source.git.commit": str(commit)} if commit else {})
+
+
+def digests(environment: dict[str, Any]) -> dict[str, str]:
+    """Params that name the models by their digests."""
+    models = environment.get("models") or {}
+    return {f"{name}_sha256": str(model["sha256"]) for name, model in models.items() if model.get("sha256")}
+
+
+def setting_names(temperature: float, batch_size: int) -> list[str]:
+    """What of a setting a name should say: nothing for greedy decoding of single prompts."""
+    return [*([f"T = {temperature:g}"] if temperature else []), *([f"batch {batch_size}"] if batch_size > 1 else [])]
