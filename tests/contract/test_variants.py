@@ -31,6 +31,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("remote_draft", {"acceptance": "block"}),
     ("ngram", {"acceptance": "block"}),
     ("suffix", {"tree": True, "max_spec_factor": 4.0}),
+    ("suffix_hybrid", {"least": 0.5, "draft_k": 3}),
     ("token_recycling", {"nodes": 4, "top_k": 3}),
     ("rest", {"nodes": 4, "shortest": 1}),
     ("hydra", {"nodes": 5}),

@@ -133,8 +133,8 @@ class SuffixTree:
 
         return likeliest(start, children, nodes, depth, least)
 
-    def best(self, factor: float, depth: int, least: float, *, branch: bool) -> tuple[list[int], list[int]]:
-        """The draft with the largest sum of probabilities, over all match lengths: (tokens, parents); both empty without a match."""
+    def best(self, factor: float, depth: int, least: float, *, branch: bool) -> tuple[float, list[int], list[int]]:
+        """The draft with the largest sum of probabilities, over all match lengths: (that sum, tokens, parents); empty without a match."""
         score, tokens, parents, count = 0.0, list[int](), list[int](), 0
         for length in range(len(self.matches), 0, -1):
             node = self.matches[length - 1]
@@ -147,7 +147,7 @@ class SuffixTree:
             found = self.draft(node, most, depth, least, branch=branch)
             if found[0] > score:
                 score, tokens, parents = found
-        return tokens, parents
+        return score, tokens, parents
 
 
 class Suffix(Drafter):
@@ -168,6 +168,11 @@ class Suffix(Drafter):
         min_token_prob: float = Field(0.1, ge=0, le=1)
         tree: bool = False
 
+    @property
+    def branches(self) -> bool:
+        """Whether it drafts trees."""
+        return bool(getattr(self.options, "tree", False))
+
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
         """Index the prompts."""
         self.trees = [SuffixTree(self.options.max_tree_depth) for _ in context.tokens]
@@ -175,18 +180,24 @@ class Suffix(Drafter):
             tree.extend(tokens)
 
     def propose(self, context: Context, k: int) -> Draft:
-        """Count what is new of every unfinished row, and draft from the best match."""
+        """Draft from the best match of every unfinished row."""
         from specrig.decoding.device import padded
 
+        found = self.matches(context)
+        lengths = [len(tokens) for _, tokens, _ in found]
+        width = max(lengths)
+        nodes = padded([tokens for _, tokens, _ in found], width, context.sampler.device)
+        parents = [row + [-1] * (width - len(row)) for _, _, row in found] if self.branches and width else None
+        return Draft(nodes, parents, lengths=lengths)
+
+    def matches(self, context: Context) -> list[tuple[float, list[int], list[int]]]:
+        """Count what is new of every unfinished row; returns the `SuffixTree.best` of each row."""
         options = self.options
-        found: list[tuple[list[int], list[int]]] = []
+        found: list[tuple[float, list[int], list[int]]] = []
         for tree, tokens, depth in zip(self.trees, context.tokens, context.depths, strict=True):
             if depth:
                 tree.extend(tokens)
-            factor = options.max_spec_factor
-            found.append(tree.best(factor, depth, options.min_token_prob, branch=options.tree) if depth else ([], []))
-        lengths = [len(tokens) for tokens, _ in found]
-        width = max(lengths)
-        nodes = padded([tokens for tokens, _ in found], width, context.sampler.device)
-        parents = [row + [-1] * (width - len(row)) for _, row in found] if options.tree and width else None
-        return Draft(nodes, parents, lengths=lengths)
+                found.append(tree.best(options.max_spec_factor, depth, options.min_token_prob, branch=self.branches))
+            else:
+                found.append((0.0, [], []))
+        return found
