@@ -72,10 +72,11 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = "dark" if dark else "light"
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.events.clear()
-        self.call("Page.navigate", url=address)
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
-            self.events.append(self._read())
+        for place in ("about:blank", address):  # to another section of the same page it would not load anew
+            self.events.clear()
+            self.call("Page.navigate", url=place)
+            while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+                self.events.append(self._read())
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression; a promise is waited for. Raises RuntimeError for an exception."""

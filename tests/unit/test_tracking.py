@@ -126,17 +126,6 @@ def test_what_the_audit_said_stands_in_the_runs(study: Path) -> None:
     assert not runs(study)[METHOD][0].data.metrics, "no figure of a method whose output is not the target's"
 
 
-def test_artifacts_of_a_study_below_are_found_after_a_move(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    track(study)
-    (tmp_path / "moved").mkdir()
-    study.rename(tmp_path / "moved" / study.name)
-    monkeypatch.chdir(tmp_path / "moved")
-    moved = Path.cwd() / study.name
-    [pair] = runs(moved)["native/embedded"]
-    assert MlflowClient(tracking_uri(moved)).list_artifacts(pair.info.run_id)
-
-
 def test_a_run_that_was_cut_is_replaced(study: Path) -> None:
     track(study)
     client = MlflowClient(tracking_uri(study))

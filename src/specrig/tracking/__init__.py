@@ -116,19 +116,13 @@ def _experiment(client: MlflowClient, study: StudyData) -> str:
     found = client.get_experiment_by_name(study.name)
     if found is None:
         own_store = not os.environ.get("MLFLOW_TRACKING_URI")
-        location = _relative(study.folder / "mlartifacts") if own_store else None
+        location = (study.folder / "mlartifacts").as_uri() if own_store else None
         # The kind makes MLflow's pages open on runs and metrics, not on traces.
         tags = {"mlflow.experimentKind": "custom_model_development", NOTE: EXPERIMENT}
         return str(client.create_experiment(study.name, artifact_location=location, tags=tags))
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
     return str(found.experiment_id)
-
-
-def _relative(folder: Path) -> str:
-    """A folder as MLflow keeps it: from here where it lies below, so that a study may be moved together with its repository."""
-    here = Path.cwd()
-    return folder.relative_to(here).as_posix() if folder.is_relative_to(here) else folder.as_uri()
 
 
 def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
