@@ -16,8 +16,8 @@ from specrig.comparing.picture import draw
 from specrig.comparing.sentences import NOTES, headline
 from specrig.comparing.tables import cells_grid, differences_grid, means_grid
 from specrig.measurement.records import write_atomically
-from specrig.reporting.attachments import inline_svg
 from specrig.reporting.grid import Entry, Grid, interval, number
+from specrig.reporting.inline_svg import inline_svg
 from specrig.reporting.style import method_name, task_name
 
 
@@ -55,7 +55,7 @@ def write_page(comparison: Comparison, out: Path) -> Path:
         lstrip_blocks=True,
     )
     with tempfile.TemporaryDirectory() as scratch:
-        picture = inline_svg(draw(comparison, Path(scratch) / "scatter.svg"))
+        picture = inline_svg(draw(comparison, Path(scratch) / "scatter.svg"), "screen", "scatter")
     page = environment.get_template("comparison.html.j2").render(
         version=version("specrig"),
         sides=[("A", comparison.a), ("B", comparison.b)],

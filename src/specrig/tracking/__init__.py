@@ -84,7 +84,7 @@ def _track(study: StudyData, report: Path | None) -> Tracked:
     counts = {"added": 0, "replaced": 0, "kept": 0}
     for entry in entries(study, report):
         _ensure(client, experiment, runs, entry, None, counts)
-    return Tracked(**counts)
+    return Tracked(counts["added"], counts["replaced"], counts["kept"])
 
 
 def _client(study_dir: Path) -> MlflowClient:
