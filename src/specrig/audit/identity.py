@@ -11,6 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specrig.measurement.records import Record
 
 DIGITS = {"float32": 23, "float16": 10, "bfloat16": 7}
@@ -18,7 +21,7 @@ DIGITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 TIE_UNITS = {"float32": 1024.0, "float16": 8.0, "bfloat16": 8.0}
 """Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one (docs/audit.md has what occurs)."""
 
-Logits = Callable[[Sequence[int]], Sequence[float]]
+Logits = Callable[[Sequence[int]], Sequence[float] | NDArray[np.float32]]
 """The target's logits after a sequence of token ids."""
 
 

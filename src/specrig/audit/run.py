@@ -147,16 +147,25 @@ class Target:
         except torch.OutOfMemoryError:
             return Native(files, threads=self.study.threads)
 
-    def scores(self, tokens: Sequence[int]) -> list[float]:
-        """The target's logits after `tokens`, in float32."""
-        found: list[float] = self.logits(tokens, 1, self.precise())[0].tolist()
-        return found
+    def scores(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The target's logits `[V]` after `tokens`, in float32."""
+        return self._scores(tuple(tokens))
 
-    def logits(self, tokens: Sequence[int], last: int, engine: Native | None = None) -> NDArray[np.float64]:
-        """`[last, V]`: the target's logits at the last positions of `tokens`, in the study's precision or the given engine's."""
+    @cache  # noqa: B019 (methods part from plain decoding in the same places)
+    def _scores(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         import torch
 
-        model = (engine or self.engine()).target
+        model = self.precise().target
+        model.start(1, len(tokens))
+        scores, _ = model.forward(torch.tensor([tokens], device=model.device), last=[len(tokens) - 1])
+        found: NDArray[np.float32] = scores[0, 0].float().cpu().numpy()
+        return found
+
+    def logits(self, tokens: Sequence[int], last: int) -> NDArray[np.float64]:
+        """`[last, V]`: the target's logits at the last positions of `tokens`, in the study's precision."""
+        import torch
+
+        model = self.engine().target
         model.start(1, len(tokens))
         scores, _ = model.forward(torch.tensor([list(tokens)], device=model.device))
         found: NDArray[np.float64] = scores[0, -last:].double().cpu().numpy()
