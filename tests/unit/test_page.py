@@ -19,13 +19,18 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this ma
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a report beside its results, as in a working folder."""
-    root = tmp_path_factory.mktemp("page")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     methods = ("ngram", "draft_model", "eagle", "medusa")
-    folder = write_study(root / "results" / "made_up", methods=methods, ks=(2, 4), tasks=("code", "translation"))
+    folder = tmp_path_factory.mktemp("page") / "results" / "made_up"
+    write_study(folder, methods=methods, ks=(2, 4), tasks=("code", "translation"))
     write_figures(folder, folder / "figures")
-    return write_report(folder, root / "reports" / "made_up" / "report.html").as_uri()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(results: Path) -> str:
+    """The address of a report beside its results, as in a working folder."""
+    return write_report(results, results.parents[1] / "reports" / "made_up" / "report.html").as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -147,14 +152,17 @@ def test_a_click_on_the_legend_switches_a_series_off_and_on(browser: Browser, pa
     assert browser.run(hidden) == []
 
 
+def first_links(browser: Browser) -> dict[str, str]:
+    """Text -> address of the links in the first row of the advice."""
+    found = browser.run(
+        "[...document.querySelector('.advice tbody tr').querySelectorAll('a')].map((a) => [a.textContent, a.href])"
+    )
+    return dict(found)
+
+
 def test_a_row_leads_to_its_record_and_its_run(browser: Browser, page: str) -> None:
     browser.open(page)
-    links = dict(
-        browser.run(
-            "[...document.querySelectorAll('.advice tbody tr')][0].querySelectorAll('a').length && "
-            "[...document.querySelector('.advice tbody tr').querySelectorAll('a')].map((a) => [a.textContent, a.href])"
-        )
-    )
+    links = first_links(browser)
     record = Path(unquote(links["record"].removeprefix("file://")))
     cell = json.loads(record.read_text().splitlines()[0])["cell"]
     assert cell["task"] == browser.run("document.querySelector('.advice tbody td').textContent")

@@ -67,7 +67,7 @@ def finished(workplace: Path) -> Study:
         environment["platform"] = f"Linux on {HOST.split('.')[0]}"
         path.write_text(json.dumps(environment))
     for path in study.root.rglob("*.jsonl"):
-        lines = [json.loads(line) | {"text": SECRET} for line in path.read_text().splitlines()]
+        lines = [json.loads(line) | {"text": SECRET, "ends": [1, 2]} for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     index = study.root / "records/native/embedded/ngram/index.json"
     content = json.loads(index.read_text())
@@ -152,6 +152,7 @@ def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: P
     ]
     texts = {record["cell"]["task"]: record["text"] for record in records}
     assert texts == {"code": SECRET, "private": ""}  # what a model wrote on embedded prompts stays
+    assert not [record for record in records if record["ends"] and not record["text"]], "nor the lengths of its words"
     assert all("patient" not in text for name, text in found.items() if "records" not in name and name != "report.html")
     assert all("library's own text" not in text and "def f()" not in text for text in found.values())
     assert not [name for name in found if re.search(r"prompts|safetensors|\.png$|\.tex$", name)]
@@ -167,9 +168,9 @@ def test_files_are_small_and_the_report_finds_its_neighbours(publication: Path) 
     assert publication.name == "synthetic-processor-demo"
     assert max(path.stat().st_size for path in publication.rglob("*") if path.is_file()) < 1 << 20
     report = (publication / "report.html").read_text()
-    links = [link for link in re.findall(r'(?:src|href)="([^"]+)"', report) if not link.startswith("#")]
-    assert len([link for link in links if link.endswith(".svg")]) >= 7 and "tables/cells.csv" in links
-    assert all((publication / link).is_file() for link in links), links
+    links = [link for link in re.findall(r'(?:src|href)="([^"]+)"', report) if not link.startswith(("#", "data:"))]
+    assert report.count("<svg") >= 5 and "tables/cells.csv" in links and "records/native/embedded/ngram/" in links
+    assert all((publication / link).exists() for link in links), links
 
 
 def test_what_was_published_follows_from_its_records(publication: Path, capsys: pytest.CaptureFixture[str]) -> None:

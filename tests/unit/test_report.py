@@ -19,11 +19,13 @@ from specrig.decoding import drafters
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
 from specrig.reporting import style
+from specrig.reporting.advised import advised
 from specrig.reporting.document import write_report
 from specrig.reporting.environment import differing, environment_rows, machine, parameters
+from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.figures import FILES, training_curves, write_figures
 from specrig.reporting.narrative import conclusion, repetition_warnings
-from specrig.reporting.samples import sources, spans
+from specrig.reporting.samples import sample, sources, spans
 from specrig.reporting.study_data import Job, read_study
 from specrig.reporting.style import method_colour, method_marker
 from specrig.reporting.summary import best_rows, speedup_summary
@@ -273,6 +275,38 @@ def test_parameters_from_headers(tmp_path: Path) -> None:
     assert parameters(tmp_path) == 17
     (tmp_path / "model.safetensors").write_bytes(b"\x01")
     assert parameters(tmp_path) is None
+
+
+def test_samples_need_no_tokenizer_where_the_record_says_what_its_tokens_made(study: Path, tmp_path: Path) -> None:
+    record = read_study(study).records[0]
+    length = len(record.run.tokens)
+    known = record.model_copy(update={"text": "ab" * length, "ends": [2 * (number + 1) for number in range(length)]})
+    shown = sample(known, tmp_path, {}).spans
+    assert shown is not None and "".join(span.text for span in shown) == known.text
+    drafted = sum(len(span.text) for span in shown if span.source == "draft") / 2
+    rounds = record.run.rounds
+    assert drafted == sum(map(min, rounds.accepted, rounds.emitted)) > 0
+    assert sample(record, tmp_path, {}).spans is None, "no tokenizer there, and an old record"
+
+
+def test_advice_is_the_fastest_method_that_may_be_advised(tmp_path: Path) -> None:
+    found = read_study(write_study(tmp_path / "s", methods=("ngram", "draft_model", "eagle"), ks=(2, 4), tasks=("code",)))
+    exhibits = Exhibits(found)
+    [best] = exhibits.advised.to_dict("records")
+    cells = exhibits.cells
+    judged = exhibits.optimal.set_index("method")["speedup"]
+    assert best["method"] == judged.idxmax() and best["value"] == judged.max() and best["low"] < best["value"] < best["high"]
+    assert best["k"] == exhibits.optimal.set_index("method")["best_k"][best["method"]]
+    for barred in ({"lossless": cells["method"] != best["method"]}, {"failed": cells["method"] == best["method"]}):
+        [other] = advised(found, cells.assign(**barred), exhibits.optimal).to_dict("records")
+        assert other["method"] == judged.drop(best["method"]).idxmax()
+    assert advised(found, cells.assign(lossless=False), exhibits.optimal).empty
+
+
+def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", methods=("ngram",), ks=(2,), tasks=("code",), prompts=2, length=24)
+    text = write_report(folder, tmp_path / "report.html").read_text()
+    assert text.count("No figure: one method: its speedups stand in the table.") == 2, "bars and heat map"
 
 
 def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None:

@@ -91,6 +91,9 @@ def test_methods_measured_together_share_the_baselines_runs_and_nothing_else(let
     together = {method: records_of(study, method) for method in ("draft_model", "ngram", "suffix")}
     baselines = [[record.baseline for record in records[:3]] for records in together.values()]
     assert baselines[0] == baselines[1] == baselines[2], "one run of the baseline serves them all, its times too"
+    for record in (record for records in together.values() for record in records):
+        assert len(record.ends or []) == len(record.run.tokens) and record.ends == sorted(record.ends or [])
+        assert (record.ends or [0])[-1] == len(record.text) > 0
     alone = load_study(yaml.safe_load(letters.read_text()) | {"study": "alone", "jobs": "method"})
     assert len(alone.grid.processes) == 3
     for method, records in together.items():

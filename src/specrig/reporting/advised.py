@@ -30,12 +30,9 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
     Columns: those of `cells`; `value`, `low`, `high` (that speedup and its 95 % interval); `rivals` (names of the methods whose
     interval reaches into the best one's); `beyond_mb` (peak memory beyond plain decoding's in the same cell, NaN if not known).
     """
+    cells = cells.assign(variant=cells["variant"].fillna(""))
     fair = cells[cells["lossless"].astype(bool) & ~cells["failed"].astype(bool) & ~disturbed(cells)]
-    fair = (
-        fair[~fair["method"].isin(list(BASELINES))]
-        .dropna(subset=["speedup"])
-        .assign(variant=lambda all: all["variant"].fillna(""))
-    )
+    fair = fair[~fair["method"].isin(list(BASELINES))].dropna(subset=["speedup"])
     chosen = {_key(row): row for row in row_dicts(optimal.assign(variant=optimal["variant"].fillna("")))}
     plain = {
         tuple(getattr(members[0].cell, name) for name in IDENTITY): max(record.baseline.peak_memory_mb for record in members)
@@ -43,29 +40,21 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
     }
     rows = []
     for _, frame in fair.groupby(SETTING, sort=False):
-        found = []
+        candidates = []
         for row in row_dicts(base_setting(frame)):
             by_k = chosen.get(_key(row))
-            if by_k is None:
-                found.append(row | {end: row[f"speedup{tail}"] for end, tail in _ENDS})
-            elif by_k["best_k"] == row["k"]:
-                sure = "speedup" if np.isfinite(by_k["speedup"]) else ""
-                source = by_k if sure else row
-                found.append(row | {end: source[f"speedup{tail}"] for end, tail in _ENDS})
-        if not found:
-            continue
-        best = max(found, key=lambda row: float(row["value"]))
-        rivals = [
-            _name(row)
-            for row in sorted(found, key=lambda row: -row["value"])
-            if row is not best and not row["high"] < best["low"]
-        ]
+            if by_k and by_k["best_k"] != row["k"]:
+                continue
+            source = by_k if by_k and np.isfinite(by_k["speedup"]) else row
+            ends = {"value": source["speedup"], "low": source["speedup_low"], "high": source["speedup_high"]}
+            candidates.append(row | ends)
+        if not candidates:
+            continue  # the cells at their best k are those that may not be advised
+        best, *others = sorted(candidates, key=lambda row: -row["value"])
+        rivals = [_name(row) for row in others if not row["high"] < best["low"]]
         memory = best["peak_memory_mb"] - (plain[tuple(best[name] for name in IDENTITY)] or np.nan)
         rows.append(best | {"rivals": rivals, "beyond_mb": memory})
     return pd.DataFrame(rows, columns=[*cells.columns, "value", "low", "high", "rivals", "beyond_mb"])
-
-
-_ENDS = (("value", ""), ("low", "_low"), ("high", "_high"))
 
 
 def advice_grid(found: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entry]]) -> Grid:
@@ -73,19 +62,17 @@ def advice_grid(found: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entr
     levels = [name for name in ("engine", "pair") if len(found[name].unique()) > 1]
     rows = []
     for row in row_dicts(found):
-        sure = row["low"] > 1
+        gains, certain, known = row["value"] > 1, row["low"] > 1, np.isfinite(row["beyond_mb"])
         more = len(row["rivals"]) - SHOWN
-        rivals = ", ".join(row["rivals"][:SHOWN]) + (f" and {more} more" if more > 0 else "")
-        memory = row["peak_memory_mb"]
         rows.append(
             [
                 *(Entry(str(row[name])) for name in levels),
                 Entry(task_name(row["task"])),
-                Entry(_name(row) if row["value"] > 1 else "none", "" if sure else "gain not certain", bold=sure),
-                Entry(str(row["k"]) if row["value"] > 1 else "–"),
+                Entry(_name(row) if gains else "none", "" if certain else "gain not certain" if gains else "", bold=certain),
+                Entry(str(row["k"]) if gains else "–"),
                 Entry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
-                Entry(f"{grid.number(row['beyond_mb'], 0)} MB", f"of {grid.number(memory, 0)}" if np.isfinite(memory) else ""),
-                Entry(rivals or "–"),
+                Entry(f"{row['beyond_mb']:,.0f} MB", f"of {grid.number(row['peak_memory_mb'], 0)}") if known else Entry("–"),
+                Entry(", ".join(row["rivals"][:SHOWN]) + (f" and {more} more" if more > 0 else "") or "–"),
                 *links(row),
             ]
         )
@@ -98,7 +85,8 @@ def advice_grid(found: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entr
         caption=(
             "The fastest lossless method, with the 95 % interval of its speedup over plain decoding; of a method with several k's, that of choosing k "
             "on other prompts. Being the best of several methods still flatters it a little. Not told apart: methods whose interval reaches into "
-            "the best one's. More memory: peak memory beyond plain decoding's in the same cell, of the whole."
+            "the best one's. None: no method was faster than plain decoding, and the speedup is that of the fastest. More memory: peak memory beyond "
+            "plain decoding's in the same cell, of the whole."
         ),
     )
 

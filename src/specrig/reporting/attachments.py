@@ -107,7 +107,7 @@ def mlflow_runs(study_dir: Path, name: str) -> str:
         except sqlite3.Error:
             return ""
         number = str(row[0]) if row else number
-    return f"http://127.0.0.1:{os.environ.get('PORT', '5000')}/#/experiments/{number}/runs?searchFilter="
+    return f"http://127.0.0.1:5000/#/experiments/{number}/runs?searchFilter="
 
 
 def _data_link(kind: str, text: str) -> str:
