@@ -70,7 +70,7 @@ def advice_grid(found: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entr
                 Entry(_name(row) if gains else "none", "" if certain else "gain not certain" if gains else "", bold=certain),
                 Entry(str(row["k"]) if gains else "–"),
                 Entry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
-                Entry(f"{row['beyond_mb']:,.0f} MB", f"of {grid.number(row['peak_memory_mb'], 0)}") if known else Entry("–"),
+                Entry(f"{round(row['beyond_mb']):,} MB", f"of {grid.number(row['peak_memory_mb'], 0)}") if known else Entry("–"),
                 Entry(", ".join(row["rivals"][:SHOWN]) + (f" and {more} more" if more > 0 else "") or "–"),
                 *links(row),
             ]

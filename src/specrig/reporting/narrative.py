@@ -7,9 +7,10 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from specrig.analysis.cells import row_dicts
 from specrig.analysis.repetition import LOOPING
 from specrig.reporting.grid import interval, number, percent
-from specrig.reporting.style import task_name
+from specrig.reporting.style import method_name, task_name
 from specrig.reporting.summary import CROSSFIT, MEAN, spoilt
 
 
@@ -75,9 +76,10 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
             f"The measured speed is {percent(kept)} of what its acceptance and bare pass costs predict (median over tasks)."
         )
     others = rows[~spoilt(rows, MEAN) & ~rows["method"].isin([top["method"], "autoregressive"])]
-    slower = others[others[f"{CROSSFIT}_high"] < 1]["method"]
+    slower = others[others[f"{CROSSFIT}_high"] < 1]
     if len(slower):
-        sentences.append(f"Surely slower than not speculating: {', '.join(slower)}.")
+        names = (method_name(row["method"], variant=row["variant"]) for row in row_dicts(slower))
+        sentences.append(f"Surely slower than not speculating: {', '.join(dict.fromkeys(names))}.")
     return sentences
 
 
