@@ -41,20 +41,20 @@ def test_counts_are_those_of_every_substring(vocabulary: int, depth: int) -> Non
 
 def test_drafts_by_hand() -> None:
     tree = grown([1, 2, 3, 1, 2, 4, 1, 2])
-    assert tree.best(1.0, 8, 0.1, branch=False) == ([4, 1], [-1, 0])  # 3 and 4 are as frequent: the later one, two tokens
-    assert tree.best(2.0, 8, 0.1, branch=False) == ([4, 1, 2], [-1, 0, 1])  # the text ends there
-    assert tree.best(2.0, 2, 0.1, branch=False) == ([4, 1], [-1, 0])
-    assert tree.best(0.5, 8, 0.1, branch=False) == ([4], [-1])
-    assert tree.best(2.0, 8, 0.6, branch=False) == ([], [])  # one half is below the least probability
-    tokens, parents = tree.best(2.0, 8, 0.1, branch=True)
+    assert tree.best(1.0, 8, 0.1, branch=False) == (1.0, [4, 1], [-1, 0])  # 3 and 4 are as frequent: the later one, two tokens
+    assert tree.best(2.0, 8, 0.1, branch=False)[1:] == ([4, 1, 2], [-1, 0, 1])  # the text ends there
+    assert tree.best(2.0, 2, 0.1, branch=False)[1:] == ([4, 1], [-1, 0])
+    assert tree.best(0.5, 8, 0.1, branch=False)[1:] == ([4], [-1])
+    assert tree.best(2.0, 8, 0.6, branch=False)[1:] == ([], [])  # one half is below the least probability
+    _, tokens, parents = tree.best(2.0, 8, 0.1, branch=True)
     assert sorted(zip(tokens, parents, strict=True)) == [(1, 0), (2, 1), (3, -1), (4, -1)]
-    assert grown([1, 2, 3]).best(1.0, 8, 0.1, branch=False) == ([], [])
+    assert grown([1, 2, 3]).best(1.0, 8, 0.1, branch=False)[1:] == ([], [])
 
 
 def test_frequent_beats_recent_and_long_beats_short() -> None:
-    assert grown([1, 5, 1, 5, 1, 6, 1]).best(1.0, 4, 0.1, branch=False)[0] == [5]
-    assert grown([9, 1, 7, 7, 1, 5, 1, 5, 9, 1]).best(1.0, 4, 0.1, branch=False)[0] == [7, 7]
+    assert grown([1, 5, 1, 5, 1, 6, 1]).best(1.0, 4, 0.1, branch=False)[1] == [5]
+    assert grown([9, 1, 7, 7, 1, 5, 1, 5, 9, 1]).best(1.0, 4, 0.1, branch=False)[1] == [7, 7]
 
 
 def test_a_loop_is_drafted_as_long_as_it_matches() -> None:
-    assert grown([3, 4] * 20).best(1.0, 8, 0.1, branch=False)[0] == [3, 4] * 4
+    assert grown([3, 4] * 20).best(1.0, 8, 0.1, branch=False)[1] == [3, 4] * 4

@@ -59,20 +59,24 @@ class SuffixHybrid(Suffix):
         # How far the draft model is asked: not at all for rows that the tree continues, nor for finished ones.
         depths = [0 if row else min(depth, self.options.draft_k) for row, depth in zip(copied, context.depths, strict=True)]
         lengths = [len(row) or depth for row, depth in zip(copied, depths, strict=True)]
-        nodes = padded(copied, max(lengths), context.sampler.device)
+        width = max(lengths)
+        # -1 stands where the draft model's tokens go: one transfer to the device for both.
+        known = [[-1] * width if depth else row for row, depth in zip(copied, depths, strict=True)]
+        nodes = padded(known, width, context.sampler.device)
         self.asked = any(depths)
         if not self.asked:
             return Draft(nodes, lengths=lengths)
         others = [not depth for depth in depths]
         drafted = self.draft.propose(Context(context.tokens, others, context.sampler, depths), max(depths))
-        rows = torch.tensor([row for row, depth in enumerate(depths) if depth], device=nodes.device)
-        m = drafted.tokens.shape[1]
-        nodes[rows, :m] = drafted.tokens[rows]
+        m, own = drafted.tokens.shape[1], nodes < 0
+        nodes = nodes.clamp(min=0)
+        nodes[:, :m] = torch.where(own[:, :m], drafted.tokens, nodes[:, :m])
         if drafted.probs is None:
             return Draft(nodes, lengths=lengths)
         # What each token was drawn from, [B, n, V]: the draft model's q, and for the tree's tokens one-hot.
-        q = torch.nn.functional.one_hot(nodes, drafted.probs.shape[-1]).to(drafted.probs.dtype)
-        q[rows, :m] = drafted.probs[rows]
+        q = torch.zeros((*nodes.shape, drafted.probs.shape[-1]), dtype=drafted.probs.dtype, device=nodes.device)
+        q.scatter_(-1, nodes.unsqueeze(-1), 1.0)
+        q[:, :m] = torch.where(own[:, :m].unsqueeze(-1), drafted.probs, q[:, :m])
         return Draft(nodes, probs=q, lengths=lengths)
 
     def observe(self, verdict: Verdict) -> None:
