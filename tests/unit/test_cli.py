@@ -16,7 +16,7 @@ def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str
     assert cli.run(["plan", "configs/test.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "study test" in shown
-    assert "6 cells in 1 jobs" in shown
+    assert "6 cells in 1 job" in shown
 
 
 def test_plan_says_how_many_prompts_tell_5_percent_apart(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

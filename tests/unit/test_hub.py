@@ -94,7 +94,7 @@ def test_a_pair_from_the_hub_is_measured_at_its_commits(hub: HubServer, specrig:
     draft = hub.add("tiny/draft", STORIES)
     Path("configs/pairs.tsv").write_text(f"{PAIR}stories\ttiny/target\ttiny/draft\t{pinned}\n")
     shown = specrig("plan", study()).stdout
-    assert "1 cells in 1 jobs" in shown and "Not pinned tiny/draft: " in shown and "tiny/target" not in shown
+    assert "1 cell in 1 job" in shown and "Not pinned tiny/draft: " in shown and "tiny/target" not in shown
     assert not hub.asked, "planning asks no hub"
 
     result = specrig(*job("draft_model"), HF_TOKEN=TOKEN)

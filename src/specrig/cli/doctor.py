@@ -189,7 +189,7 @@ def _cost(study: Study) -> Iterator[Check]:
     """Disk, memory and time of the study on this machine, from its own bandwidth and speed as they are now."""
     import psutil
 
-    from specrig.planning.estimate import hours, pair_sizes, size_text, time_text, times, training_cost
+    from specrig.planning.estimate import extent, hours, pair_sizes, size_text, time_text, training_cost
     from specrig.provenance.bandwidth import copy_gb_s
 
     sizes, cost = pair_sizes(study), training_cost(study)
@@ -221,7 +221,7 @@ def _cost(study: Study) -> Iterator[Check]:
     bandwidth = copied * 1e9 if copied else None
     trains = f"training at least {time_text(cost.flop / speed)}" if cost.named else "no training"
     measures = f"measuring about {time_text(hours(study, sizes, bandwidth)[0] * 3600)}, drafts not counted"
-    yield Check("cost", True, f"{study.study} here: {trains}, {measures}; {len(study.grid.cells)} cells{times(study)}")
+    yield Check("cost", True, f"{study.study} here: {trains}, {measures}; {extent(study)}")
 
 
 def _flop_s(device: str) -> float:

@@ -148,12 +148,14 @@ def needs(study: Study) -> str:
     where = "GPU memory" if study.uses_gpu() else "memory"
     known = "" if largest is None else f"up to {size_text(largest.memory_bytes or 0)} ({largest.pair}) of {where}"
     spent = time_text(hours(study, sizes)[0] * 3600)
-    return f"{len(study.grid.cells)} cells in {len(study.grid.processes)} jobs{times(study)} · {known or f'{where} not known'} · at most {spent} of measuring"
+    return f"{extent(study)} · {known or f'{where} not known'} · at most {spent} of measuring"
 
 
-def times(study: Study) -> str:
-    """The number of replicates as text, e.g. ` × 2`; empty for one."""
-    return f" × {study.replicates}" if study.replicates > 1 else ""
+def extent(study: Study) -> str:
+    """Cells, jobs and replicates as text, e.g. `6 cells in 1 job × 2`."""
+    cells, jobs = len(study.grid.cells), len(study.grid.processes)
+    again = f" × {study.replicates}" if study.replicates > 1 else ""
+    return f"{cells} cell{'s' if cells != 1 else ''} in {jobs} job{'s' if jobs != 1 else ''}{again}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specrig.models.facts import Shape
-from specrig.planning.estimate import PROMPT_TOKENS, size_text, times
+from specrig.planning.estimate import PROMPT_TOKENS, extent, size_text
 from specrig.planning.plan import Plan
 
 COLUMNS = {"k": "k", "task": "tasks", "temperature": "T", "batch_size": "batch", "variant": "variants"}
@@ -53,9 +53,7 @@ def _jobs(plan: Plan) -> Table:
     table.add_column("cells", justify="right")
     for job in plan.jobs:
         table.add_row(" / ".join(job.name), *map(_values, job.values.values()), str(job.cells))
-    total, processes = sum(job.cells for job in plan.jobs), len(study.grid.processes)
-    jobs = f"{processes} job{'s' if processes > 1 else ''}{times(study)}"
-    table.caption = f"{total} cells in {jobs} · {study.prompts} prompts a task · trains {plan.trains}"
+    table.caption = f"{extent(study)} · {study.prompts} prompts a task · trains {plan.trains}"
     return table
 
 
