@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
-from urllib.request import urlopen
 
 import pytest
 from browser import CHROMIUM, Browser
@@ -21,7 +14,6 @@ from synthetic import write_study
 
 from specrig.reporting.document import write_report
 from specrig.reporting.figures import write_figures
-from specrig.tracking import track, tracking_uri
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
 
@@ -176,49 +168,6 @@ def test_a_row_leads_to_its_record_and_its_run(browser: Browser, page: str) -> N
     assert cell["task"] == browser.run("document.querySelector('.advice tbody td').textContent")
     name = "/".join([cell["engine"], cell["pair"], cell["method"], record.stem])
     assert unquote(links["run"]).endswith(f"/runs?searchFilter=tags.cell = '{name}'")
-
-
-def test_the_link_of_a_row_opens_its_run_in_mlflow(
-    browser: Browser, page: str, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The page was written before its study was tracked, as in the workflow."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert track(results).error == ""
-    browser.open(page)
-    links = first_links(browser)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "ui", "--port", str(port), "--workers", "1", "--backend-store-uri"]
-    with (tmp_path / "said").open("w") as said:
-        server = subprocess.Popen([*command, tracking_uri(results)], stdout=said, stderr=said, start_new_session=True)
-    try:
-        until(lambda: answers(f"http://127.0.0.1:{port}/health"))
-        browser.open(links["run"].replace(":5000", f":{port}"))
-        record = Path(unquote(links["record"]))
-        name = f"{record.parent.name} {record.stem}"
-        until(lambda: name in browser.run("document.body.innerText"))
-        others = [path.stem for path in record.parent.glob("*.jsonl") if path.stem != record.stem]
-        text = browser.run("document.body.innerText")
-        assert others and not any(f"{record.parent.name} {other}" in text for other in others), "the search finds this run alone"
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(60)
-
-
-def until(true: Callable[[], bool], seconds: float = 180) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.3)
-
-
-def answers(address: str) -> bool:
-    try:
-        with urlopen(address, timeout=5) as found:
-            return bool(found.status == 200)
-    except OSError:
-        return False
 
 
 def test_a_link_unfolds_its_section(browser: Browser, page: str) -> None:
