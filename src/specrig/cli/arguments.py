@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
+from pydantic_core import to_json
 
 if TYPE_CHECKING:
     from specrig.study.study import Study
@@ -35,23 +31,8 @@ PairName = Annotated[str, typer.Option(help="Row of pairs.tsv")]
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON on standard output: dataclasses and models as objects, paths as text, NaN as null."""
-    typer.echo(json.dumps(_plain(value), ensure_ascii=False, indent=1))
-
-
-def _plain(value: Any) -> Any:
-    """The value in what JSON has."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json")
-    elif is_dataclass(value):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
+    """Print a value as JSON on standard output: dataclasses and models as objects, paths as text, NaN as null, numpy's numbers as numbers."""
+    typer.echo(to_json(value, indent=1, inf_nan_mode="null", fallback=lambda number: number.item()).decode())
 
 
 def load(file: Path) -> Study:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from specrig.cli.arguments import Json, print_json
 
 WHERE = "results/<study>, a published study, or a study's config"
 
@@ -15,7 +16,7 @@ WHERE = "results/<study>, a published study, or a study's config"
 def compare(
     a: Annotated[Path, typer.Argument(help=f"The first study: {WHERE}")],
     b: Annotated[Path, typer.Argument(help="The second study, likewise")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON")] = False,
+    as_json: Json = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page to this file")] = None,
 ) -> None:
     """Say which cells of two studies differ beyond chance, by how much, and what else differs that could explain it."""
@@ -27,7 +28,7 @@ def compare(
     with opened(a) as first, opened(b) as second:
         comparison = Comparison(Side(str(a), first), Side(str(b), second))
         if as_json:
-            typer.echo(json.dumps(as_values(comparison), indent=1, ensure_ascii=False))
+            print_json(as_values(comparison))
         if html is not None:
             typer.echo(write_page(comparison, html), err=as_json)
         if not as_json and html is None:

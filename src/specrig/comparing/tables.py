@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -117,9 +116,9 @@ def cells_grid(comparison: Comparison, rows: Sequence[Row]) -> Grid:
 
 
 def as_values(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as plain values; what is not known is null."""
+    """The comparison as values; what is not known is NaN or None."""
     (ours, of_ours), (theirs, of_theirs) = comparison.contained
-    found = {
+    return {
         **{
             name: {"where": side.where, "description": side.description, "environment": side.environment}
             for name, side in _sides(comparison)
@@ -151,8 +150,6 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
         "only_a": comparison.only[0],
         "only_b": comparison.only[1],
     }
-    known: dict[str, Any] = _known(found)
-    return known
 
 
 def _row_values(row: Row) -> dict[str, Any]:
@@ -221,14 +218,3 @@ def _whose(difference: Difference, jobs: set[tuple[str, str, str]]) -> str:
     if difference.jobs == {key for key in jobs if key[1] in pairs}:
         return f"all of {', '.join(pairs)}"
     return ", ".join(method_order(key[2] for key in difference.jobs))
-
-
-def _known(value: Any) -> Any:
-    """`value` as JSON holds it: null for NaN, plain numbers for numpy's."""
-    if isinstance(value, Mapping):
-        return {str(key): _known(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_known(inner) for inner in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
