@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specrig.analysis.cells import IDENTITY, row_dicts
+from specrig.analysis.cells import Identity, identity, row_dicts, row_identity
 from specrig.analysis.changes import CellChange, Change, Changes, MeanChange, changes
 from specrig.analysis.disturbance import disturbed
 from specrig.audit.family import failures
@@ -119,7 +119,7 @@ class Comparison:
         tables = [_by_identity(side.study.table) for side in (self.a, self.b)]
         rows = []
         for change, faster, longer in zip(self.changes.cells, speed, length, strict=True):
-            a, b = (table[tuple(getattr(change.cell, name) for name in IDENTITY)] for table in tables)
+            a, b = (table[identity(change.cell)] for table in tables)
             marked = (bool(a["_disturbed"]), bool(b["_disturbed"]))
             why = self._explained(change, faster, longer, marked) if faster or longer else ""
             rows.append(Row(change, a, b, faster, longer, marked, why))
@@ -176,9 +176,9 @@ def _contained(sides: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[
     return sum(one["speedup_low"] <= other["speedup"] <= one["speedup_high"] for one, other in known), len(known)
 
 
-def _by_identity(table: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
+def _by_identity(table: pd.DataFrame) -> dict[Identity, dict[str, Any]]:
     frame = table.assign(_disturbed=disturbed(table), variant=table["variant"].fillna(""))
-    return {tuple(row[name] for name in IDENTITY): row for row in row_dicts(frame)}
+    return {row_identity(row): row for row in row_dicts(frame)}
 
 
 def _spread(study: StudyData) -> str:

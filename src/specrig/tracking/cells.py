@@ -21,15 +21,16 @@ from specrig.tracking.entry import NOTE, Entry, digests, setting_names, surround
 
 def cell_entries(study: StudyData) -> dict[Identity, Entry]:
     """What identifies a cell -> its run. Raises RecordError for an unreadable record."""
-    condemned = _condemned(study)
-    return {key: entry for job in study.jobs for key, entry in _of_job(study, job, condemned)}
+    condemned, rows = _condemned(study), {row_identity(row): row for row in row_dicts(study.table)}
+    return {key: entry for job in study.jobs for key, entry in _of_job(study, job, rows, condemned)}
 
 
-def _of_job(study: StudyData, job: Job, condemned: set[Identity]) -> Iterator[tuple[Identity, Entry]]:
+def _of_job(
+    study: StudyData, job: Job, rows: dict[Identity, dict[str, Any]], condemned: set[Identity]
+) -> Iterator[tuple[Identity, Entry]]:
     again = [other for other in study.jobs if other.key == job.key]
     if job is not again[0]:
         return  # its cells are entered once, with the records of all replicates
-    rows = {row_identity(row): row for row in row_dicts(study.table)}
     for slug in dict.fromkeys(slug for each in again for slug in each.files):
         # `study.cells` has parsed every file already: found by its name, not read again.
         records = study.cells.get("/".join((*job.key, slug)))
@@ -68,7 +69,7 @@ def _entry(study: StudyData, job: Job, paths: list[Path], records: list[Record],
             **{name: getattr(cell, name) for name in IDENTITY},
             **{f"option.{name}": value for name, value in cell.options.items()},
             **settings,
-            **digests({"models": {name: model for name, model in _models(job).items() if name in ("target", "draft")}}),
+            **digests(job.environment, "target", "draft"),
         },
         metrics={
             name: float(value)
@@ -90,10 +91,6 @@ def _name(cell: Cell) -> str:
     """As a person would name it: `draft_model, k = 4, code, T = 1, batch 8`."""
     parts = [method_name(cell.method, variant=cell.variant), f"k = {cell.k}" if cell.k else "", task_name(cell.task)]
     return ", ".join(filter(None, [*parts, *setting_names(cell.temperature, cell.batch_size)]))
-
-
-def _models(job: Job) -> dict[str, Any]:
-    return job.environment.get("models") or {}
 
 
 def _note(row: dict[str, Any], environment: dict[str, Any], *, failed: bool) -> str:

@@ -56,10 +56,14 @@ def surroundings(environment: dict[str, Any]) -> dict[str, str]:
     return tags | ({"mlflow.source.git.commit": str(commit)} if commit else {})
 
 
-def digests(environment: dict[str, Any]) -> dict[str, str]:
-    """Params that name the models by their digests."""
+def digests(environment: dict[str, Any], *wanted: str) -> dict[str, str]:
+    """Params that name the models by their digests; wanted: these parts of the pair alone, none for all."""
     models = environment.get("models") or {}
-    return {f"{name}_sha256": str(model["sha256"]) for name, model in models.items() if model.get("sha256")}
+    return {
+        f"{name}_sha256": str(model["sha256"])
+        for name, model in models.items()
+        if model.get("sha256") and (not wanted or name in wanted)
+    }
 
 
 def setting_names(temperature: float, batch_size: int) -> list[str]:
