@@ -5,12 +5,11 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 SIGNS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "·"}
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 HUB_TIMEOUT_S = 3.0
-PRODUCT = 2048
-"""Width of the square matrices whose product is timed."""
-PRODUCTS = 5
 RESULTS_BYTES = 1e9
 """Room for records, tables, figures and MLflow's files of a small study, besides its models."""
 
@@ -190,7 +186,7 @@ def _cost(study: Study) -> Iterator[Check]:
     import psutil
 
     from specrig.planning.estimate import extent, hours, pair_sizes, size_text, time_text, training_cost
-    from specrig.provenance.bandwidth import copy_gb_s
+    from specrig.provenance.disturbance import probe
 
     sizes, cost = pair_sizes(study), training_cost(study)
     folder = next(path for path in (study.root, *study.root.absolute().parents) if path.exists())
@@ -210,32 +206,11 @@ def _cost(study: Study) -> Iterator[Check]:
         yield Check(
             "memory", available > most, f"{size_text(available)} available, {study.study} wants up to {size_text(most)}", fix
         )
-    copied, speed = copy_gb_s(device), _flop_s(device)
-    yield Check(
-        "speed",
-        True,
-        f"copies {copied:.0f} GB/s, a float32 matrix product {speed / 1e9:,.0f} GFLOP/s"
-        if copied
-        else f"a float32 matrix product {speed / 1e9:,.0f} GFLOP/s",
-    )
+    now = probe(device)
+    copied, speed = now["copy_gb_s"], now["product_gflop_s"] * 1e9
+    product = f"a float32 matrix product {now['product_gflop_s']:,.0f} GFLOP/s"
+    yield Check("speed", True, f"copies {copied:.0f} GB/s, {product}" if copied else product)
     bandwidth = copied * 1e9 if copied else None
     trains = f"training at least {time_text(cost.flop / speed)}" if cost.named else "no training"
     measures = f"measuring about {time_text(hours(study, sizes, bandwidth)[0] * 3600)}, drafts not counted"
     yield Check("cost", True, f"{study.study} here: {trains}, {measures}; {extent(study)}")
-
-
-def _flop_s(device: str) -> float:
-    """Operations a second of a float32 matrix product; the fastest of a few counts."""
-    import torch
-
-    from specrig.provenance.bandwidth import wait
-
-    x: Any = torch.ones(PRODUCT, PRODUCT, device=device)
-    seconds = []
-    for _ in range(PRODUCTS):
-        wait(device)
-        began = time.perf_counter()
-        x @ x
-        wait(device)
-        seconds.append(time.perf_counter() - began)
-    return 2 * PRODUCT**3 / min(seconds)
