@@ -148,6 +148,7 @@ BY_TEXT: list[tuple[str, dict[str, Any]]] = [
     ("suffix", {"tree": True, "max_spec_factor": 2.0}),
     ("suffix_hybrid", {"least": 1.0}),
     ("rest", {"nodes": 8}),
+    ("suffix_blend", {}),
     ("hydra", {"tree": (3, 2)}),
     ("layer_skip", {"skip": (1,)}),
 ]

@@ -34,6 +34,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("suffix_hybrid", {"least": 0.5, "draft_k": 3}),
     ("token_recycling", {"nodes": 4, "top_k": 3}),
     ("rest", {"nodes": 4, "shortest": 1}),
+    ("suffix_blend", {"nodes": 4, "lengths": 1, "min_token_prob": 0.0}),
     ("hydra", {"nodes": 5}),
     ("hydra", {"tree": (1,)}),
     ("layer_skip", {"skip": (0, 2), "acceptance": "block"}),

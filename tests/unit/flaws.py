@@ -46,6 +46,7 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "layer_skip": ("layer_skip", 4, {}),
     "hydra": ("hydra", 4, {"nodes": 12}),
     "rest": ("rest", 2, {"nodes": 12, "longest": 2, "shortest": 1}),
+    "suffix_blend": ("suffix_blend", 4, {"nodes": 12}),
 }
 """Label -> method, k and options: those of the default study, and the variants that it leaves out."""
 
@@ -60,7 +61,7 @@ def cell(label: str, temperature: float = 1.0) -> Cell:
 DRAWN_CHAINS = ("draft_model", "adaptive_k", "eagle", "eagle3", "medusa_draft", "layer_skip")
 DRAWN_TREES = ("tree", "medusa", "medusa_draft, tree", "eagle2", "eagle3, tree", "hydra")
 COPIED_CHAINS = ("ngram", "suffix")
-COPIED_TREES = ("suffix, tree", "lookahead", "token_recycling", "rest")
+COPIED_TREES = ("suffix, tree", "lookahead", "token_recycling", "rest", "suffix_blend")
 BLOCKS = ("draft_model, block", "ngram, block")
 CHAINS, TREES = DRAWN_CHAINS + COPIED_CHAINS, DRAWN_TREES + COPIED_TREES
 DRAWN = (*DRAWN_CHAINS, "draft_model, block", *DRAWN_TREES)

@@ -110,12 +110,11 @@ class Teacher:
 
 
 def load(folder: Path, where: torch.device, *, learns: bool = False) -> Teacher:
-    """The model of a folder: in float32 on a CPU and where its weights are to learn, else in the precision it is stored in.
+    """The model of a folder, in the precision it is stored in; in float32 where its weights are to learn.
 
     Raises TrainingError for a folder that transformers cannot load, that names no end token, or whose model cannot teach.
     """
-    kind: Any = torch.float32 if learns or where.type == "cpu" else "auto"
-    return Teacher(read_model(folder, kind), end_tokens(folder), where)
+    return Teacher(read_model(folder, torch.float32 if learns else "auto"), end_tokens(folder), where)
 
 
 def read_model(folder: Path, dtype: Any) -> Any:

@@ -113,6 +113,13 @@ class SuffixTree:
                 child.after = end
             self.matches = longer
 
+    def followers(self, node: Node) -> list[tuple[int, Node]]:
+        """The tokens that followed a substring, each with the substring that it makes longer."""
+        if node.children is not None:
+            return list(node.children.items())
+        # It occurred once: what followed stands in the text.
+        return [(self.text[node.after], Node(node.after + 1))] if node.after < len(self.text) else []
+
     def draft(self, start: Node, nodes: int, depth: int, least: float, *, branch: bool) -> tuple[float, list[int], list[int]]:
         """The most probable continuations of `start`, see `likeliest`; among equals the later one. least: the lowest probability.
 
@@ -120,13 +127,9 @@ class SuffixTree:
         """
 
         def children(node: Node) -> Iterable[Child[Node]]:
-            if node.children is None:
-                if node.after < len(self.text):
-                    yield 1.0, -node.after, self.text[node.after], Node(node.after + 1)
-                return
-            found = list(node.children.items())
+            found = self.followers(node)
             total = sum(child.count for _, child in found)
-            if not branch:
+            if found and not branch:
                 found = [max(found, key=lambda item: (item[1].count, item[1].after))]
             for token, child in found:
                 yield child.count / total, -child.after, token, child
