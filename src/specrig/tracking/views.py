@@ -6,8 +6,6 @@ import json
 
 TAG = "mlflow.sharedViewState."
 """What MLflow's pages call the tag of a saved view, up to the view's id. Other versions of MLflow ignore what they cannot read."""
-NAME_WIDTH = 260
-"""Pixels for the names of runs, which MLflow cuts at 150."""
 MEASURED = ("metrics.`speedup`", "metrics.`speedup_low`", "metrics.`speedup_high`", "metrics.`acceptance_length`")
 FASTEST = "metrics.`speedup`"
 
@@ -35,6 +33,5 @@ def _view(key: str, place: int, name: str, kind: str, order: str, columns: list[
         "orderByAsc": False,
         "selectedColumns": columns,
         "columnOrder": columns,
-        "columnWidths": {"attributes.`Run Name`": NAME_WIDTH},
     }
     return TAG + key, json.dumps({"name": name, "createdAt": place, "updatedAt": place, "state": json.dumps(state)})
