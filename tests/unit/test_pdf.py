@@ -15,9 +15,11 @@ from synthetic import write_study
 from specrig.decoding.drafters import registry
 from specrig.reporting import citations
 from specrig.reporting.exhibits import Exhibits
+from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.latex import escape, latex
-from specrig.reporting.outline import outline
+from specrig.reporting.outline import Outline, Section, outline
 from specrig.reporting.panels import COLUMN, PAGE
+from specrig.reporting.pdf import as_data
 from specrig.reporting.reports import write_reports
 from specrig.reporting.study_data import read_study
 
@@ -123,6 +125,13 @@ def test_html_pdf_and_tex_show_the_same_tables(study: Path, written: Path) -> No
     assert any(grid is shown for grid in outline(exhibits, ()).tables())
     page = (written / "report.html").read_text()
     assert all(entry.text in page for row in shown.rows for entry in row)
+
+
+def test_a_heading_breaks_only_where_it_is_wider_than_its_column() -> None:
+    shares = Grid(["position 8", "tokens a second"], [[Entry("89 %", "(4 %)"), Entry("1.5")]])
+    contents = Outline("", [], [], [Section("", [shares])], {})
+    [table] = as_data(contents, {})["sections"][0]["items"]
+    assert [column["name"] for column in table["columns"]] == ["position 8", "tokens a\nsecond"]
 
 
 def test_no_template_has_a_number_of_its_own() -> None:

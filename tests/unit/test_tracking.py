@@ -14,8 +14,10 @@ from synthetic import write_job, write_study
 
 from specrig import tracking
 from specrig.cell import Cell
+from specrig.measurement.records import Probe, read_records, write_records
 from specrig.reporting.tables import write_tables
 from specrig.tracking import MARKER, Tracked, track, tracking_uri
+from specrig.tracking.views import TAG
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +101,65 @@ def test_a_method_that_ran_at_several_k_is_a_line_over_k(study: Path) -> None:
     assert method.data.params["best_k"] == str(best.step)
     assert method.data.metrics["speedup"] == method.data.metrics["speedup/code"] == pytest.approx(best.value)
     assert 1 <= method.data.metrics["acceptance_length"] <= 5
+
+
+def test_the_saved_views_list_runs_with_what_their_columns_show(study: Path) -> None:
+    track(study)
+    client = MlflowClient(tracking_uri(study))
+    experiment = client.get_experiment_by_name("tracked")
+    views = {name.removeprefix(TAG): json.loads(value) for name, value in experiment.tags.items() if name.startswith(TAG)}
+    found = {}
+    for key, view in views.items():
+        state = json.loads(view["state"])
+        found[key] = client.search_runs(
+            [experiment.experiment_id], state["searchFilter"], order_by=[f"{state['orderByKey']} DESC"]
+        )
+        for run in found[key]:
+            shown = {f"metrics.`{name}`" for name in run.data.metrics} | {f"params.`{name}`" for name in run.data.params}
+            assert set(state["selectedColumns"]) - {"attributes.`Dataset`"} <= shown
+    assert {key: [run.data.tags["cell"] for run in listed] for key, listed in found.items()} == {
+        "methods": [METHOD],
+        "cells": sorted(CELLS, key=lambda cell: -runs(study)[cell][0].data.metrics["speedup"]),
+        "report": ["native/embedded"],
+    }
+    assert "&viewStateShareKey=methods" in Path(__file__, "../../../Makefile").resolve().read_text(), "`make ui` leads to it"
+
+    mine = json.dumps({"name": "mine"})
+    client.set_experiment_tag(experiment.experiment_id, TAG + "methods", mine)
+    client.delete_experiment_tag(experiment.experiment_id, TAG + "cells")
+    track(study)
+    tags = client.get_experiment(experiment.experiment_id).tags
+    assert tags[TAG + "methods"] == mine, "a view that a person changed stays"
+    assert TAG + "cells" in tags
+
+
+def test_runs_name_the_prompts_and_have_the_times_of_measuring(study: Path) -> None:
+    for minute, path in enumerate(sorted(study.rglob("*-k*.jsonl"))):
+        before, after = (Probe(when=f"2026-01-01T10:{2 * minute + late:02}:00+00:00") for late in (0, 1))
+        write_records(path, [record.model_copy(update={"before": before, "after": after}) for record in read_records(path)])
+    track(study)
+    ten = 1767261600000  # 2026-01-01T10:00 UTC in milliseconds
+    minutes = {
+        key: tuple((time - ten) / 60_000 for time in (run.info.start_time, run.info.end_time))
+        for key, [run] in runs(study).items()
+    }
+    assert minutes == {CELLS[0]: (0, 1), CELLS[1]: (2, 3), METHOD: (0, 3), "native/embedded": (0, 3)}
+
+    first = {}
+    for key in (METHOD, *CELLS):
+        [given] = runs(study)[key][0].inputs.dataset_inputs
+        assert (given.dataset.name, given.dataset.profile) == ("code", '{"num_rows": 3}')
+        first[key] = given.dataset.digest
+    assert len(set(first.values())) == 1, "cells on the same prompts have the same dataset"
+    (study / "prompts").mkdir()
+    (study / "prompts" / "code.jsonl").write_text('{"id": "code-0", "prompt": "another text"}')
+    for key in CELLS:
+        client = MlflowClient(tracking_uri(study))
+        client.set_terminated(runs(study)[key][0].info.run_id, status="FAILED")
+    track(study)
+    assert all(runs(study)[key][0].inputs.dataset_inputs[0].dataset.digest != first[key] for key in CELLS)
+    store = (study / "mlflow.db").read_bytes()
+    assert b"another text" not in store, "texts of prompts stay where they are"
 
 
 def test_what_the_audit_said_stands_in_the_runs(study: Path) -> None:

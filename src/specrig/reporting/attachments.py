@@ -107,7 +107,8 @@ def mlflow_runs(study_dir: Path, name: str) -> str:
         except sqlite3.Error:
             return ""
         number = str(row[0]) if row else number
-    return f"http://127.0.0.1:5000/#/experiments/{number}/runs?searchFilter="
+    # Without a workflow MLflow 3 shows the pages of its default one, which are about traces.
+    return f"http://127.0.0.1:5000/#/experiments/{number}/runs?workflowType=machine_learning&searchFilter="
 
 
 def _data_link(kind: str, text: str) -> str:

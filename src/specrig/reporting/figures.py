@@ -191,13 +191,13 @@ def _save(figure: Figure, stem: Path, caption: str, *, picture: bool) -> list[Pa
 def _save_pdf(figure: Figure, path: Path, sheet: Sheet, caption: str) -> None:
     """Save a figure as wide as its sheet and as high as what is drawn; what reaches beyond is scaled into the sheet."""
     try:
-        figure.canvas.draw()
+        figure.draw_without_rendering()
         drawn = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]  # Agg's canvas has one
         width = sheet.width or figure.get_figwidth()
         beyond = drawn.width + 2 * MARGIN - width
         if beyond > 0:
             figure.set_figwidth(figure.get_figwidth() - beyond)
-            figure.canvas.draw()
+            figure.draw_without_rendering()
             drawn = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
         left = (drawn.x0 + drawn.x1 - width) / 2
         page = Bbox([[left, drawn.y0 - MARGIN], [left + width, drawn.y1 + MARGIN]])

@@ -103,7 +103,7 @@ def _table(grid: Grid) -> dict[str, Any]:
 
 def _heading(name: str, entries: list[dict[str, Any]]) -> list[str]:
     """A column's name in lines that are not much wider than its entries."""
-    width = max((len(entry["text"]) + len(entry["note"]) for entry in entries), default=len(name))
+    width = max((len(f"{entry['text']} {entry['note']}".strip()) for entry in entries), default=len(name))
     return textwrap.wrap(name, max(width, 8), break_long_words=False)
 
 

@@ -8,6 +8,7 @@ other run of the same cell is replaced. Tracking may fail; measurements do not d
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -23,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from specrig.measurement.records import replicate_of, write_atomically
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.tracking.entries import EXPERIMENT, entries
-from specrig.tracking.entry import NOTE, Entry
+from specrig.tracking.entry import NOTE, Entry, Prompts
+from specrig.tracking.views import saved_views
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import DatasetInput, Run
 
 MARKER = "tracking-failed.txt"
 """The name of the file that a failure leaves in the study's folder. It says why tracking failed and how to repeat it."""
@@ -113,15 +115,18 @@ def _try_store(path: Path) -> None:
 
 
 def _experiment(client: MlflowClient, study: StudyData) -> str:
+    # A kind for versions of MLflow whose pages choose by it what an experiment opens on; for others the views.
+    tags = {"mlflow.experimentKind": "custom_model_development", NOTE: EXPERIMENT, **saved_views()}
     found = client.get_experiment_by_name(study.name)
     if found is None:
         own_store = not os.environ.get("MLFLOW_TRACKING_URI")
         location = (study.folder / "mlartifacts").as_uri() if own_store else None
-        # The kind makes MLflow's pages open on runs and metrics, not on traces.
-        tags = {"mlflow.experimentKind": "custom_model_development", NOTE: EXPERIMENT}
         return str(client.create_experiment(study.name, artifact_location=location, tags=tags))
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
+    for name, value in tags.items():
+        if name not in found.tags:  # what a person changed stays
+            client.set_experiment_tag(found.experiment_id, name, value)
     return str(found.experiment_id)
 
 
@@ -154,7 +159,8 @@ def _ensure(
         own = current[0].info.run_id
     else:
         tags = {"cell": entry.key} | ({"mlflow.parentRunId": parent} if parent else {})
-        own = client.create_run(experiment, run_name=entry.name, tags=tags).info.run_id
+        begin = entry.measured[0] if entry.measured else None  # None: now
+        own = client.create_run(experiment, run_name=entry.name, tags=tags, start_time=begin).info.run_id
     for child in entry.children:
         _ensure(client, experiment, runs, child, own, counts)
     if not current:  # last, so that a run says FINISHED only when those below it are in
@@ -180,6 +186,8 @@ def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
         client.log_batch(run, params=part)
     for part in _chunks(tags, 100):
         client.log_batch(run, tags=part)
+    if entry.prompts:
+        client.log_inputs(run, datasets=[_dataset(prompts) for prompts in entry.prompts])
     for path in entry.artifacts:
         name = path.parent.name
         folder = (
@@ -187,7 +195,15 @@ def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
         )  # a replicate's records have the first one's names
         client.log_artifact(run, str(path), artifact_path=folder)
     client.set_tag(run, "record_sha", entry.content)
-    client.set_terminated(run, status="FINISHED")
+    client.set_terminated(run, status="FINISHED", end_time=entry.measured[1] if entry.measured else None)
+
+
+def _dataset(prompts: Prompts) -> DatasetInput:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    profile = json.dumps({"num_rows": prompts.count})
+    dataset = Dataset(prompts.task, prompts.digest, "specrig", prompts.source, profile=profile)
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", "evaluation")])
 
 
 def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:

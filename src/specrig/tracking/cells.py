@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from specrig.reporting import grid
 from specrig.reporting.study_data import Job, StudyData, file_sha256
 from specrig.reporting.style import method_name, task_name
 from specrig.reporting.summary import audit_failures
-from specrig.tracking.entry import NOTE, Entry, digests, setting_names, surroundings
+from specrig.tracking.entry import NOTE, Entry, Prompts, digests, measured, setting_names, surroundings
 
 
 def cell_entries(study: StudyData) -> dict[Identity, Entry]:
@@ -61,7 +62,7 @@ def _entry(study: StudyData, job: Job, paths: list[Path], records: list[Record],
             "lossless": str(row["lossless"]).lower(),
             "audit": "failed" if failed else "",
             "digest": records[0].digest,
-            NOTE: _note(row, job.environment, failed=failed),
+            NOTE: _note(row, failed=failed),
             **{name: str(getattr(cell, name)) for name in IDENTITY},
             **surroundings(job.environment),
         },
@@ -84,7 +85,17 @@ def _entry(study: StudyData, job: Job, paths: list[Path], records: list[Record],
             "prompt/ttft_ms": [(step, 1000 * record.run.ttft_s) for step, record in enumerate(records)],
         },
         artifacts=paths,
+        measured=measured(records),
+        prompts=[_prompts(study, cell.task, records)],
     )
+
+
+def _prompts(study: StudyData, task: str, records: list[Record]) -> Prompts:
+    row = {name: value for name, value in study.config.get("rows", {}).get("tasks", {}).get(task, {}).items() if value}
+    ids = sorted({record.prompt_id for record in records})
+    file = study.folder / "prompts" / f"{task}.jsonl"
+    chosen = digest([row, ids, file_sha256(file) if file.is_file() else ""])
+    return Prompts(task, chosen, json.dumps(row or {"task": task}), len(ids))
 
 
 def _name(cell: Cell) -> str:
@@ -93,10 +104,7 @@ def _name(cell: Cell) -> str:
     return ", ".join(filter(None, [*parts, *setting_names(cell.temperature, cell.batch_size)]))
 
 
-def _note(row: dict[str, Any], environment: dict[str, Any], *, failed: bool) -> str:
+def _note(row: dict[str, Any], *, failed: bool) -> str:
     speedup = f"{grid.number(row['speedup'])} {grid.interval(row['speedup_low'], row['speedup_high'])}".strip()
-    text = (
-        f"Speedup **{speedup}** over plain decoding; {grid.number(row['acceptance_length'])} tokens a target pass; {row['prompts']} prompts. "
-        f"Measuring began {environment.get('captured', 'at a time not recorded')}; the times above are those of entering the run."
-    )
+    text = f"Speedup **{speedup}** over plain decoding; {grid.number(row['acceptance_length'])} tokens a target pass; {row['prompts']} prompts."
     return f"**The audit failed this method: its output is not the target's own.** {text}" if failed else text

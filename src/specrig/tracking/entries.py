@@ -13,11 +13,11 @@ from specrig.cell import digest
 from specrig.reporting.figures import training_curves
 from specrig.reporting.study_data import Job, StudyData, file_sha256
 from specrig.tracking.cells import cell_entries
-from specrig.tracking.entry import NOTE, Entry, digests, surroundings
+from specrig.tracking.entry import NOTE, Entry, digests, span, surroundings
 from specrig.tracking.methods import method_entries
 
 EXPERIMENT = """\
-A run a method (with its temperature, batch size and options): `speedup` is the geometric mean over tasks at its best k, `speedup/<task>` \
+Views (above) lists what there is: methods, cells, and the run with tables, figures and the report. A run a method (with its temperature, batch size and options): `speedup` is the geometric mean over tasks at its best k, `speedup/<task>` \
 that of a task, `by_k/…` a sweep with k as the step. Select runs and Compare, or open the charts. Below each is a run a cell. The run of a \
 pair holds tables, figures and the report.
 
@@ -25,8 +25,8 @@ Search: methods `tags.kind = 'method'`; cells of a task `tags.kind = 'cell' and 
 `tags.audit = 'failed'`; trainings `tags.kind = 'training'`; one model's runs `params.target_sha256 LIKE 'c159%'`.
 
 Units: speedup in times plain decoding (95 % interval: `_low`, `_high`), acceptance_length in tokens a target pass, acceptance_rate and \
-alpha as shares of 1, times and memory as their names say. MLflow's times are those of entering the runs; tag `measured` is when \
-measuring began."""
+alpha as shares of 1, times and memory as their names say. Created and Duration are those of measuring; methods are measured in \
+turns, so that their times overlap."""
 
 
 def entries(study: StudyData, report: Path | None) -> Iterator[Entry]:
@@ -91,4 +91,5 @@ def _pair_entry(
         params={"engine": engine, "pair": pair, **digests(environment)},
         artifacts=artifacts,
         children=trainings,
+        measured=span(cells),
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from specrig.cell import digest
+from specrig.measurement.records import Record
 from specrig.reporting.environment import flatten
 
 NOTE = "mlflow.note.content"
@@ -23,12 +26,26 @@ SURROUNDINGS = {
 """Tag -> what it holds of the environment. The whole of it is an artifact of the methods' runs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of a task, as MLflow lists them among datasets: what they are, never their texts.
+
+    source: the task's row in the table of tasks, as JSON. digest: changes with that row, the chosen prompts and the file they are in.
+    """
+
+    task: str
+    digest: str
+    source: str
+    count: int
+
+
 @dataclass(slots=True)
 class Entry:
     """The content of one run in MLflow.
 
     key: the run's tag `cell`. name: shown in the list of runs. sha: of the files and runs that it is made from. children: runs below it.
-    series: metric -> its (step, value) pairs, where a step is a prompt, a k or a second of training.
+    series: metric -> its (step, value) pairs, where a step is a prompt, a k or a second of training. measured: when measuring began and
+    ended, in milliseconds since 1970; None where the records do not say. prompts: what was measured on.
     """
 
     key: str
@@ -40,11 +57,26 @@ class Entry:
     series: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     artifacts: list[Path] = field(default_factory=list)
     children: list[Entry] = field(default_factory=list)
+    measured: tuple[int, int] | None = None
+    prompts: list[Prompts] = field(default_factory=list)
 
     @property
     def content(self) -> str:
         """The run's tag `record_sha`, which changes with what the run shows: the same records may be judged otherwise beside others."""
         return digest([self.sha, repr(sorted(self.metrics.items()))])
+
+
+def measured(records: Iterable[Record]) -> tuple[int, int] | None:
+    """When records were measured: the first and the last probe of the machine around them, in milliseconds since 1970."""
+    probes = {probe.when for record in records for probe in (record.before, record.after) if probe}
+    times = [int(1000 * datetime.fromisoformat(when).timestamp()) for when in probes]
+    return (min(times), max(times)) if times else None
+
+
+def span(entries: Iterable[Entry]) -> tuple[int, int] | None:
+    """From the earliest begin to the latest end of measuring of any of these."""
+    times = [entry.measured for entry in entries if entry.measured]
+    return (min(begin for begin, _ in times), max(end for _, end in times)) if times else None
 
 
 def surroundings(environment: dict[str, Any]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from specrig.reporting import grid
 from specrig.reporting.study_data import Job, StudyData
 from specrig.reporting.style import method_name
 from specrig.reporting.summary import CROSSFIT, LEVELS, MEAN, acceptance_summary, speedup_summary
-from specrig.tracking.entry import NOTE, Entry, digests, setting_names, surroundings
+from specrig.tracking.entry import NOTE, Entry, digests, setting_names, span, surroundings
 
 SWEPT = ("speedup", "tokens_per_s", "acceptance_rate", "acceptance_length")
 """The columns of cells that become lines over k, one for each task."""
@@ -40,11 +40,10 @@ def _entry(
     study: StudyData, job: Job, row: dict[str, Any], taken: dict[str, Any], cells: list[dict[str, Any]], children: list[Entry]
 ) -> Entry:
     """row, taken: the method's rows in the tables of speedup and of acceptance. A method that failed the audit has no speedup."""
-    several = [name for name in ("engine", "pair") if study.table[name].nunique() > 1]
-    name = ", ".join(
-        [method_name(row["method"], variant=row["variant"]), *setting_names(row["temperature"], row["batch_size"])]
-        + [str(row[each]) for each in several]
-    )
+    # MLflow cuts long names: the study's first engine and pair go without saying.
+    others = [str(row[each]) for each in ("engine", "pair") if row[each] != study.table[each].iloc[0]]
+    setting = setting_names(row["temperature"], row["batch_size"])
+    name = ", ".join([method_name(row["method"], variant=row["variant"]), *setting, *others])
     speeds = {"speedup": row[MEAN], "speedup_low": row[f"{MEAN}_low"], "speedup_high": row[f"{MEAN}_high"]}
     speeds |= {"speedup_k_chosen_on_other_prompts": row[CROSSFIT]} | {f"speedup/{task}": row[task] for task in study.tasks}
     accepted = {name: taken.get(f"mean_{name}") for name in ("acceptance_length", "acceptance_rate", "alpha")}
@@ -67,6 +66,8 @@ def _entry(
         series={} if row["failed"] else _sweeps(cells),
         artifacts=[path for path in (study.folder / "records" / "/".join(job.key) / "environment.json",) if path.is_file()],
         children=children,
+        measured=span(children),
+        prompts=list(dict.fromkeys(each for child in children for each in child.prompts)),
     )
 
 
