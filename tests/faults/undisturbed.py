@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ RESULTS = Path("results/test")
 RECORDS = RESULTS / "records"
 CELLS = RESULTS / "tables/cells.csv"
 """As a target: measuring, audits and tables, without figures, report and MLflow."""
-TIMELESS = "engine pair method k task temperature batch_size prompts tokens acceptance_rate acceptance_length alpha".split()
+TIMELESS = ["engine", "pair", "method", "k", "task", "temperature", "batch_size", "prompts", "tokens"]
+TIMELESS += ["acceptance_rate", "acceptance_length", "alpha"]
 """Columns of the table of cells in which no time is."""
 
 
@@ -55,9 +54,14 @@ def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def timeless(folder: Path) -> dict[str, Any]:
-    """Everything that a rerun must bring back exactly: token ids, accepted tokens and seeds of every prompt, and the tables."""
+    """Everything that a rerun must bring back exactly: the table of cells but for times, and `outputs`."""
     cells = pd.read_csv(folder / CELLS)[TIMELESS]
-    outputs = {
+    return {"cells": cells.to_dict("records"), "outputs": outputs(folder)}
+
+
+def outputs(folder: Path) -> dict[Any, Any]:
+    """Of every prompt of every cell: seed, token ids, accepted tokens of each round, and the digest of all that decides them."""
+    return {
         (each.cell.name, each.prompt_id, each.repeat, each.replicate): (
             each.seed,
             each.digest,
@@ -69,14 +73,3 @@ def timeless(folder: Path) -> dict[str, Any]:
         )
         for each in study_records(folder / RECORDS)
     }
-    return {"cells": cells.to_dict("records"), "outputs": outputs}
-
-
-def environment(**changes: str) -> dict[str, str]:
-    """The environment of a run whose package is this checkout's."""
-    return os.environ | {"OMP_NUM_THREADS": "1"} | changes
-
-
-def lines_with(said: str, words: Sequence[str]) -> list[str]:
-    """The lines that hold all of the words."""
-    return [line for line in said.splitlines() if all(word in line for word in words)]

@@ -15,6 +15,7 @@ from specrig.measurement.damage import (
     damaged_files,
     damaged_records,
     names_aside,
+    out_of_the_future,
     set_aside,
 )
 from specrig.measurement.recording import aside
@@ -121,7 +122,7 @@ wildcard_constraints:
 
 
 def begin():
-    """Before the first job: keep other runs of the study away, set aside what is damaged, and write the study for the jobs.
+    """Before the first job: keep other runs of the study away, set aside what is damaged, and write the study that every job reads.
 
     Raises WorkflowError if another run is at work, or if the results folder cannot be written.
     """
@@ -130,6 +131,11 @@ def begin():
         LOCK = claim(STUDY.root)
         for sentence in set_aside(damage()):
             print(sentence, file=sys.stderr)
+        if count := out_of_the_future(STUDY.root):
+            print(
+                f"{count} files of {ROOT} were written later than now: the clock was set back? They get the time of now.",
+                file=sys.stderr,
+            )
         write_study()
     except BusyError as error:
         raise WorkflowError(str(error)) from None

@@ -8,6 +8,8 @@ that measures or trains imports this file, so that a change here makes no result
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterable, Mapping
 from hashlib import file_digest
 from pathlib import Path
@@ -59,8 +61,8 @@ def damaged_records(job: Path) -> dict[Path, str]:
             if not list(read_records(path)):
                 found[path] = "it is empty"
         except (RecordError, UnicodeDecodeError) as error:
-            # The message ends with what a user would have to do, which this file does.
-            found[path] = str(error).removeprefix(f"{path}:").partition("; ")[0]
+            # The message begins with the path and ends with what a user would have to do, which the run does by itself.
+            found[path] = str(error).replace(f"{path}:", "line ").partition("; ")[0]
     return found
 
 
@@ -71,14 +73,26 @@ def set_aside(found: Mapping[Path, str]) -> list[str]:
     """
     said = []
     for path, reason in found.items():
-        aside = _aside(path)
-        if path.exists():
+        aside, kept = _aside(path), path.exists()
+        if kept:
             path.replace(aside)
         else:
             aside.touch()
         (path.parent / "index.json").unlink(missing_ok=True)
-        said.append(f"{path} is damaged ({reason}): kept as {aside.name}, made again.")
+        said.append(f"{path} is damaged and will be made again: {reason}.{f' It is kept as {aside.name}.' if kept else ''}")
     return said
+
+
+def out_of_the_future(root: Path) -> int:
+    """Give files that seem to be written later than now the time of now; returns how many there were.
+
+    They are left when the clock is set back. Snakemake deletes what is made from them, since it would be older than they are.
+    """
+    now = time.time()
+    later = [path for path in root.rglob("*") if path.is_file() and path.stat().st_mtime > now]
+    for path in later:
+        os.utime(path, (now, now))
+    return len(later)
 
 
 def names_aside(folder: Path, found: Iterable[Path], stem: str = "*") -> list[str]:
