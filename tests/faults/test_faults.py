@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from undisturbed import CELLS, RECORDS, RESULTS, command, copied, outputs, run, stamps, timeless, without_measurements
+from undisturbed import CELLS, RECORDS, RESULTS, command, copied, outputs, run, stamps, without_measurements
 
 pytestmark = pytest.mark.workflow
 MEASURED = str(RESULTS / "measured/native/embedded/together")
@@ -44,14 +44,14 @@ def test_damaged_records_are_named_and_measured_again_by_themselves(folder: Path
     path.write_bytes(content)
     (records / f"{missing}.jsonl").unlink()
     before = stamps(folder)
-    result = run(folder)
+    result = run(folder, MEASURED)
     assert result.returncode == 0, result.stdout
     said = [line for line in result.stdout.splitlines() if "is damaged and will be made again" in line]
     assert {line.split(".jsonl")[0].removeprefix(f"{RECORDS}/native/embedded/") for line in said} == {cut, flipped, missing}
     assert any("line 2: not a record" in line for line in said) and "Traceback" not in result.stdout
     assert changed(folder, before) == {f"native/embedded/{name}.jsonl" for name in (cut, flipped, missing)}
-    assert timeless(folder) == timeless(finished)
-    assert "Nothing to be done" in run(folder, str(CELLS)).stdout
+    assert outputs(folder) == outputs(finished)
+    assert "Nothing to be done" in run(folder, MEASURED).stdout
 
 
 def test_a_damaged_model_is_trained_again_and_nothing_is_measured(folder: Path, finished: Path) -> None:

@@ -228,8 +228,8 @@ def run(arguments: list[str]) -> int:
         if type(error).__module__.split(".")[0] == "specrig":
             return _explain(type(error).__name__, str(error), 2)
         if isinstance(error, OSError) or FULL in str(error):  # safetensors has an error of its own
-            where = f"{error.filename}: " if getattr(error, "filename", None) else ""
-            reason = f"{where}{getattr(error, 'strerror', None) or error}{'' if where else _free(arguments)}"
+            name, said = getattr(error, "filename", None), getattr(error, "strerror", None) or str(error)
+            reason = f"{name}: {said}" if name else f"{said}{_free(arguments)}"
             return _explain("cannot read or write", f"{reason}\n    → check the path, its permissions and the free space", 2)
         reason = f"{type(error).__name__}: {str(error) or 'no message'}"
         return _explain("unexpected error", f"{reason}\n    → SPECRIG_DEBUG=1 shows where; please report it", 1)
