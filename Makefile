@@ -13,7 +13,6 @@ PIP_ARGS ?=
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-SNAKEMAKE := $(BIN)/snakemake --configfile $(CONFIG)
 READY := $(VENV)/ready
 READY_DEV := $(VENV)/ready-dev
 # An environment with vLLM's CPU build beside everything else: make VENV=.venv-vllm CONFIG=configs/engines.yaml
@@ -28,8 +27,7 @@ CONFIG_LOCK := $(wildcard requirements-$(basename $(notdir $(CONFIG))).lock)
 READY_CONFIG := $(if $(CONFIG_LOCK),$(VENV)/ready-$(basename $(notdir $(CONFIG))))
 
 study: $(READY) $(READY_CONFIG)  ## set up .venv, run the study, say where the report is
-	@$(SNAKEMAKE) $(ARGS)
-	$(if $(ARGS),,$(BIN)/specrig where $(CONFIG))
+	@$(BIN)/specrig run $(CONFIG) $(ARGS)
 
 # Tests run side by side, a file a process; those with vLLM one after the other, since each engine wants the machine.
 WORKERS ?= $(if $(IS_VLLM),0,auto)

@@ -30,7 +30,7 @@ rule all:
 
 
 onstart:
-    write_study()
+    begin()
 
 
 onsuccess:

@@ -1,15 +1,20 @@
-"""Shared by all tests: where the repository is, and a study folder to run in."""
+"""Shared by all tests: where the repository is, a study folder to run in, and one in which the test study has run."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 # The models of the tests are so small that a second thread costs more than it saves; read when torch is imported, here and in jobs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 # A busy machine fails no test: what is timed belongs into a benchmark.
@@ -30,3 +35,44 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(REPOSITORY / "configs", tmp_path / "configs")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+Once: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """once(name, build): the folder of that name, which `build(folder)` has filled, in this process or in one beside it."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # the processes' own folders lie in it
+
+    def made(name: str, build: Callable[[Path], None]) -> Path:
+        folder = base / f"shared-{name}"
+        with FileLock(base / f"{name}.lock"):
+            if not folder.is_dir():
+                unfinished = base / f"unfinished-{name}"
+                unfinished.mkdir()
+                build(unfinished)
+                unfinished.rename(folder)
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def finished(once: Once) -> Path:
+    """A folder in which the test study has run through, with what it said in said.txt. A test that changes it takes a copy."""
+    secrets = {"HF_TOKEN": "hf_plantedForThisTest", "SPECRIG_API_KEY": "key-plantedForThisTest"}
+
+    def build(folder: Path) -> None:
+        shutil.copytree(REPOSITORY / "configs", folder / "configs")
+        snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")]
+        profile = ["--workflow-profile", str(REPOSITORY / "profiles/default"), "--configfile", "configs/test.yaml"]
+        with (folder / "said.txt").open("w") as said:
+            code = subprocess.run(
+                [*snakemake, *profile], cwd=folder, env=os.environ | secrets, stdout=said, stderr=said, timeout=1800
+            ).returncode
+        assert code == 0, (folder / "said.txt").read_text()
+
+    return once("study", build)

@@ -1,44 +1,22 @@
 """What is built or trained once and used by several files of tests. Each is read-only: a test that changes it takes a copy.
 
-A process that runs its tests beside others (pytest-xdist) waits for the one that builds. torch is imported where it is needed.
+torch is imported where it is needed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from filelock import FileLock
 
 from specrig.corpus import gather
 from specrig.corpus.example import TASKS
 from specrig.training.recipe import TINY, Recipe
 
 Once: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
-
-
-@pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
-    """once(name, build): the folder of that name, which `build(folder)` has filled, in this process or in one beside it."""
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # the processes' own folders lie in it
-
-    def made(name: str, build: Callable[[Path], None]) -> Path:
-        folder = base / f"shared-{name}"
-        with FileLock(base / f"{name}.lock"):
-            if not folder.is_dir():
-                unfinished = base / f"unfinished-{name}"
-                unfinished.mkdir()
-                build(unfinished)
-                unfinished.rename(folder)
-        return folder
-
-    return made
 
 
 @pytest.fixture(scope="session")

@@ -67,7 +67,8 @@ def test_training_what_the_study_does_not_train(workplace: Path, capsys: pytest.
         (KeyboardInterrupt(), 130, "Finished cells are kept"),
         (RecordError("records/a.jsonl:3: not a record"), 2, "a.jsonl:3"),
         (PermissionError(13, "Permission denied", "results/x"), 2, "results/x: Permission denied"),
-        (OSError(28, "No space left on device"), 2, "No space left"),
+        (OSError(28, "No space left on device"), 2, "No space left on device; free: "),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 2, "MB in configs"),
         (RuntimeError("surprise"), 1, "SPECRIG_DEBUG=1"),
     ],
 )
@@ -83,7 +84,7 @@ def test_errors_are_short(
 
     monkeypatch.delenv("SPECRIG_DEBUG", raising=False)
     monkeypatch.setattr(load, "load_study", fail)
-    assert cli.run(["plan", "x.yaml"]) == code
+    assert cli.run(["plan", "configs/test.yaml"]) == code
     shown = capsys.readouterr().err
     assert expected in shown
     assert "Traceback" not in shown

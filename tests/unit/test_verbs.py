@@ -175,6 +175,10 @@ def test_run_hands_its_arguments_to_snakemake(
     assert "there are: default, slurm" in " ".join(capfd.readouterr().err.replace("│", " ").split())
     assert cli.run(["run", "configs/nowhere.yaml"]) == 2
     assert "no such config" in capfd.readouterr().err
+    Path("configs/broken.yaml").write_text("study: broken\nmethods: [a\nk: {b\n")
+    assert cli.run(["run", "configs/broken.yaml"]) == 2
+    shown = capfd.readouterr()
+    assert "configs/broken.yaml:3: not valid YAML" in shown.err and "snakemake" not in shown.out
 
 
 STUBBORN = """

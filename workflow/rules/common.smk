@@ -5,11 +5,19 @@ import re
 import shlex
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
 from specrig.cell import digest
+from specrig.measurement.damage import (
+    damaged_files,
+    damaged_records,
+    names_aside,
+    out_of_the_future,
+    set_aside,
+)
 from specrig.measurement.recording import aside
 from specrig.measurement.records import replicate_folder, write_atomically
 from specrig.decoding.drafters import registry as methods
@@ -24,6 +32,7 @@ from specrig.study.load import load_study
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
 from specrig.study.grid import TOGETHER
+from specrig.study.lock import BusyError, claim
 from specrig.study.problems import StudyError
 from specrig.study.overlap import overlapping
 from specrig.corpus.example import PROMPT_FILES
@@ -112,19 +121,80 @@ wildcard_constraints:
     again=r"(-[1-9]\d*)?",
 
 
+def begin():
+    """Before the first job: keep other runs of the study away, set aside what is damaged, and write the study that every job reads.
+
+    Raises WorkflowError if another run is at work, or if the results folder cannot be written.
+    """
+    global LOCK  # held until this process ends
+    try:
+        LOCK = claim(STUDY.root)
+        for sentence in set_aside(damage()):
+            print(sentence, file=sys.stderr)
+        if count := out_of_the_future(STUDY.root):
+            print(
+                f"{count} files of {ROOT} were written later than now: the clock was set back? They get the time of now.",
+                file=sys.stderr,
+            )
+        write_study()
+    except BusyError as error:
+        raise WorkflowError(str(error)) from None
+    except OSError as error:
+        raise WorkflowError(
+            f"{error.filename}: {error.strerror}; choose another folder, e.g. --config results=PATH"
+        ) from None
+
+
 def write_study():
-    """Write the resolved study, which every job reads, before the first job starts. Raises WorkflowError if it cannot be written.
+    """Write the resolved study, which every job reads.
 
     The file is not an input of the jobs, since then a change of any key would rerun them all. With `ancient()` it would be no
     better: Snakemake then looks for no other reasons in jobs downstream of one that runs. So each rule names in its params the
     keys that it depends on.
     """
-    try:
-        write_atomically(Path(STUDY_FILE), STUDY.model_dump_json(indent=1) + "\n")
-    except OSError as error:
-        raise WorkflowError(
-            f"{error.filename}: {error.strerror}; choose another folder, e.g. --config results=PATH"
-        ) from None
+    write_atomically(Path(STUDY_FILE), STUDY.model_dump_json(indent=1) + "\n")
+
+
+# What is damaged is looked for once, before the jobs are planned.
+damaged_records, damaged_files = cache(damaged_records), cache(damaged_files)
+
+
+def damage():
+    """Every damaged record file and trained model of the study -> what is wrong."""
+    found = {}
+    for engine, pair, method in STUDY.grid.jobs:
+        for number in range(STUDY.replicates):
+            found |= damaged_records(records_folder(engine, pair, method, number))
+    for pair in dict.fromkeys(pair for pair, _ in STUDY.grid.trained):
+        for model in [*STAGES, TEXT]:
+            found |= damaged_model(pair, model)
+    return found
+
+
+def damaged_model(pair, model):
+    """The folder of a trained model (or the text of a pair's target) -> what is wrong with one of its files; empty if it is whole."""
+    folder = Path(ROOT, "models", pair)
+    if model == TEXT:
+        return damaged_files(folder)
+    for path, reason in damaged_files(folder / model).items():
+        return {folder / model: f"{path.name}: {reason}"}
+    return {}
+
+
+def model_damage(pair, models):
+    """Names under which damaged models of a pair lie aside, as text: "" if there never was one, so that nothing becomes stale."""
+    return "".join(
+        name
+        for model in models
+        for name in names_aside(
+            Path(ROOT, "models", pair), damaged_model(pair, model), model
+        )
+    )
+
+
+def records_folder(engine, pair, method, number):
+    """The folder with the records of a job's method in one replicate."""
+    return replicate_folder(Path(ROOT, "records", engine, pair, method), number)
 
 
 def forget_states():
@@ -317,11 +387,14 @@ def failed_cells(wildcards):
     """Cells that failed last time, and files set aside. When this list changes, the next run of Snakemake measures them again."""
     found = []
     for method in job_methods(wildcards):
-        job = Path(ROOT, "records", wildcards.engine, wildcards.pair, method)
-        folder = replicate_folder(job, replicate(wildcards))
-        index = folder / "index.json"
-        failed = json.loads(index.read_text())["failed"] if index.is_file() else []
-        found += [f"{method}/{name}" for name in sorted(failed) + aside(folder)]
+        folder = records_folder(
+            wildcards.engine, wildcards.pair, method, replicate(wildcards)
+        )
+        index, damaged = folder / "index.json", damaged_records(folder)
+        whole = index.is_file() and index not in damaged
+        failed = json.loads(index.read_text())["failed"] if whole else []
+        names = sorted(failed) + aside(folder) + names_aside(folder, damaged)
+        found += [f"{method}/{name}" for name in names]
     return found
 
 

@@ -39,7 +39,9 @@ rule write_text:
         gpu=GPU,
     params:
         study=STUDY_FILE,
-        recipe=recipe("text", "prompts", "chat"),
+        recipe=lambda wildcards: (
+            recipe("text", "prompts", "chat") + model_damage(wildcards.pair, [TEXT])
+        ),
         target=target_row,
         left_out=left_out,
         threads=STUDY.threads,
@@ -67,7 +69,10 @@ rule train:
         gpu=GPU,
     params:
         study=STUDY_FILE,
-        recipe=lambda wildcards: recipe(*STAGES[wildcards.model].keys),
+        recipe=lambda wildcards: (
+            recipe(*STAGES[wildcards.model].keys)
+            + model_damage(wildcards.pair, [wildcards.model])
+        ),
         target=target_row,
         threads=STUDY.threads,
         code=lambda wildcards: code_digest(STAGES[wildcards.model].module),
@@ -101,7 +106,9 @@ rule train_jointly:
         gpu=GPU,
     params:
         study=STUDY_FILE,
-        recipe=recipe(*JOINT.keys),
+        recipe=lambda wildcards: (
+            recipe(*JOINT.keys) + model_damage(wildcards.pair, ["target", "medusa"])
+        ),
         threads=STUDY.threads,
         code=code_digest(JOINT.module),
     message:

@@ -6,8 +6,12 @@ SPECRIG_DEBUG=1 shows the traceback instead.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +31,7 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130
+FULL = os.strerror(errno.ENOSPC)
 
 
 @app.command()
@@ -222,12 +227,19 @@ def run(arguments: list[str]) -> int:
         # SpecRig's own exceptions are written for the user: they name the place and the fix.
         if type(error).__module__.split(".")[0] == "specrig":
             return _explain(type(error).__name__, str(error), 2)
-        if isinstance(error, OSError):
-            where = f"{error.filename}: " if error.filename else ""
-            reason = f"{where}{error.strerror or error}"
+        if isinstance(error, OSError) or FULL in str(error):  # safetensors has an error of its own
+            name, said = getattr(error, "filename", None), getattr(error, "strerror", None) or str(error)
+            reason = f"{name}: {said}" if name else f"{said}{_free(arguments)}"
             return _explain("cannot read or write", f"{reason}\n    → check the path, its permissions and the free space", 2)
         reason = f"{type(error).__name__}: {str(error) or 'no message'}"
         return _explain("unexpected error", f"{reason}\n    → SPECRIG_DEBUG=1 shows where; please report it", 1)
+
+
+def _free(arguments: Sequence[str]) -> str:
+    """The free space where a command line writes, for an error that does not say which disk is full."""
+    files = [Path(word) for word in arguments if "/" in word and Path(word).is_file()]
+    folders = dict.fromkeys([*(file.parent for file in files), Path.cwd(), Path(tempfile.gettempdir())])
+    return "; free: " + ", ".join(f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB in {folder}" for folder in folders)
 
 
 def _explain(title: str, message: str, code: int) -> int:

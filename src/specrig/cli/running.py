@@ -37,8 +37,9 @@ def run(
     config = Path(given.pop(0)) if given and not given[0].startswith("-") else DEFAULT
     if not Path("Snakefile").is_file():
         raise typer.BadParameter("there is no Snakefile here: run it in the checkout of SpecRig")
-    if not config.is_file():
-        load(config)  # says what is wrong with it
+    from specrig.study.load import read_config
+
+    read_config(config)  # of a file that is no YAML, Snakemake would not say which line
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
     # The config stands last: it takes every word behind it that is no option.
     code = _wait([sys.executable, "-m", "snakemake", *chosen, *given, "--configfile", str(config)])

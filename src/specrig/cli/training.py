@@ -45,6 +45,7 @@ def train(
     if (pair, model) not in loaded.grid.trained:
         known = ", ".join(" ".join(each) for each in loaded.grid.trained) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
+    from specrig.measurement.damage import seal
     from specrig.provenance.trained_for import note
     from specrig.training import stages
 
@@ -55,11 +56,14 @@ def train(
     stages.train(model, loaded.training, corpus, folder, target, progress, device, draft)
     if model != "target":
         note(folder / model, *_target(loaded, pair))
+    seal(folder / model)
 
 
 def write_text(study: StudyFile, pair: PairName) -> None:
     """Let the target of a pair write the text from which its draft and heads learn."""
+    from specrig.measurement.damage import seal
     from specrig.tasks.chat import check_template
+    from specrig.training.stages import TEXT
     from specrig.training.target_text import write_text as write
 
     loaded = load(study)
@@ -69,10 +73,12 @@ def write_text(study: StudyFile, pair: PairName) -> None:
     _set_threads(loaded)
     models, target, device = loaded.root / "models" / pair, _folder(loaded, pair, "target"), loaded.resolved_device()
     write(loaded.training, loaded.root / "corpus", models, target, device, loaded.evaluated(loaded.root))
+    seal(models, [TEXT])
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:
     """Train a pair's target together with its Medusa heads (Medusa-2), starting from those of the pair that its row names."""
+    from specrig.measurement.damage import seal
     from specrig.provenance.trained_for import note
     from specrig.training.medusa import train_jointly as train
 
@@ -86,6 +92,8 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     target = _folder(loaded, base, "target")
     train(loaded.training, loaded.root / "corpus", models / base, models / pair, target, progress, device)
     note(models / pair / "medusa", *_target(loaded, pair))
+    for model in ("target", "medusa"):
+        seal(models / pair / model)
 
 
 def _target(study: Study, pair: str) -> tuple[str, str | None]:

@@ -1,0 +1,91 @@
+"""What is found damaged among records and models, and how it is set aside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from synthetic import write_job
+
+from specrig.cell import Cell
+from specrig.measurement.damage import SUMS, damaged_files, damaged_records, names_aside, seal, set_aside
+from specrig.study.lock import BusyError, claim
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job's folder with the records of two cells and their index."""
+    cells = [Cell(engine="native", pair="p", method="ngram", k=k, task="t", temperature=0.0) for k in (2, 4)]
+    write_job(tmp_path, cells, prompts=1)
+    return tmp_path / "records/native/p/ngram"
+
+
+def test_whole_files_are_left_alone(job: Path) -> None:
+    assert damaged_records(job) == {}
+    assert damaged_records(job / "nowhere") == {}
+
+
+def test_every_kind_of_damage_is_found_and_named(job: Path) -> None:
+    one, two = sorted(job.glob("*.jsonl"))
+    whole = one.read_bytes()
+    one.write_bytes(whole.replace(b"2", b"3", 1))
+    two.unlink()
+    (job / "no-index-names-it.jsonl").write_bytes(whole[:-20])
+    (job / "empty.jsonl").touch()
+    found = damaged_records(job)
+    assert found.pop(job / "no-index-names-it.jsonl").startswith("line 1: not a record (")
+    assert found == {
+        one: "its content is not what was written",
+        two: "it is missing",
+        job / "empty.jsonl": "it is empty",
+    }
+
+
+def test_a_damaged_index_condemns_no_record(job: Path) -> None:
+    for broken in ("{", "[]", json.dumps({"cells": {"a": 1}})):
+        (job / "index.json").write_text(broken)
+        assert damaged_records(job) == {job / "index.json": "it is no index of records"}
+
+
+def test_names_stay_the_same_once_it_is_set_aside(job: Path) -> None:
+    """A param of Snakemake's: else the job would run a third time."""
+    one, two = sorted(job.glob("*.jsonl"))
+    two.unlink()
+    for number in (1, 2):
+        one.write_text("half")
+        names = names_aside(job, damaged_records(job))
+        said = set_aside(damaged_records(job))
+        assert names_aside(job, damaged_records(job)) == names
+        assert f"{one.name}.damaged-{number}" in names and not (job / "index.json").exists()
+        assert str(one) in "".join(said)
+
+
+def test_a_model_is_held_against_its_sums(tmp_path: Path) -> None:
+    model = tmp_path / "target"
+    model.mkdir()
+    (model / "weights").write_bytes(b"1234")
+    (model / "config").write_bytes(b"{}")
+    assert damaged_files(model) == {}, "made before there were sums"
+    seal(model)
+    assert damaged_files(model) == {} and SUMS in {path.name for path in model.iterdir()}
+    (model / "weights").write_bytes(b"1235")
+    (model / "config").unlink()
+    assert set(damaged_files(model)) == {model / "weights", model / "config"}
+    set_aside({model: "damaged"})
+    assert not model.exists() and (tmp_path / "target.damaged-1/weights").is_file()
+
+
+def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
+    held = claim(tmp_path / "study")
+    other = "import sys; from pathlib import Path; from specrig.study.lock import claim; claim(Path(sys.argv[1]))"
+    command = [sys.executable, "-c", other, str(tmp_path / "study")]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode and "another run of this study is at work (process " in refused.stderr
+    with pytest.raises(BusyError, match="wait until it ends"):
+        claim(tmp_path / "study")
+    held.close()
+    assert subprocess.run(command, check=False).returncode == 0
+    claim(tmp_path / "study").close()
