@@ -27,6 +27,7 @@ rule all:
         FIGURE_FILES,
         TRACKED,
         REPORT,
+        PAPER,
 
 
 onstart:

@@ -20,7 +20,7 @@ from specrig.reporting.latex import escape, latex
 from specrig.reporting.outline import Outline, Section, outline
 from specrig.reporting.panels import COLUMN, PAGE
 from specrig.reporting.pdf import as_data
-from specrig.reporting.reports import write_reports
+from specrig.reporting.reports import write_for_paper
 from specrig.reporting.study_data import read_study
 
 ROOT = Path(__file__).parents[2]
@@ -55,16 +55,16 @@ def written(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     # In a process of its own, which shows whether the stage loads torch.
     code = (
-        "import sys; from pathlib import Path; from specrig.reporting.reports import write_reports;"
-        f"write_reports(Path({str(study)!r}), Path({str(folder)!r}));"
+        "import sys; from pathlib import Path; from specrig.reporting.reports import write_for_paper;"
+        f"write_for_paper(Path({str(study)!r}), Path({str(folder)!r}));"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
     return folder
 
 
-def test_the_stage_writes_page_pdf_and_paper_without_torch(written: Path) -> None:
-    assert sorted(path.name for path in written.iterdir()) == ["paper", "report.html", "report.pdf"]
+def test_the_stage_writes_pdf_and_paper_without_torch(written: Path) -> None:
+    assert sorted(path.name for path in written.iterdir()) == ["paper", "report.pdf"]
     assert (written / "report.pdf").read_bytes().startswith(b"%PDF-")
     assert {"main.tex", "references.bib", "figures", "tables"} == {path.name for path in (written / "paper").iterdir()}
 
@@ -208,13 +208,13 @@ def test_an_arxiv_number_becomes_a_citation() -> None:
 def test_reports_are_written_again_over_the_old_ones(study: Path, tmp_path: Path) -> None:
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "stale.tex").write_text("old")
-    write_reports(study, tmp_path)
+    write_for_paper(study, tmp_path)
     assert not (tmp_path / "paper" / "stale.tex").exists() and not list(tmp_path.glob(".*"))
 
 
-def test_a_study_without_records_still_has_its_reports(tmp_path: Path) -> None:
+def test_a_study_without_records_still_has_its_paper(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     folder.mkdir()
     (folder / "study.json").write_text('{"study": "s", "tasks": ["code"]}')
-    page, pdf, paper = write_reports(folder, tmp_path / "out")
-    assert page.is_file() and pdf.read_bytes().startswith(b"%PDF-") and (paper / "main.tex").is_file()
+    pdf, paper = write_for_paper(folder, tmp_path / "out")
+    assert pdf.read_bytes().startswith(b"%PDF-") and (paper / "main.tex").is_file()

@@ -1,4 +1,4 @@
-# Writes the report as one self-contained page and as PDF, and the folder for papers.
+# Writes the report as one self-contained page, and beside it, at the same time, as PDF and as a folder for papers.
 
 
 rule report:
@@ -9,19 +9,12 @@ rule report:
         figures=FIGURE_FILES,
         curves=CURVES,
     output:
-        page=report(
+        report(
             REPORT,
             caption="../report/report.rst",
             category="Report",
             labels={"report": STUDY.study},
         ),
-        pdf=report(
-            f"{REPORTS}/report.pdf",
-            caption="../report/report.rst",
-            category="Report",
-            labels={"report": f"{STUDY.study}, PDF"},
-        ),
-        paper=f"{REPORTS}/paper/main.tex",
     log:
         f"{ROOT}/logs/report.log",
     conda:
@@ -34,3 +27,32 @@ rule report:
         "Writing the report"
     shell:
         "python -m specrig report --study {params.study} 2>&1 | tee {log} >&2"
+
+
+# It draws figures of its own, in the widths of a paper, so it need not wait for those of the page.
+rule paper:
+    input:
+        records=MEASURED,
+        audits=AUDITS,
+        tables=TABLE_FILES,
+        curves=CURVES,
+    output:
+        pdf=report(
+            PAPER[0],
+            caption="../report/report.rst",
+            category="Report",
+            labels={"report": f"{STUDY.study}, PDF"},
+        ),
+        paper=PAPER[1],
+    log:
+        f"{ROOT}/logs/paper.log",
+    conda:
+        "../../environment.yml"
+    params:
+        study=STUDY_FILE,
+        settings=digest(STUDY.model_dump(mode="json")),
+        code=stage_digest("paper"),
+    message:
+        "Writing the PDF and the folder for papers"
+    shell:
+        "python -m specrig paper --study {params.study} 2>&1 | tee {log} >&2"

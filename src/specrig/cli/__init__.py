@@ -179,11 +179,20 @@ def track(study: StudyFile = DEFAULT) -> None:
 
 @app.command()
 def report(study: StudyFile = DEFAULT) -> None:
-    """Write the report as one HTML file and as PDF, and the folder for papers."""
-    from specrig.reporting.reports import write_reports
+    """Write the report as one HTML file."""
+    from specrig.reporting.document import write_report
 
     loaded = load(study)
-    for path in write_reports(loaded.root, loaded.report.parent):
+    typer.echo(write_report(loaded.root, loaded.report))
+
+
+@app.command()
+def paper(study: StudyFile = DEFAULT) -> None:
+    """Write the report as PDF, and the folder for papers."""
+    from specrig.reporting.reports import write_for_paper
+
+    loaded = load(study)
+    for path in write_for_paper(loaded.root, loaded.report.parent):
         typer.echo(path)
 
 

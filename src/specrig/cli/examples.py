@@ -43,6 +43,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "figures": ("specrig figures", "specrig figures --study results/quick/study.json"),
     "track": ("specrig track", "specrig track --study results/quick/study.json"),
     "report": ("specrig report", "specrig report --study results/quick/study.json"),
+    "paper": ("specrig paper", "specrig paper --study results/quick/study.json"),
     "publish": ("specrig publish", "specrig publish configs/quick.yaml --as my-laptop-quick"),
     "verify": (
         "specrig verify reports/published/amd-epyc-quick",

@@ -46,7 +46,8 @@ STAGES = {
     "quality": "specrig.reporting.quality",
     "figures": "specrig.reporting.figures",
     "track": "specrig.tracking",
-    "report": "specrig.reporting.reports",
+    "report": "specrig.reporting.document",
+    "paper": "specrig.reporting.reports",
 }
 
 

@@ -50,11 +50,7 @@ def write_report(study_dir: Path, out: Path, attachments: Attachments | None = N
     Figures are taken from `figures/` and drawn anew where one is missing. Tables are computed from the records, so the report
     agrees with the records even if `tables/` is older. Raises RecordError for an unreadable record.
     """
-    return write_page(Exhibits(read_study(study_dir)), out, attachments)
-
-
-def write_page(exhibits: Exhibits, out: Path, attachments: Attachments | None = None) -> Path:
-    """Like `write_report`, for a study that was read already."""
+    exhibits = Exhibits(read_study(study_dir))
     template = Environment(
         loader=PackageLoader("specrig.reporting"),
         autoescape=True,
