@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
+from specrig.decoding import narrow
 from specrig.decoding.device import at_each
-from specrig.decoding.linear import Linear
+from specrig.decoding.linear import Linear, choice
 from specrig.decoding.model import CachedModel, Step
+from specrig.decoding.narrow import WIDEST, NarrowPass
 from specrig.decoding.pointwise import Arithmetic, fused, rotate, swiglu
 
+FEW = 64
+"""Most tokens a row for which a processor's attention lays out grouped heads as queries: it copies the mask for each."""
 LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
 """Architectures that `LlamaModel` computes: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k norms."""
 
@@ -42,7 +46,7 @@ class Block:
         def fused(*modules: Any) -> Linear:
             weight = torch.cat([module.weight.detach() for module in modules]) if len(modules) > 1 else modules[0].weight.detach()
             bias = torch.cat([module.bias.detach() for module in modules]) if modules[0].bias is not None else None
-            return Linear(weight, bias)
+            return Linear(weight, bias, kernel="plain")  # `LlamaModel.settle` chooses
 
         def norm(name: str) -> Tensor | None:
             return getattr(attention, name).weight.detach() if hasattr(attention, name) else None
@@ -63,14 +67,15 @@ class Block:
 class View:
     """What all layers share of a step: the rotary tables of its positions, and its masks in the form that attention takes.
 
-    cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. masks: one for each of the model's patterns, True where a query sees a key; in a recorded
-    pass an additive bias `[B, 1, H/K · n, end]` instead (see `attend_grouped`).
+    cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. masks: one for each of the model's patterns, True where a query sees a key; where attention
+    is `grouped` (recorded passes, and narrow ones on a processor) an additive bias `[B, 1, H/K · n, end]` instead (see `attend_grouped`).
     """
 
     step: Step
     cos: Tensor
     sin: Tensor
     masks: list[Tensor | None]
+    grouped: bool = False
     rotate: Arithmetic = rotate
     swiglu: Arithmetic = swiglu
 
@@ -78,18 +83,34 @@ class View:
 class LlamaModel(CachedModel):
     """Direct forward pass of a Llama-shaped model, with fused projections."""
 
+    compiled: NarrowPass | None = None
+    """What runs passes of a few tokens in compiled code; None where torch runs them."""
+
     def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
         """`model`: a loaded `…ForCausalLM`; its weights are taken over, the module can be dropped."""
         super().__init__(model.config, device=device, dtype=dtype)
         body = model.model
         self.rotary = body.rotary_emb
         self.embedding = body.embed_tokens.weight.detach()
-        self.head = Linear(model.lm_head.weight.detach())
+        self.head = Linear(model.lm_head.weight.detach(), kernel="plain")
         self.norm = body.norm.weight.detach()
         self.eps: float = self.config.rms_norm_eps
         self.q_heads: int = self.config.num_attention_heads
         self.blocks = [Block.of(layer) for layer in body.layers]
         self.cos = self.sin = torch.empty(0)
+        self.settle()
+
+    def settle(self) -> None:
+        """Choose what computes: a kernel for each weight, and for narrow passes compiled code where that is faster."""
+        compiled = NarrowPass(self) if choice.compiled != "never" and narrow.serves(self) else None
+        for layer in self.linears():
+            layer.use(choice.of(layer.weight))
+        if compiled is not None and (choice.compiled == "always" or narrow.faster(self, compiled)):
+            self.compiled = compiled
+
+    def linears(self) -> list[Linear]:
+        """All products of a pass."""
+        return [*(layer for block in self.blocks for layer in (block.qkv, block.out, block.gate_up, block.down)), self.head]
 
     @staticmethod
     def serves(config: Any) -> bool:
@@ -108,22 +129,27 @@ class LlamaModel(CachedModel):
         """The `View` of a step."""
         # [n, 1, d] for level rows, [B, n, 1, d] for ragged ones or trees.
         cos, sin = self.cos[step.positions].unsqueeze(-2), self.sin[step.positions].unsqueeze(-2)
-        if not step.fixed:
+        grouped = step.fixed or (self.device.type == "cpu" and self.q_heads != self.kv_heads and cos.shape[-3] <= FEW)
+        if not grouped:
             return View(step, cos, sin, step.masks)
         # Patterns that hide nothing more share one mask.
         shared = {id(mask): self.bias(mask) for mask in step.masks if mask is not None}
         biases = [shared.get(id(mask)) for mask in step.masks]
+        if not step.fixed:
+            return View(step, cos, sin, biases, grouped=True)
         # Only for passes that are recorded: to compile for a prompt's every length would cost more than it gains.
         kind = self.device.type
-        return View(step, cos, sin, biases, fused(rotate, kind), fused(swiglu, kind))
+        return View(step, cos, sin, biases, True, fused(rotate, kind), fused(swiglu, kind))
 
     def bias(self, mask: Tensor) -> Tensor:
-        """The mask `[B, 1, n, end]` of True where a token sees a slot as `attend_grouped` adds it."""
+        """The mask `[n, end]` or `[B, 1, n, end]` of True where a token sees a slot as `attend_grouped` adds it."""
+        mask = mask.view(-1, 1, *mask.shape[-2:])
         bias = torch.zeros(mask.shape, dtype=self.dtype, device=self.device).masked_fill_(~mask, -torch.inf)
         return bias.repeat(1, 1, self.q_heads // self.kv_heads, 1)
 
     def attend_grouped(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of H query heads `[B, H, n, d]` over K key heads `[B, K, end, d]`, for kernels that take a mask but no grouped heads.
+        """Attention of H query heads `[B, H, n, d]` over K key heads `[B, K, end, d]`, for kernels that take a mask but no grouped heads,
+        and for those of a processor, which are five times as fast for 3 queries of one head as for 1 query of 3 heads in bfloat16.
 
         The H/K query heads that share a key head are laid out as H/K · n queries of that head. mask: additive, `[B, 1, H/K · n, end]`.
         """
@@ -150,7 +176,7 @@ class LlamaModel(CachedModel):
         v = qkv[..., (H + K) * d :].view(B, n, K, d).transpose(1, 2)
         keys, values = self.cache.write(index, qk[:, H:], v, view.step.slots, view.step.end)
         mask = view.masks[self.pattern_of[index]]
-        if view.step.fixed:
+        if view.grouped:
             attended = self.attend_grouped(qk[:, :H], keys, values, mask)
         else:
             attended = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=mask, enable_gqa=H != K)
@@ -160,6 +186,8 @@ class LlamaModel(CachedModel):
         return block.down.onto(x, view.swiglu(gate_up))
 
     def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+        if self.compiled is not None and not step.fixed and tokens.numel() <= WIDEST:
+            return self.compiled(tokens, step, last)
         hidden = self._hidden(tokens, step, features)
         return self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1)), hidden
 
