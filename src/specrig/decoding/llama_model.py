@@ -112,6 +112,10 @@ class LlamaModel(CachedModel):
         """All products of a pass."""
         return [*(layer for block in self.blocks for layer in (block.qkv, block.out, block.gate_up, block.down)), self.head]
 
+    def weight_bytes(self) -> int:
+        """Of the weights of all products: what a pass of one token reads."""
+        return sum(layer.weight.nbytes for layer in self.linears())
+
     @staticmethod
     def serves(config: Any) -> bool:
         """Whether this class computes the architecture (else `TransformersModel` does)."""

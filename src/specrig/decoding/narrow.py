@@ -106,7 +106,7 @@ def serves(model: LlamaModel) -> bool:
         and model.dtype in (torch.float32, torch.bfloat16)
         and all(width % VECTOR == 0 for width in widths)
         and len(set(model.layout)) == 1
-        and _bytes(model) <= LARGEST
+        and model.weight_bytes() <= LARGEST
         and model.head.bias is None
         and library() is not None
     )
@@ -140,7 +140,7 @@ class NarrowPass:
         self.model = model
         self.library = library()
         self._weights = [layer.weight for layer in model.linears()]  # the model may go on to reordered copies of its own
-        self.alone = _bytes(model) <= ALONE
+        self.alone = model.weight_bytes() <= ALONE
         self.layers = (_Layer * model.layers)()
         for layer, block in zip(self.layers, model.blocks, strict=True):
             layer.norm_1, layer.norm_2 = _at(block.norm_1), _at(block.norm_2)
@@ -230,11 +230,6 @@ class NarrowPass:
         for index, layer in enumerate(self.layers):
             layer.stream = found[index].data_ptr() if index in found else None
         return [found[index] for index in self.model.feature_layers]
-
-
-def _bytes(model: LlamaModel) -> int:
-    """Of the weights of all products."""
-    return sum(layer.weight.nbytes for layer in model.linears())
 
 
 _ZERO = torch.zeros(1, dtype=torch.long)
