@@ -114,7 +114,7 @@ class LlamaModel(CachedModel):
 
     def weight_bytes(self) -> int:
         """Of the weights of all products: what a pass of one token reads."""
-        return sum(layer.weight.nbytes for layer in self.linears())
+        return sum(layer.weight.numel() * layer.weight.dtype.itemsize for layer in self.linears())
 
     @staticmethod
     def serves(config: Any) -> bool:

@@ -61,12 +61,13 @@ static inline void put(void *to, int64_t at, float value, int bf16) {
     ((uint16_t *)to)[at] = value != value ? 0x7fc0 : (uint16_t)((wide + 0x7fff + ((wide >> 16) & 1)) >> 16);
 }
 
-static inline float sum(vec x) {
-    float parts[W];
-    memcpy(parts, &x, sizeof parts);
-    for (int width = W / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) parts[i] += parts[i + width];
-    return parts[0];
+static inline __attribute__((always_inline)) float sum(vec x) {
+    typedef int32_t places __attribute__((vector_size(4 * W)));
+    x += __builtin_shuffle(x, (places){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+    x += __builtin_shuffle(x, (places){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+    x += __builtin_shuffle(x, (places){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+    x += __builtin_shuffle(x, (places){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
+    return x[0];
 }
 
 static void rms_norm(float *to, const float *x, const void *weight, int64_t D, double eps, int bf16) {
@@ -76,19 +77,22 @@ static void rms_norm(float *to, const float *x, const void *weight, int64_t D, d
     for (int64_t i = 0; i < D; i += W) *(vec *)(to + i) = load(x, i, 0) * scale * load(weight, i, bf16);
 }
 
-/* R rows of x against 4 rows of the weight, each in one accumulator: y[r][c] = x[r] . weight[c]. */
+/* R rows of x against 4 rows of the weight, each in one accumulator: y[r][c] = x[r] . weight[c]. Loops are unrolled, or the
+ * accumulators would live in memory. */
+#define EACH(i, count) _Pragma("GCC unroll 4") for (int i = 0; i < count; i++)
 #define TILE(R) \
     static inline __attribute__((always_inline)) void tile##R(float y[][4], const float *x, const void *w, const int64_t *at, int64_t in, int bf16) { \
         vec acc[R][4]; \
-        memset(acc, 0, sizeof acc); \
+        EACH(r, R) EACH(c, 4) acc[r][c] = (vec){0}; \
         for (int64_t i = 0; i < in; i += W) { \
-            vec w0 = load(w, at[0] + i, bf16), w1 = load(w, at[1] + i, bf16), w2 = load(w, at[2] + i, bf16), w3 = load(w, at[3] + i, bf16); \
-            _Pragma("GCC unroll 4") for (int r = 0; r < R; r++) { \
+            vec weight[4]; \
+            EACH(c, 4) weight[c] = load(w, at[c] + i, bf16); \
+            EACH(r, R) { \
                 vec own = load(x + r * in, i, 0); \
-                acc[r][0] += own * w0, acc[r][1] += own * w1, acc[r][2] += own * w2, acc[r][3] += own * w3; \
+                EACH(c, 4) acc[r][c] += own * weight[c]; \
             } \
         } \
-        for (int r = 0; r < R; r++) for (int c = 0; c < 4; c++) y[r][c] = sum(acc[r][c]); \
+        EACH(r, R) EACH(c, 4) y[r][c] = sum(acc[r][c]); \
     }
 TILE(1) TILE(2) TILE(3) TILE(4)
 
