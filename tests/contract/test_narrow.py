@@ -38,7 +38,7 @@ SHAPE: dict[str, Any] = {
 }
 MODELS: dict[str, Callable[[], Any]] = {
     "grouped heads": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-    "biases": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, num_attention_heads=4)),
+    "biases": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True)),
     "norms of queries and keys": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)),
     "biases of queries, keys and values": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "a window": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
@@ -56,7 +56,12 @@ def compiler() -> Iterator[None]:
 def model(make: Callable[[], Any], compiled: Any, dtype: torch.dtype = torch.float32) -> LlamaModel:
     torch.manual_seed(0)
     choice.pin(None, compiled=compiled)
-    found = cached_model(make().to(dtype))
+    made = make()
+    with torch.no_grad():  # biases begin as zeros and norms as ones, which would hide that they are left out
+        for weight in made.parameters():
+            if weight.dim() == 1:
+                weight.add_(0.2 * torch.randn_like(weight))
+    found = cached_model(made.to(dtype))
     assert isinstance(found, LlamaModel)
     assert (found.compiled is not None) == (compiled == "always")
     return found
