@@ -63,6 +63,11 @@ class KeyValueCache:
         return view
 
     @property
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, `[B, H, S, d]` each: the memory itself."""
+        return self._layers
+
+    @property
     def batch_size(self) -> int:
         """B."""
         return len(self.lengths)
