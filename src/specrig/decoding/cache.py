@@ -77,6 +77,11 @@ class KeyValueCache:
         return self.of_rows(range(self.batch_size), lengths)
 
     @property
+    def apart(self) -> bool:
+        """Whether the rows lie at places of their own in the memory, so that `layers` does not show them."""
+        return self._apart
+
+    @property
     def level(self) -> bool:
         """Whether all rows are equally long, so that one slice of slots serves all of them."""
         return self.batch_size == 1 or len(set(self.lengths)) == 1

@@ -193,7 +193,7 @@ class LlamaModel(CachedModel):
         return block.down.onto(x, view.swiglu(gate_up))
 
     def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
-        if self.compiled is not None and not step.fixed and tokens.numel() <= WIDEST:
+        if self.compiled is not None and not step.fixed and not self.cache.apart and tokens.numel() <= WIDEST:
             logits, hidden = self.compiled(tokens, step, last)
             return self._named(logits), hidden
         hidden = self._hidden(tokens, step, features)
