@@ -10,7 +10,7 @@ from specrig.decoding.drafters.suffix import SuffixTree, likeliest
 from specrig.decoding.drafters.suffix_blend import Place, SuffixBlend, followers
 from specrig.decoding.heads.rest import Datastore, datastore
 
-A, B, X, Y, Z = 1, 2, 7, 8, 9
+A, B, X, Y = 1, 2, 7, 8
 
 
 class Blend(SuffixBlend):
@@ -31,7 +31,7 @@ def drafted(
 ) -> dict[tuple[int, ...], int]:
     """Path of every node -> its place in the tree."""
     tree, store = grown(text), datastore(texts, 100)
-    start = Blend(store, **options).start(tree, text)
+    start = Blend(store, **options).start(tree)
     _, tokens, parents = likeliest(start, lambda place: followers(place, tree, store), nodes, 8, least)
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
@@ -43,7 +43,7 @@ def test_chances_are_those_of_the_example() -> None:
     text = [A, B, X, A, B, X, A, B]
     store = datastore([[A, B, token] for token in (X, X, X, Y, Y, Y, Y, Y, Y)], 100)
     tree = grown(text)
-    place = Blend(store, longest=2, lengths=1).start(tree, text)
+    place = Blend(store, longest=2, lengths=1).start(tree)
     # The longest match in the sequence is `A B X A B` of 5 tokens, seen once; the example's is the one of two tokens.
     assert len(place.own) == 1 and place.own[0][0] == pytest.approx(5 / 6)
     place = Place(((2 / 3, tree.matches[1]),), place.stored)

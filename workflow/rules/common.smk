@@ -53,7 +53,10 @@ if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
 ROOT = str(STUDY.root)
 STUDY_FILE = f"{ROOT}/study.json"
 REPORT = str(STUDY.report)
-PAPER = [str(STUDY.report.with_suffix(".pdf")), str(STUDY.report.parent / "paper" / "main.tex")]
+PAPER = [
+    str(STUDY.report.with_suffix(".pdf")),
+    str(STUDY.report.parent / "paper" / "main.tex"),
+]
 TRACKED = f"{ROOT}/tracked.txt"
 UNTRACKED = f"{ROOT}/tracking-failed.txt"
 # Another store lacks the runs entered so far, so tracking depends on its address. It is digested since it may hold a password.

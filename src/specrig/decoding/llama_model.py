@@ -137,16 +137,16 @@ class LlamaModel(CachedModel):
         # [n, 1, d] for level rows, [B, n, 1, d] for ragged ones or trees.
         cos, sin = self.cos[step.positions].unsqueeze(-2), self.sin[step.positions].unsqueeze(-2)
         grouped = step.fixed or (self.device.type == "cpu" and self.q_heads != self.kv_heads and cos.shape[-3] <= FEW)
-        if not grouped:
-            return View(step, cos, sin, step.masks)
-        # Patterns that hide nothing more share one mask.
-        shared = {id(mask): self.bias(mask) for mask in step.masks if mask is not None}
-        biases = [shared.get(id(mask)) for mask in step.masks]
+        masks = step.masks
+        if grouped:
+            # Patterns that hide nothing more share one mask.
+            shared = {id(mask): self.bias(mask) for mask in masks if mask is not None}
+            masks = [shared.get(id(mask)) for mask in masks]
         if not step.fixed:
-            return View(step, cos, sin, biases, grouped)
+            return View(step, cos, sin, masks, grouped)
         # Only for passes that are recorded: to compile for a prompt's every length would cost more than it gains.
         kind = self.device.type
-        return View(step, cos, sin, biases, grouped, fused(rotate, kind), fused(swiglu, kind))
+        return View(step, cos, sin, masks, grouped, fused(rotate, kind), fused(swiglu, kind))
 
     def bias(self, mask: Tensor) -> Tensor:
         """The mask `[n, end]` or `[B, 1, n, end]` of True where a token sees a slot as `attend_grouped` adds it."""

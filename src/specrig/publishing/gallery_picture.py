@@ -42,6 +42,7 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
         )
         for ax, panel in zip(unused_hidden(axes, len(shown)), shown, strict=True):
             _bars(ax, panel)
+        axes[0][0].set_xlim(left=0)  # last: panels share the axis, and a limit ends its growing
         for ax in axes[-1]:
             ax.set_xlabel("speedup over plain decoding, geometric mean over tasks")
         marks = [
@@ -80,7 +81,6 @@ def _bars(ax: Axes, panel: Panel) -> None:
     spread = np.nan_to_num(np.abs(np.vstack([values - low, high - values])))
     ax.errorbar(values, np.arange(len(names)), xerr=spread, fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5)
     ax.axvline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-    ax.set_xlim(left=0)
     ax.xaxis.set_major_formatter(TIMES)
     ax.grid(axis="y", visible=False)
     ax.set_title(title, loc="left")

@@ -194,13 +194,17 @@ class Suffix(Drafter):
         return Draft(nodes, parents, lengths=lengths)
 
     def matches(self, context: Context) -> list[tuple[float, list[int], list[int]]]:
-        """Count what is new of every unfinished row; returns the `SuffixTree.best` of each row."""
-        options = self.options
+        """Count what is new of every unfinished row; returns the `best` of each row."""
         found: list[tuple[float, list[int], list[int]]] = []
         for tree, tokens, depth in zip(self.trees, context.tokens, context.depths, strict=True):
             if depth:
                 tree.extend(tokens)
-                found.append(tree.best(options.max_spec_factor, depth, options.min_token_prob, branch=self.branches))
+                found.append(self.best(tree, depth))
             else:
                 found.append((0.0, [], []))
         return found
+
+    def best(self, tree: SuffixTree, depth: int) -> tuple[float, list[int], list[int]]:
+        """The draft of a row of at most `depth` levels: the sum of its probabilities, tokens, parents."""
+        options = self.options
+        return tree.best(options.max_spec_factor, depth, options.min_token_prob, branch=self.branches)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field
 
 from specrig.decoding.drafters.suffix import MOST, Child, Node, Suffix, SuffixTree, likeliest
-from specrig.decoding.types import Context, MethodOptions, Resources
+from specrig.decoding.types import MethodOptions, Resources
 
 if TYPE_CHECKING:
     from specrig.decoding.heads.rest import Datastore, Span
@@ -69,22 +69,14 @@ class SuffixBlend(Suffix):
         """It always drafts trees."""
         return True
 
-    def matches(self, context: Context) -> list[tuple[float, list[int], list[int]]]:
-        """The blended tree of every unfinished row, see `likeliest`."""
-        options, found = self.options, list[tuple[float, list[int], list[int]]]()
-        for tree, tokens, depth in zip(self.trees, context.tokens, context.depths, strict=True):
-            if not depth:
-                found.append((0.0, [], []))
-                continue
-            tree.extend(tokens)
+    def best(self, tree: SuffixTree, depth: int) -> tuple[float, list[int], list[int]]:
+        """The blended tree of a row, see `likeliest`."""
+        options = self.options
+        return likeliest(
+            self.start(tree), lambda place: followers(place, tree, self.store), options.nodes, depth, options.min_token_prob
+        )
 
-            def children(place: Place, tree: SuffixTree = tree) -> Iterable[Child[Place]]:
-                return followers(place, tree, self.store)
-
-            found.append(likeliest(self.start(tree, tokens), children, options.nodes, depth, options.min_token_prob))
-        return found
-
-    def start(self, tree: SuffixTree, tokens: list[int]) -> Place:
+    def start(self, tree: SuffixTree) -> Place:
         """Where the end of the sequence stands in each source."""
         own, seen = list[tuple[float, Node]](), 0
         for length in range(len(tree.matches), 0, -1):
@@ -94,7 +86,7 @@ class SuffixBlend(Suffix):
                 seen = node.count
             if len(own) == self.options.lengths:
                 break
-        span = self.store.longest_suffix(tokens, self.options.longest, 1)
+        span = self.store.longest_suffix(tree.text, self.options.longest, 1)
         return Place(tuple(own), None if span is None else (trust(span.length), span))
 
 
