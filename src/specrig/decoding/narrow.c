@@ -1,8 +1,8 @@
 /* One narrow forward pass of a Llama-shaped model on a processor, as one call. See decoding/narrow.py.
  *
- * Activations are float32; weights, cache and results are of the model's type (float32 or bfloat16). Every sum runs in an order that
- * depends on nothing but the token's own context: not on the other tokens of the pass, their number or their places. So a token's
- * logits have the same bits in plain decoding, in a verified chain and on a tree's path.
+ * Sums are float32; weights, cache and results are of the model's type (float32 or bfloat16). Every sum runs in an order that depends
+ * on nothing but the token's own context: not on the other tokens of the pass, their number or their places. So a token's logits have
+ * the same bits in plain decoding, in a verified chain and on a tree's path.
  *
  * Work is split by outputs: each thread computes its share of a product's columns or of the attention's heads; a barrier follows.
  */
@@ -10,12 +10,28 @@
 #include <stdint.h>
 #include <string.h>
 #include <omp.h>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
-#define W 16 /* floats in a vector; all widths are multiples of it */
+#define W 16 /* floats in a vector; all widths but that of the LM head are multiples of it */
 typedef float vec __attribute__((vector_size(4 * W), aligned(4)));
 typedef uint32_t bits __attribute__((vector_size(4 * W), aligned(4)));
+typedef int32_t places __attribute__((vector_size(4 * W), aligned(4)));
 typedef uint16_t half __attribute__((vector_size(2 * W), aligned(2)));
+#define INLINE static inline __attribute__((always_inline))
 
+/* How a product's numbers lie. WHOLE: float32. WIDENED: bfloat16 weights, float32 inputs. PAIRED: both bfloat16, multiplied by the
+ * processor's own instruction for pairs of them. */
+enum { WHOLE, WIDENED, PAIRED };
+#ifdef __AVX512BF16__
+enum { OF_BF16 = PAIRED };
+#else
+enum { OF_BF16 = WIDENED };
+#endif
+
+/* Weights [out, in] of a product lie in blocks of 16 outputs, their last padded: float32 as [out / 16, in, 16], bfloat16 as
+ * [out / 16, in / 2, 16, 2]. */
 typedef struct {
     const void *norm_1, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *norm_2, *gate_up, *down;
     void *keys, *values;  /* [B, K, S, d] */
@@ -37,134 +53,184 @@ typedef struct {
     float *room;
 } Pass;
 
-static inline vec load(const void *from, int64_t at, int bf16) {
+INLINE vec load(const void *from, int64_t at, int bf16) {
     if (!bf16) return *(const vec *)((const float *)from + at);
-    bits wide = __builtin_convertvector(*(const half *)((const uint16_t *)from + at), bits) << 16;
-    vec found;
-    memcpy(&found, &wide, sizeof found);
-    return found;
+    return (vec)(__builtin_convertvector(*(const half *)((const uint16_t *)from + at), bits) << 16);
 }
 
-static inline float get(const void *from, int64_t at, int bf16) {
-    if (!bf16) return ((const float *)from)[at];
-    uint32_t wide = (uint32_t)((const uint16_t *)from)[at] << 16;
-    float found;
-    memcpy(&found, &wide, 4);
-    return found;
+INLINE void store(void *to, int64_t at, vec x, int bf16) {
+    if (!bf16) { *(vec *)((float *)to + at) = x; return; }
+    bits wide = (bits)x; /* to the nearest, ties to even */
+    *(half *)((uint16_t *)to + at) = __builtin_convertvector((wide + 0x7fff + ((wide >> 16) & 1)) >> 16, half);
 }
 
-static inline void put(void *to, int64_t at, float value, int bf16) {
-    if (!bf16) { ((float *)to)[at] = value; return; }
-    uint32_t wide;
-    memcpy(&wide, &value, 4);
-    /* Round to the nearest, ties to even; what is no number stays none. */
-    ((uint16_t *)to)[at] = value != value ? 0x7fc0 : (uint16_t)((wide + 0x7fff + ((wide >> 16) & 1)) >> 16);
+/* e^x to float32's precision; 0 below -87. */
+INLINE vec exponential(vec x) {
+    places seen = x > -87.0f;
+    vec within = (vec)((places)x & seen), times = within * 1.44269504f + 12582912.0f; /* + 1.5 * 2^23 rounds to a whole number */
+    places whole = (places)times - 0x4b400000;
+    times -= 12582912.0f;
+    vec rest = within - times * 0.693359375f + times * 2.12194440e-4f;
+    vec y = 1.9875691500e-4f * rest + 1.3981999507e-3f;
+    y = y * rest + 8.3334519073e-3f;
+    y = y * rest + 4.1665795894e-2f;
+    y = y * rest + 1.6666665459e-1f;
+    y = y * rest + 5.0000001201e-1f;
+    y = y * (rest * rest) + rest + 1.0f;
+    return (vec)(((places)y + (whole << 23)) & seen);
 }
 
-static inline __attribute__((always_inline)) float sum(vec x) {
-    typedef int32_t places __attribute__((vector_size(4 * W)));
-    x += __builtin_shuffle(x, (places){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-    x += __builtin_shuffle(x, (places){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-    x += __builtin_shuffle(x, (places){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
-    x += __builtin_shuffle(x, (places){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
+/* The sums of 16 vectors' numbers, side by side: each adds the numbers 8 apart, then 4, 2 and 1. */
+INLINE vec sums(vec x[W]) {
+#define FOLD(count, low, high) \
+    for (int i = 0; i < count; i++) x[i] = __builtin_shuffle(x[i], x[i + count], low) + __builtin_shuffle(x[i], x[i + count], high);
+    FOLD(8, ((places){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}), ((places){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}))
+    FOLD(4, ((places){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}), ((places){4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31}))
+    FOLD(2, ((places){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}), ((places){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31}))
+    FOLD(1, ((places){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}), ((places){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31}))
+#undef FOLD
     return x[0];
 }
 
-static void rms_norm(float *to, const float *x, const void *weight, int64_t D, double eps, int bf16) {
+INLINE float sum(vec x) {
+    vec alone[W] = {x};
+    return sums(alone)[0];
+}
+
+/* RMSNorm of x [D] (1910.07467). */
+INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, int64_t D, double eps, int bf16, int as_bf16) {
     vec squares = {0};
     for (int64_t i = 0; i < D; i += W) squares += load(x, i, 0) * load(x, i, 0);
     float scale = 1.0f / sqrtf(sum(squares) / D + (float)eps);
-    for (int64_t i = 0; i < D; i += W) *(vec *)(to + i) = load(x, i, 0) * scale * load(weight, i, bf16);
+    for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, i, 0) * scale * load(weight, i, bf16), as_bf16);
 }
 
-/* R rows of x against 4 rows of the weight, each in one accumulator: y[r][c] = x[r] . weight[c]. Loops are unrolled, or the
- * accumulators would live in memory. */
-#define EACH(i, count) _Pragma("GCC unroll 4") for (int i = 0; i < count; i++)
-#define TILE(R) \
-    static inline __attribute__((always_inline)) void tile##R(float y[][4], const float *x, const void *w, const int64_t *at, int64_t in, int bf16) { \
-        vec acc[R][4]; \
-        EACH(r, R) EACH(c, 4) acc[r][c] = (vec){0}; \
-        for (int64_t i = 0; i < in; i += W) { \
-            vec weight[4]; \
-            EACH(c, 4) weight[c] = load(w, at[c] + i, bf16); \
-            EACH(r, R) { \
-                vec own = load(x + r * in, i, 0); \
-                EACH(c, 4) acc[r][c] += own * weight[c]; \
+/* R rows of x [R, in] against N blocks of weights, each of the R * N accumulators in a register: y[r][c] = sum over k of x[r][k] w[c][k]. */
+#define EACH(i, count) _Pragma("GCC unroll 8") for (int i = 0; i < count; i++)
+#define TILE(R, N) \
+    INLINE void tile_##R##_##N(vec y[][4], const void *x, const char *const *w, int64_t in, int kind) { \
+        vec acc[R][N]; \
+        EACH(r, R) EACH(c, N) acc[r][c] = (vec){0}; \
+        for (int64_t k = 0, steps = kind == WHOLE ? in : in / 2; k < steps; k++) { \
+            bits weight[N]; \
+            EACH(c, N) weight[c] = *(const bits *)(w[c] + k * 4 * W); \
+            EACH(r, R) EACH(c, N) { \
+                if (kind == WHOLE) acc[r][c] += ((const float *)x)[r * in + k] * (vec)weight[c]; \
+                else if (kind == WIDENED) { \
+                    acc[r][c] += ((const float *)x)[r * in + 2 * k] * (vec)(weight[c] << 16); \
+                    acc[r][c] += ((const float *)x)[r * in + 2 * k + 1] * (vec)(weight[c] & 0xffff0000); \
+                } else acc[r][c] = PAIRS(acc[r][c], ((const int32_t *)x)[r * in / 2 + k], weight[c]); \
             } \
         } \
-        EACH(r, R) EACH(c, 4) y[r][c] = sum(acc[r][c]); \
+        EACH(r, R) EACH(c, N) y[r][c] = acc[r][c]; \
     }
-TILE(1) TILE(2) TILE(3) TILE(4)
+#ifdef __AVX512BF16__
+#define PAIRS(acc, pair, weights) (vec)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)_mm512_set1_epi32(pair), (__m512bh)(weights))
+#else
+#define PAIRS(acc, pair, weights) (acc)
+#endif
+TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(4, 2) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2)
 
-/* y[r][0..3] of all rows for the weight's rows that begin at `at`. */
-static inline __attribute__((always_inline)) void columns_of(float y[][4], const float *x, int64_t rows, const void *w, const int64_t *at, int64_t in, int bf16) {
-    for (int64_t r = 0; r < rows; r += 4) switch (rows - r) {
-        case 1: tile1(y + r, x + r * in, w, at, in, bf16); break;
-        case 2: tile2(y + r, x + r * in, w, at, in, bf16); break;
-        case 3: tile3(y + r, x + r * in, w, at, in, bf16); break;
-        default: tile4(y + r, x + r * in, w, at, in, bf16);
-    }
-}
-
-/* Columns [from, to) of y [rows, out] = x [rows, in] weight [out, in]^T + bias, added to y where `onto`; as the model's type where `store`. */
-static inline __attribute__((always_inline)) void product_in(void *y, const float *x, int64_t rows, const void *weight, const void *bias, int64_t in, int64_t out,
-                       int64_t from, int64_t to, int onto, int store, float found[][4], int bf16) {
-    for (int64_t j = from; j < to; j += 4) {
-        int64_t last = out - 1, at[4] = {j * in, (j + 1 < out ? j + 1 : last) * in, (j + 2 < out ? j + 2 : last) * in, (j + 3 < out ? j + 3 : last) * in};
-        columns_of(found, x, rows, weight, at, in, bf16);
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t c = 0; c < 4 && j + c < to; c++) {
-                float value = found[r][c] + (bias ? get(bias, j + c, bf16) : 0.0f);
-                if (onto) ((float *)y)[r * out + j + c] += value;
-                else put(y, r * out + j + c, value, store && bf16);
-            }
+INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int N, int kind) {
+    if (N == 4) switch (rows) {
+        case 1: tile_1_4(y, x, w, in, kind); break;
+        case 2: tile_2_4(y, x, w, in, kind); break;
+        case 3: tile_3_4(y, x, w, in, kind); break;
+        default: tile_4_4(y, x, w, in, kind);
+    } else switch (rows) {
+        case 4: tile_4_2(y, x, w, in, kind); break;
+        case 5: tile_5_2(y, x, w, in, kind); break;
+        case 6: tile_6_2(y, x, w, in, kind); break;
+        case 7: tile_7_2(y, x, w, in, kind); break;
+        default: tile_8_2(y, x, w, in, kind);
     }
 }
 
-static void product(void *y, const float *x, int64_t rows, const void *weight, const void *bias, int64_t in, int64_t out, int64_t from,
-                    int64_t to, int onto, int store, float found[][4], int bf16) {
-    if (bf16) product_in(y, x, rows, weight, bias, in, out, from, to, onto, store, found, 1);
-    else product_in(y, x, rows, weight, bias, in, out, from, to, onto, store, found, 0);
+/* Parts of `rows` as even as can be, none above 8: with more than 4 rows, each has at least 4. */
+#define PARTS(rows) \
+    for (int64_t part = 0, parts = ((rows) + 7) / 8, first = 0, many; part < parts && (many = (rows) * (part + 1) / parts - first); first += many, part++)
+
+INLINE int64_t bytes_of(int kind) { return kind == PAIRED ? 2 : 4; } /* of an input */
+
+/* Columns of the blocks [from, to) of y [rows, out] = x [rows, in] weight [out, in]^T + bias, added to y where `onto`. */
+INLINE void product(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out, int64_t from,
+                    int64_t to, int onto, int as_bf16, int kind) {
+    const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
+    const int N = rows <= 4 ? 4 : 2;
+    for (int64_t j = from; j < to; j += N) {
+        const char *at[4];
+        for (int c = 0; c < N; c++) at[c] = weight + (j + c < to ? j + c : j) * block;
+        PARTS(rows) {
+            vec found[8][4];
+            tile(found, x + first * in * bytes_of(kind), many, at, in, N, kind);
+            for (int64_t r = 0; r < many; r++)
+                for (int c = 0; c < N && j + c < to; c++) {
+                    int64_t column = (j + c) * W, place = (first + r) * out + column;
+                    if (column + W <= out) {
+                        if (bias) found[r][c] += load(bias, column, kind != WHOLE);
+                        if (onto) found[r][c] += load(y, place, 0);
+                        store(y, place, found[r][c], as_bf16);
+                    } else { /* the last block of an LM head */
+                        float whole[W];
+                        store(whole, 0, found[r][c], as_bf16);
+                        memcpy((char *)y + place * (as_bf16 ? 2 : 4), whole, (out - column) * (as_bf16 ? 2 : 4));
+                    }
+                }
+        }
+    }
 }
 
-/* Columns [from, to) of y [rows, I] = SiLU(x gate^T) (x up^T); two of the gate and two of the up projection at a time. */
-static inline __attribute__((always_inline)) void swiglu_in(float *y, const float *x, int64_t rows, const void *gate_up, int64_t in, int64_t I, int64_t from, int64_t to, float found[][4], int bf16) {
-    for (int64_t j = from; j < to; j += 2) {
-        int64_t next = j + 1 < I ? j + 1 : j, at[4] = {j * in, (I + j) * in, next * in, (I + next) * in};
-        columns_of(found, x, rows, gate_up, at, in, bf16);
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t c = 0; c < 2 && j + c < to; c++) {
-                float gate = found[r][2 * c], up = found[r][2 * c + 1];
-                y[r * I + j + c] = gate / (1.0f + expf(-gate)) * up;
-            }
+/* Columns of the blocks [from, to) of y [rows, I] = SiLU(x gate^T) (x up^T) (2002.05202). */
+INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, int64_t in, int64_t I, int64_t from, int64_t to, int kind) {
+    const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
+    const int N = rows <= 4 ? 4 : 2;
+    for (int64_t j = from; j < to; j += N / 2) {
+        const char *at[4];
+        for (int c = 0; c < N; c++) at[c] = gate_up + ((c % 2 ? I / W : 0) + (j + c / 2 < to ? j + c / 2 : j)) * block;
+        PARTS(rows) {
+            vec found[8][4];
+            tile(found, x + first * in * bytes_of(kind), many, at, in, N, kind);
+            for (int64_t r = 0; r < many; r++)
+                for (int c = 0; c < N && j + c / 2 < to; c += 2) {
+                    vec gate = found[r][c], up = found[r][c + 1];
+                    store(y, (first + r) * I + (j + c / 2) * W, gate / (1.0f + exponential(-gate)) * up, kind == PAIRED);
+                }
+        }
     }
 }
 
 /* A head's d numbers, normed where the model does that, then rotated by its position (2104.09864, section 3.4). */
-static void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t position, int bf16) {
-    if (norm) rms_norm(x, x, norm, p->d, p->eps, bf16);
+INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t position, int bf16) {
+    if (norm) rms_norm(x, 0, x, norm, p->d, p->eps, bf16, 0);
     const float *cos = p->cos + position * p->d, *sin = p->sin + position * p->d;
     for (int64_t i = 0, h = p->d / 2; i < p->d; i++) to[i] = x[i] * cos[i] + x[i < h ? i + h : i - h] * sin[i];
 }
 
-/* Attention of one query q [d] over the slots that it sees, in the order of the slots; what it does not see adds nothing. */
-static inline __attribute__((always_inline)) void attend(float *to, const float *q, const void *keys, const void *values, const uint8_t *mask, int64_t end, int64_t d, float *scores, int bf16) {
+/* Attention of one query q [d] over the slots that it sees, in the order of the slots; what it does not see adds nothing. scores: room
+ * for `end` numbers, rounded up to whole vectors. */
+INLINE void attend(void *to, int64_t at, const float *q, const void *keys, const void *values, const uint8_t *mask, int64_t end, int64_t d,
+                   float *scores, int bf16, int as_bf16) {
     float highest = -INFINITY, total = 0.0f, scale = 1.0f / sqrtf((float)d);
-    for (int64_t s = 0; s < end; s++) {
-        if (mask && !mask[s]) continue;
-        vec dot = {0};
-        for (int64_t i = 0; i < d; i += W) dot += load(q, i, 0) * load(keys, s * d + i, bf16);
-        scores[s] = sum(dot) * scale;
-        if (scores[s] > highest) highest = scores[s];
+    for (int64_t first = 0; first < end; first += W) {
+        vec dots[W] = {{0}};
+        EACH(s, W) {
+            int64_t slot = first + s < end ? first + s : end - 1;
+            for (int64_t i = 0; i < d; i += W) dots[s] += load(q, i, 0) * load(keys, slot * d + i, bf16);
+        }
+        store(scores, first, sums(dots) * scale, 0);
+        for (int64_t s = first; s < first + W; s++) {
+            if (s >= end || (mask && !mask[s])) scores[s] = -INFINITY;
+            if (scores[s] > highest) highest = scores[s];
+        }
     }
-    memset(to, 0, d * sizeof *to);
-    for (int64_t s = 0; s < end; s++) {
-        if (mask && !mask[s]) continue;
-        float weight = expf(scores[s] - highest);
-        total += weight;
-        for (int64_t i = 0; i < d; i += W) *(vec *)(to + i) += weight * load(values, s * d + i, bf16);
+    for (int64_t s = 0; s < end; s += W) store(scores, s, exponential(load(scores, s, 0) - highest), 0);
+    for (int64_t s = 0; s < end; s++) total += scores[s];
+    for (int64_t i = 0; i < d; i += W) {
+        vec mixed = {0};
+        for (int64_t s = 0; s < end; s++)
+            if (scores[s] > 0.0f) mixed += scores[s] * load(values, s * d + i, bf16); /* what is not seen may be no number */
+        store(to, at + i, mixed / total, as_bf16);
     }
-    for (int64_t i = 0; i < d; i++) to[i] /= total;
 }
 
 static inline int64_t shared(int64_t rows, const Pass *p) { /* floats that all threads share */
@@ -172,63 +238,59 @@ static inline int64_t shared(int64_t rows, const Pass *p) { /* floats that all t
 }
 
 static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each thread */
-    return (rows * p->D + rows * 4 + p->S + W - 1) / W * W;
+    return rows * p->D + p->d + (p->S + W - 1) / W * W;
 }
 
 int64_t room(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
 
-/* A thread's share of `count` pieces of `step` each. */
-#define SHARE(count, step) \
-    int64_t pieces = ((count) + (step) - 1) / (step), from = pieces * t / T * (step), to = pieces * (t + 1) / T * (step); \
-    if (to > (count)) to = (count);
+/* A thread's share of `count` pieces. */
+#define SHARE(count) int64_t from = (count) * t / T, to = (count) * (t + 1) / T;
 
-static inline __attribute__((always_inline)) void run(const Pass *p, int t, int T, int bf16) {
+INLINE void run(const Pass *p, int t, int T, int kind) {
+    const int bf16 = kind != WHOLE, inputs = kind == PAIRED; /* the type of weights, cache and results; that of products' inputs */
     const int64_t rows = p->B * p->n, D = p->D, H = p->H, K = p->K, d = p->d, I = p->I, Q = (H + 2 * K) * d;
     float *x = p->room, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
-    float *mine = inner + rows * I + own(rows, p) * t, *normed = mine, *scores = mine + rows * D + rows * 4;
-    float(*found)[4] = (float(*)[4])(mine + rows * D);
-    { SHARE(rows, 1) for (int64_t r = from; r < to; r++) for (int64_t i = 0; i < D; i++) x[r * D + i] = get(p->embedding, p->tokens[r] * D + i, bf16); }
+    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * D, *scores = turned + d;
+    char *const input = (char *)normed;
+    { SHARE(rows) for (int64_t r = from; r < to; r++) for (int64_t i = 0; i < D; i += W) store(x, r * D + i, load(p->embedding, p->tokens[r] * D + i, bf16), 0); }
     #pragma omp barrier
     for (int64_t l = 0; l < p->layers; l++) {
         const Layer *layer = p->layer + l;
-        if (layer->stream) { SHARE(rows * D, 1) for (int64_t i = from; i < to; i++) put(layer->stream, i, x[i], bf16); }
-        for (int64_t r = 0; r < rows; r++) rms_norm(normed + r * D, x + r * D, layer->norm_1, D, p->eps, bf16);
-        { SHARE(Q, 4) product(qkv, normed, rows, layer->qkv, layer->qkv_bias, D, Q, from, to, 0, 0, found, bf16); }
+        if (layer->stream) { SHARE(rows * D / W) for (int64_t i = from * W; i < to * W; i += W) store(layer->stream, i, load(x, i, 0), bf16); }
+        for (int64_t r = 0; r < rows; r++) rms_norm(input, r * D, x + r * D, layer->norm_1, D, p->eps, bf16, inputs);
+        { SHARE(Q / W) product(qkv, input, rows, layer->qkv, layer->qkv_bias, D, Q, from, to, 0, 0, kind); }
         #pragma omp barrier
-        { SHARE(rows * K, 1) for (int64_t item = from; item < to; item++) { /* keys and values into the cache */
+        { SHARE(rows * K) for (int64_t item = from; item < to; item++) { /* keys and values into the cache */
             int64_t r = item / K, head = item % K, place = ((r / p->n * K + head) * p->S + p->slots[r]) * d;
             float *key = qkv + r * Q + (H + head) * d, *value = key + K * d;
-            rotate(normed, key, layer->k_norm, p, p->positions[r], bf16);
-            for (int64_t i = 0; i < d; i++) put(layer->keys, place + i, normed[i], bf16), put(layer->values, place + i, value[i], bf16);
+            rotate(turned, key, layer->k_norm, p, p->positions[r], bf16);
+            for (int64_t i = 0; i < d; i += W) store(layer->keys, place + i, load(turned, i, 0), bf16), store(layer->values, place + i, load(value, i, 0), bf16);
         } }
         #pragma omp barrier
-        { SHARE(rows * H, 1) for (int64_t item = from; item < to; item++) {
+        { SHARE(rows * H) for (int64_t item = from; item < to; item++) {
             int64_t r = item / H, head = item % H, b = r / p->n, place = (b * K + head / (H / K)) * p->S * d * (bf16 ? 2 : 4);
             const uint8_t *mask = layer->mask ? layer->mask + ((p->mask_rows > 1 ? b : 0) * p->n + r % p->n) * p->end : 0;
-            rotate(normed, qkv + r * Q + head * d, layer->q_norm, p, p->positions[r], bf16);
-            attend(attended + item * d, normed, (const char *)layer->keys + place, (const char *)layer->values + place, mask, p->end, d, scores, bf16);
+            rotate(turned, qkv + r * Q + head * d, layer->q_norm, p, p->positions[r], bf16);
+            attend(attended, item * d, turned, (const char *)layer->keys + place, (const char *)layer->values + place, mask, p->end, d, scores, bf16, inputs);
         } }
         #pragma omp barrier
-        { SHARE(D, 4) product(x, attended, rows, layer->out, layer->out_bias, H * d, D, from, to, 1, 0, found, bf16); }
+        { SHARE(D / W) product(x, (char *)attended, rows, layer->out, layer->out_bias, H * d, D, from, to, 1, 0, kind); }
         #pragma omp barrier
-        for (int64_t r = 0; r < rows; r++) rms_norm(normed + r * D, x + r * D, layer->norm_2, D, p->eps, bf16);
-        { SHARE(I, 2) swiglu_in(inner, normed, rows, layer->gate_up, D, I, from, to, found, bf16); }
+        for (int64_t r = 0; r < rows; r++) rms_norm(input, r * D, x + r * D, layer->norm_2, D, p->eps, bf16, inputs);
+        { SHARE(I / W) swiglu(inner, input, rows, layer->gate_up, D, I, from, to, kind); }
         #pragma omp barrier
-        { SHARE(D, 4) product(x, inner, rows, layer->down, 0, I, D, from, to, 1, 0, found, bf16); }
+        { SHARE(D / W) product(x, (char *)inner, rows, layer->down, 0, I, D, from, to, 1, 0, kind); }
         #pragma omp barrier
     }
-    for (int64_t r = 0; r < rows; r++) {
-        rms_norm(normed + r * D, x + r * D, p->norm, D, p->eps, bf16);
-        if (t == 0) for (int64_t i = 0; i < D; i++) put(p->hidden, r * D + i, normed[r * D + i], bf16);
-    }
-    for (int64_t i = 0; i < p->wanted; i++) memmove(normed + i * D, normed + p->rows[i] * D, D * sizeof *normed);
-    { SHARE(p->V, 4) product(p->logits, normed, p->wanted, p->head, 0, D, p->V, from, to, 0, 1, found, bf16); }
+    { SHARE(rows) for (int64_t r = from; r < to; r++) rms_norm(p->hidden, r * D, x + r * D, p->norm, D, p->eps, bf16, bf16); }
+    for (int64_t i = 0; i < p->wanted; i++) rms_norm(input, i * D, x + p->rows[i] * D, p->norm, D, p->eps, bf16, inputs);
+    { SHARE((p->V + W - 1) / W) product(p->logits, input, p->wanted, p->head, 0, D, p->V, from, to, 0, bf16, kind); }
 }
+
+static void run_float32(const Pass *p, int t, int T) { run(p, t, T, WHOLE); }
+static void run_bfloat16(const Pass *p, int t, int T) { run(p, t, T, OF_BF16); }
 
 void forward(const Pass *p) {
     #pragma omp parallel num_threads(p->threads)
-    {
-        int t = omp_get_thread_num(), T = omp_get_num_threads();
-        if (p->bf16) run(p, t, T, 1); else run(p, t, T, 0);
-    }
+    (p->bf16 ? run_bfloat16 : run_float32)(p, omp_get_thread_num(), omp_get_num_threads());
 }

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno")
 VECTOR = 16
-"""Floats in a vector; every width of a model that is served is a multiple of it."""
+"""Floats in a vector; every width of a model that is served is a multiple of it, but for its vocabulary."""
 WIDEST = 16
 """Most tokens of a pass, all rows together. For wider ones, as for prompts, libraries for large products are better."""
 LARGEST = 1 << 30
@@ -133,23 +133,31 @@ def faster(model: LlamaModel, compiled: NarrowPass) -> bool:
     return gain > 1.0
 
 
+def packed(weight: Tensor) -> Tensor:
+    """A weight `[out, in]` in blocks of `VECTOR` outputs, the last padded: `[out / 16, in, 16]`, bfloat16 `[out / 16, in / 2, 16, 2]`."""
+    out, into = weight.shape
+    together = 2 if weight.dtype == torch.bfloat16 else 1  # inputs whose numbers lie side by side
+    whole = torch.nn.functional.pad(weight, (0, 0, 0, -out % VECTOR))
+    return whole.view(-1, VECTOR, into // together, together).transpose(1, 2).contiguous()
+
+
 class NarrowPass:
-    """One model's narrow passes. It reads the model's own weights, which must not be reordered, and writes to the model's cache."""
+    """One model's narrow passes. It has a copy of the products' weights in a layout of its own, and writes to the model's cache."""
 
     def __init__(self, model: LlamaModel) -> None:
-        """model: one that `serves`."""
+        """model: one that `serves`, none of whose weights is reordered."""
         self.model = model
         self.kept = range(model.layers)  # the layers that a pass runs
         self.library = library()
-        self._weights = [layer.weight for layer in model.linears()]  # the model may go on to reordered copies of its own
+        self._weights: list[Tensor] = []
         self.alone = model.weight_bytes() <= ALONE
         self.layers = (_Layer * model.layers)()
         for layer, block in zip(self.layers, model.blocks, strict=True):
             layer.norm_1, layer.norm_2 = _at(block.norm_1), _at(block.norm_2)
-            layer.qkv, layer.qkv_bias = _at(block.qkv.weight), _at(block.qkv.bias)
+            layer.qkv, layer.qkv_bias = self._packed(block.qkv.weight), _at(block.qkv.bias)
             layer.q_norm, layer.k_norm = _at(block.q_norm), _at(block.k_norm)
-            layer.out, layer.out_bias = _at(block.out.weight), _at(block.out.bias)
-            layer.gate_up, layer.down = _at(block.gate_up.weight), _at(block.down.weight)
+            layer.out, layer.out_bias = self._packed(block.out.weight), _at(block.out.bias)
+            layer.gate_up, layer.down = self._packed(block.gate_up.weight), self._packed(block.down.weight)
         self.told = _Pass(
             layers=model.layers,
             D=model.hidden_size,
@@ -162,7 +170,7 @@ class NarrowPass:
             eps=model.eps,
             embedding=_at(model.embedding),
             norm=_at(model.norm),
-            head=_at(model.head.weight),
+            head=self._packed(model.head.weight),
             layer=self.layers,
         )
         self._begin()
@@ -186,8 +194,12 @@ class NarrowPass:
 
     def say_with(self, weight: Tensor) -> None:
         """Compute logits with another LM head `[V, D]` from now on."""
-        self._weights.append(weight)
-        self.told.V, self.told.head = len(weight), _at(weight)
+        self.told.V, self.told.head = len(weight), self._packed(weight)
+
+    def _packed(self, weight: Tensor) -> int:
+        """Where a copy of the weight `[out, in]` lies as `narrow.c` reads it."""
+        self._weights.append(packed(weight))
+        return self._weights[-1].data_ptr()
 
     def __call__(self, tokens: Tensor, step: Step, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
         """As `CachedModel._run`."""
