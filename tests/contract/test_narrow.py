@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from specrig.decoding import narrow
+from specrig.decoding import compiled, narrow
 from specrig.decoding.drafters import registry
 from specrig.decoding.linear import choice
 from specrig.decoding.llama_model import LlamaModel
@@ -47,15 +47,15 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(autouse=True)
 def compiler() -> Iterator[None]:
-    if narrow.library() is None:
+    if compiled.library() is None:
         pytest.skip("no C compiler here: passes run in torch, which the other tests cover")
     yield
     choice.pin(None)
 
 
-def model(make: Callable[[], Any], compiled: Any, dtype: torch.dtype = torch.float32) -> LlamaModel:
+def model(make: Callable[[], Any], way: Any, dtype: torch.dtype = torch.float32) -> LlamaModel:
     torch.manual_seed(0)
-    choice.pin(None, compiled=compiled)
+    choice.pin(None, compiled=way)
     made = make()
     with torch.no_grad():  # biases begin as zeros and norms as ones, which would hide that they are left out
         for weight in made.parameters():
@@ -63,7 +63,7 @@ def model(make: Callable[[], Any], compiled: Any, dtype: torch.dtype = torch.flo
                 weight.add_(0.2 * torch.randn_like(weight))
     found = cached_model(made.to(dtype))
     assert isinstance(found, LlamaModel)
-    assert (found.compiled is not None) == (compiled == "always")
+    assert (found.compiled is not None) == (way == "always")
     return found
 
 
@@ -139,10 +139,10 @@ def test_methods_decode_what_plain_decoding_does(lab: Lab, method: str) -> None:
 
 
 def test_without_a_compiler_passes_run_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow.shutil, "which", lambda name: None)
-    narrow.library.cache_clear()
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    compiled.library.cache_clear()
     try:
         choice.pin(None, compiled="always")
         assert cached_model(MODELS["grouped heads"]()).compiled is None
     finally:
-        narrow.library.cache_clear()
+        compiled.library.cache_clear()

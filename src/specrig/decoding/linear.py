@@ -1,8 +1,8 @@
 """A linear layer that uses the kernel that is fastest for a few rows on this processor.
 
-Decoding multiplies one to a few dozen rows by large weights, which no library is made for, and which kernel does it best depends on the
-processor and on the precision. So both are timed when a weight of a new shape comes, `plain` (`F.linear`) and `reordered` (weights laid
-out once for oneDNN), and one of them computes every pass, narrow or wide, plain or verifying. `docs/log.md` has the measurements.
+Decoding multiplies one to a few dozen rows by large weights, and which kernel does it best depends on the processor and on the precision.
+So they are timed when a weight of a new shape comes: `plain` (`F.linear`), `reordered` (weights laid out once for oneDNN), and `compiled`
+(`decoding.compiled`, for narrow passes; wider ones stay plain). `docs/log.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-Kernel = Literal["plain", "reordered"]
+from specrig.decoding import compiled
+
+Kernel = Literal["plain", "reordered", "compiled"]
 Compiled = Literal["auto", "always", "never"]
-ROWS = (1, 5, 16)
-"""Row counts that are timed: plain decoding, a verified chain, a small tree."""
+ROWS = (1, 8)
+"""Row counts that are timed: plain decoding, and a verified chain or small tree."""
 ROWS_HINT = 8
 """The row count that weights are reordered for. Measured: hints from 2 to 32 give the same layout, which is good for 1 to 200 rows."""
 SMALL = 1 << 14
 """Weights with fewer elements stay plain: calling the reordered kernel would cost more than it saves."""
 MARGIN = 0.95
-"""Plain products are preferred where they take less than this part of the time of reordered ones."""
-LIMIT_S = 0.8
+"""Another kernel is taken where it needs less than this part of the time of reordered weights."""
+LIMIT_S = 1.0
 """Seconds that a process spends on timing; shapes that come later are reordered."""
-REPEATS = 5
+REPEATS = 3
 
 
 class Choice:
@@ -72,8 +74,9 @@ class Choice:
             self.seconds[key] = timed(weight)
             self._spent += perf_counter() - started
         times = self.seconds[key]
-        ratio = statistics.geometric_mean(a / b for a, b in zip(times["plain"], times["reordered"], strict=True))
-        return "plain" if ratio < MARGIN else "reordered"
+        least: dict[Kernel, float] = {kernel: statistics.geometric_mean(seconds) for kernel, seconds in times.items()}
+        fastest = min(least, key=lambda kernel: least[kernel])
+        return fastest if least[fastest] < MARGIN * least["reordered"] else "reordered"
 
 
 def timed(weight: Tensor) -> dict[Kernel, list[float]]:
@@ -82,10 +85,10 @@ def timed(weight: Tensor) -> dict[Kernel, list[float]]:
     Before each the caches are filled with something else, for a pass comes back to a weight when all the others have been read.
     """
     others = torch.zeros(8 << 20)
-    layers: dict[Kernel, Callable[[Tensor], Tensor]] = {
-        "plain": Linear(weight, kernel="plain"),
-        "reordered": Linear(weight, kernel="reordered"),
-    }
+    kernels: list[Kernel] = ["plain", "reordered"]
+    if choice.compiled != "never" and compiled.multiplies(weight, None):
+        kernels.append("compiled")
+    layers: dict[Kernel, Callable[[Tensor], Tensor]] = {kernel: Linear(weight, kernel=kernel) for kernel in kernels}
     found: dict[Kernel, list[float]] = {kernel: [] for kernel in layers}
     with torch.inference_mode():
         for rows in ROWS:
@@ -120,25 +123,36 @@ choice = Choice()
 class Linear:
     """`x @ weight.T + bias` with the weight kept in the layout that is fastest here."""
 
-    __slots__ = ("bias", "in_place", "packed", "weight", "width")
+    __slots__ = ("bias", "blocks", "in_place", "outputs", "packed", "weight", "width")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, kernel: Kernel | None = None) -> None:
         """weight: `[out, in]`; bias: `[out]`; kernel: None leaves it to `choice`."""
         self.weight, self.bias = weight, bias
-        self.width = weight.shape[1]
+        self.outputs, self.width = weight.shape
         self.packed = False
+        self.blocks: Tensor | None = None
+        """The weight as compiled code reads it, which then multiplies up to `WIDEST` rows; None: one kernel for all."""
         self.in_place = weight.device.type == "cuda" and bias is None  # see `onto`
         self.use(kernel or choice.of(weight))
 
     def use(self, kernel: Kernel) -> None:
         """Compute with this kernel from now on. A reordered weight stays so."""
+        if kernel == "compiled" and compiled.multiplies(self.dense(), self.bias):
+            self.lay_out()
         if kernel == "reordered" and not self.packed:
             with torch.inference_mode():
                 self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS_HINT)
             self.packed = True
 
+    def lay_out(self) -> None:
+        """Keep another copy of the weight, for compiled code."""
+        if self.blocks is None:
+            self.blocks = compiled.blocked(self.dense())
+
     def __call__(self, x: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
+        if self.blocks is not None and x.numel() <= compiled.WIDEST * self.width:
+            return compiled.product(x, self.blocks, self.bias, self.outputs)
         if self.packed:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return result

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.decoding import narrow
+from specrig.decoding.compiled import WIDEST
 from specrig.decoding.device import at_each
 from specrig.decoding.linear import Linear, choice
 from specrig.decoding.model import CachedModel, Step
-from specrig.decoding.narrow import WIDEST, NarrowPass
+from specrig.decoding.narrow import NarrowPass
 from specrig.decoding.pointwise import Arithmetic, fused, rotate, swiglu
 
 FEW = 64
@@ -106,10 +107,12 @@ class LlamaModel(CachedModel):
     def settle(self) -> None:
         """Choose what computes: a kernel for each weight, and for narrow passes compiled code where that is faster."""
         compiled = NarrowPass(self) if choice.compiled != "never" and narrow.serves(self) else None
-        for layer in self.linears():
-            layer.use(choice.of(layer.weight))
         if compiled is not None and (choice.compiled == "always" or narrow.faster(self, compiled)):
             self.compiled = compiled
+        for layer in self.linears():
+            if self.compiled is None:
+                layer.blocks = None
+            layer.use(choice.of(layer.weight))
 
     def linears(self) -> list[Linear]:
         """All products of a pass."""
@@ -226,4 +229,4 @@ class LlamaModel(CachedModel):
         """From now on compute logits for the tokens `drafted` `[Vd]` alone: a large LM head is most of a small draft's pass."""
         self.head, self.drafted = self.head.among(drafted), drafted
         if self.compiled is not None:
-            self.compiled.say_with(self.head.dense())
+            self.compiled.say_with(self.head)

@@ -1,4 +1,4 @@
-"""Narrow passes of a Llama-shaped model on a processor, each as one call of compiled code (`narrow.c`), where there is a compiler.
+"""Narrow passes of a Llama-shaped model on a processor, each as one call of compiled code (`decoding.compiled`).
 
 A small model's pass is some fifty calls a layer, each a few microseconds of Python and dispatch; a large one's waits between calls while
 memory idles. Here one call runs all layers, with the threads kept together throughout. A token's logits depend, to the last bit, on its
@@ -8,38 +8,24 @@ own context alone: not on how many tokens run beside it, nor on whether it stand
 from __future__ import annotations
 
 import copy
-import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
-from functools import cache
+from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 from math import inf
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from specrig.decoding.compiled import ALONE, VECTOR, library
+
 if TYPE_CHECKING:
+    from specrig.decoding.linear import Linear
     from specrig.decoding.llama_model import LlamaModel
     from specrig.decoding.model import Step
 
-SOURCE = Path(__file__).with_suffix(".c")
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno")
-VECTOR = 16
-"""Floats in a vector; every width of a model that is served is a multiple of it, but for its vocabulary."""
-WIDEST = 16
-"""Most tokens of a pass, all rows together. For wider ones, as for prompts, libraries for large products are better."""
 LARGEST = 1 << 30
 """Bytes of weights up to which a model gets compiled passes: its weights are then held twice, for wide passes in a library's layout."""
-ALONE = 6 << 20
-"""Bytes of weights up to which one thread runs a pass: what a core's own caches nearly hold is read faster than threads can agree."""
 CONTEXT = 64
 """Tokens before the passes that are timed."""
 REPEATS = 5
@@ -63,45 +49,9 @@ class _Pass(Structure):
     ]
 
 
-@cache
-def library() -> Any:
-    """The compiled code, or None where there is no compiler or what it makes does not load. It is compiled once for a kind of processor."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        return None
-    try:
-        # The link names no OpenMP library: the one that torch has loaded serves, so that no two sets of threads wait for each other.
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specrig"
-        made = folder / f"narrow-{_fingerprint(compiler)}.so"
-        if not made.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-                part, whole = Path(unfinished) / "narrow.o", Path(unfinished) / "narrow.so"
-                subprocess.run([compiler, *FLAGS, "-c", str(SOURCE), "-o", str(part)], check=True, capture_output=True)
-                subprocess.run([compiler, "-shared", str(part), "-o", str(whole), "-lm"], check=True, capture_output=True)
-                whole.replace(made)
-        loaded = ctypes.CDLL(str(made))
-    except (OSError, subprocess.CalledProcessError, RuntimeError):
-        return None
-    loaded.room.restype = c_int64
-    loaded.room.argtypes = loaded.forward.argtypes = [POINTER(_Pass)]
-    loaded.forward.restype = None
-    return loaded
-
-
-def _fingerprint(compiler: str) -> str:
-    """Of everything that the compiled code depends on: its source, the flags, the compiler and the processor's instructions."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else [platform.processor()]
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
-    told = (SOURCE.read_text(encoding="utf-8"), *FLAGS, version, flags)
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
-
-
 def serves(model: LlamaModel) -> bool:
     """Whether this model's passes can run in compiled code here: on a processor, in a precision and in widths that it knows."""
-    widths = (model.hidden_size, model.q_heads * model.head_width, model.head_width, model.blocks[0].down.weight.shape[-1])
+    widths = (model.hidden_size, model.q_heads * model.head_width, model.head_width, model.blocks[0].down.width)
     return (
         model.device.type == "cpu"
         and model.dtype in (torch.float32, torch.bfloat16)
@@ -133,44 +83,37 @@ def faster(model: LlamaModel, compiled: NarrowPass) -> bool:
     return gain > 1.0
 
 
-def packed(weight: Tensor) -> Tensor:
-    """A weight `[out, in]` in blocks of `VECTOR` outputs, the last padded: `[out / 16, in, 16]`, bfloat16 `[out / 16, in / 2, 16, 2]`."""
-    out, into = weight.shape
-    together = 2 if weight.dtype == torch.bfloat16 else 1  # inputs whose numbers lie side by side
-    whole = torch.nn.functional.pad(weight, (0, 0, 0, -out % VECTOR))
-    return whole.view(-1, VECTOR, into // together, together).transpose(1, 2).contiguous()
-
-
 class NarrowPass:
-    """One model's narrow passes. It has a copy of the products' weights in a layout of its own, and writes to the model's cache."""
+    """One model's narrow passes. It reads the model's own weights, as `Linear.lay_out` lays them out, and writes to the model's cache."""
 
     def __init__(self, model: LlamaModel) -> None:
-        """model: one that `serves`, none of whose weights is reordered."""
+        """model: one that `serves`."""
         self.model = model
         self.kept = range(model.layers)  # the layers that a pass runs
         self.library = library()
-        self._weights: list[Tensor] = []
+        for layer in model.linears():
+            layer.lay_out()
         self.alone = model.weight_bytes() <= ALONE
         self.layers = (_Layer * model.layers)()
         for layer, block in zip(self.layers, model.blocks, strict=True):
             layer.norm_1, layer.norm_2 = _at(block.norm_1), _at(block.norm_2)
-            layer.qkv, layer.qkv_bias = self._packed(block.qkv.weight), _at(block.qkv.bias)
+            layer.qkv, layer.qkv_bias = _at(block.qkv.blocks), _at(block.qkv.bias)
             layer.q_norm, layer.k_norm = _at(block.q_norm), _at(block.k_norm)
-            layer.out, layer.out_bias = self._packed(block.out.weight), _at(block.out.bias)
-            layer.gate_up, layer.down = self._packed(block.gate_up.weight), self._packed(block.down.weight)
+            layer.out, layer.out_bias = _at(block.out.blocks), _at(block.out.bias)
+            layer.gate_up, layer.down = _at(block.gate_up.blocks), _at(block.down.blocks)
         self.told = _Pass(
             layers=model.layers,
             D=model.hidden_size,
             H=model.q_heads,
             K=model.kv_heads,
             d=model.head_width,
-            I=model.blocks[0].down.weight.shape[-1],
-            V=model.head.weight.shape[0],
+            I=model.blocks[0].down.width,
+            V=model.head.outputs,
             bf16=model.dtype == torch.bfloat16,
             eps=model.eps,
             embedding=_at(model.embedding),
             norm=_at(model.norm),
-            head=self._packed(model.head.weight),
+            head=_at(model.head.blocks),
             layer=self.layers,
         )
         self._begin()
@@ -192,14 +135,10 @@ class NarrowPass:
         found._begin()
         return found
 
-    def say_with(self, weight: Tensor) -> None:
-        """Compute logits with another LM head `[V, D]` from now on."""
-        self.told.V, self.told.head = len(weight), self._packed(weight)
-
-    def _packed(self, weight: Tensor) -> int:
-        """Where a copy of the weight `[out, in]` lies as `narrow.c` reads it."""
-        self._weights.append(packed(weight))
-        return self._weights[-1].data_ptr()
+    def say_with(self, head: Linear) -> None:
+        """Compute logits with another LM head from now on."""
+        head.lay_out()
+        self.told.V, self.told.head = head.outputs, _at(head.blocks)
 
     def __call__(self, tokens: Tensor, step: Step, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
         """As `CachedModel._run`."""
@@ -224,10 +163,10 @@ class NarrowPass:
         )
         told.tokens, told.positions, told.slots = tokens.data_ptr(), positions.data_ptr(), slots.data_ptr()
         told.rows, told.hidden, told.logits = rows.data_ptr(), hidden.data_ptr(), logits.data_ptr()
-        if (needed := self.library.room(told)) > len(self.room):
+        if (needed := self.library.room(byref(told))) > len(self.room):
             self.room = torch.empty(needed)
             told.room = self.room.data_ptr()
-        self.library.forward(told)
+        self.library.forward(byref(told))
         del masks  # until here the call read it
         if streams:
             model.features = torch.cat(streams, -1)

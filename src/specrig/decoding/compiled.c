@@ -1,4 +1,5 @@
-/* One narrow forward pass of a Llama-shaped model on a processor, as one call. See decoding/narrow.py.
+/* Products of a few rows with large weights on a processor, and a narrow forward pass of a Llama-shaped model as one call. See
+ * decoding/compiled.py and decoding/narrow.py.
  *
  * Sums are float32; weights, cache and results are of the model's type (float32 or bfloat16). Every sum runs in an order that depends
  * on nothing but the token's own context: not on the other tokens of the pass, their number or their places. So a token's logits have
@@ -170,7 +171,7 @@ INLINE void product(void *y, const char *x, int64_t rows, const char *weight, co
                         if (bias) found[r][c] += load(bias, column, kind != WHOLE);
                         if (onto) found[r][c] += load(y, place, 0);
                         store(y, place, found[r][c], as_bf16);
-                    } else { /* the last block of an LM head */
+                    } else { /* a last block that is padded; it has no bias */
                         float whole[W];
                         store(whole, 0, found[r][c], as_bf16);
                         memcpy((char *)y + place * (as_bf16 ? 2 : 4), whole, (out - column) * (as_bf16 ? 2 : 4));
@@ -294,3 +295,17 @@ void forward(const Pass *p) {
     #pragma omp parallel num_threads(p->threads)
     (p->bf16 ? run_bfloat16 : run_float32)(p, omp_get_thread_num(), omp_get_num_threads());
 }
+
+/* y [rows, out] = x [rows, in] weight [out, in]^T + bias, x and y of the weight's type; PAIRED or WHOLE alone. */
+void linear(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out, int bf16, int threads) {
+    #pragma omp parallel num_threads(threads)
+    {
+        int t = omp_get_thread_num(), T = omp_get_num_threads();
+        SHARE((out + W - 1) / W)
+        if (bf16) product(y, x, rows, weight, bias, in, out, from, to, 0, 1, OF_BF16);
+        else product(y, x, rows, weight, bias, in, out, from, to, 0, 0, WHOLE);
+    }
+}
+
+/* Bytes of an input of `linear` for a bfloat16 weight. */
+int64_t input_bytes(void) { return bytes_of(OF_BF16); }
