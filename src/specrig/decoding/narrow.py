@@ -89,7 +89,7 @@ class NarrowPass:
     def __init__(self, model: LlamaModel) -> None:
         """model: one that `serves`."""
         self.model = model
-        self.kept = range(model.layers)  # the layers that a pass runs
+        self.kept: Sequence[int] = range(model.layers)  # the layers that a pass runs
         self.library = library()
         for layer in model.linears():
             layer.lay_out()
@@ -125,9 +125,9 @@ class NarrowPass:
         self._tables: tuple[Tensor, Tensor]
 
     def of(self, thin: LlamaModel) -> NarrowPass:
-        """Those of a copy of the model that leaves layers out. The weights are these, so this must live as long."""
+        """Those of a copy of the model, with the same weights, that leaves layers out."""
         found = copy.copy(self)
-        found.model, found._whole = thin, self
+        found.model = thin
         found.kept = [index for index in self.kept if index not in thin.skipped]
         found.layers = (_Layer * len(found.kept))(*(self.layers[index] for index in found.kept))
         found.told = _Pass.from_buffer_copy(self.told)
