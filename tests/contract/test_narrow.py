@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from specrig.decoding import compiled, narrow
+from specrig.decoding.compiled import WIDEST
 from specrig.decoding.drafters import registry
 from specrig.decoding.linear import choice
 from specrig.decoding.llama_model import LlamaModel
@@ -95,7 +96,7 @@ def test_compiled_passes_say_what_torch_says(name: str, dtype: torch.dtype, tole
 def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> None:
     """To the last bit: one by one, as a chain, on a tree's path, and in a batch beside a longer row."""
     found = model(MODELS[name], "always", dtype)
-    tokens = [7, 9, 11, 13, 21]
+    tokens = [7, 9, 11, 13, 21, *range(30, 30 + WIDEST - 5)]
 
     def begun(*prompts: list[int]) -> None:
         found.start(len(prompts), 128)
@@ -110,8 +111,11 @@ def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> 
         plain.append(found.forward(torch.tensor([[token]]))[0][0, 0])
         found.keep([[0]])
     expected = torch.stack(plain)
+    for width in range(2, WIDEST + 1):
+        begun(prompt)
+        assert torch.equal(found.forward(torch.tensor([tokens[:width]]))[0][0], expected[:width]), width
+    tokens, expected = tokens[:5], expected[:5]
     begun(prompt)
-    assert torch.equal(found.forward(torch.tensor([tokens]))[0][0], expected)
     tree = torch.tensor([[3, *tokens, 1, 2]])
     assert torch.equal(found.forward(tree, parents=[[-1, -1, 1, 2, 3, 4, 0, 0]])[0][0, 1:6], expected)
     begun(list(range(30)), prompt)

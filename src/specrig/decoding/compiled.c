@@ -106,15 +106,16 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
     for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, i, 0) * scale * load(weight, i, bf16), as_bf16);
 }
 
-/* R rows of x [R, in] against N blocks of weights, each of the R * N accumulators in a register: y[r][c] = sum over k of x[r][k] w[c][k]. */
-#define EACH(i, count) _Pragma("GCC unroll 8") for (int i = 0; i < count; i++)
+/* R rows of x [R, in] against N blocks of weights, each of the R * N accumulators in a register: y[r][c] = sum over k of x[r][k] w[c][k].
+ * Meanwhile the blocks that lie `ahead` bytes behind these are fetched: multiplying and reading take their time side by side. */
+#define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
 #define TILE(R, N) \
-    INLINE void tile_##R##_##N(vec y[][4], const void *x, const char *const *w, int64_t in, int kind) { \
+    INLINE void tile_##R##_##N(vec y[][4], const void *x, const char *const *w, int64_t in, int64_t ahead, int kind) { \
         vec acc[R][N]; \
         EACH(r, R) EACH(c, N) acc[r][c] = (vec){0}; \
         for (int64_t k = 0, steps = kind == WHOLE ? in : in / 2; k < steps; k++) { \
             bits weight[N]; \
-            EACH(c, N) weight[c] = *(const bits *)(w[c] + k * 4 * W); \
+            EACH(c, N) weight[c] = *(const bits *)(w[c] + k * 4 * W), __builtin_prefetch(w[c] + k * 4 * W + ahead, 0, 2); \
             EACH(r, R) EACH(c, N) { \
                 if (kind == WHOLE) acc[r][c] += ((const float *)x)[r * in + k] * (vec)weight[c]; \
                 else if (kind == WIDENED) { \
@@ -130,26 +131,25 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
 #else
 #define PAIRS(acc, pair, weights) (acc)
 #endif
-TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(4, 2) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2)
+TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2)
+TILE(8, 1) TILE(9, 1) TILE(10, 1) TILE(11, 1) TILE(12, 1) TILE(13, 1) TILE(14, 1) TILE(15, 1) TILE(16, 1)
 
-INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int N, int kind) {
-    if (N == 4) switch (rows) {
-        case 1: tile_1_4(y, x, w, in, kind); break;
-        case 2: tile_2_4(y, x, w, in, kind); break;
-        case 3: tile_3_4(y, x, w, in, kind); break;
-        default: tile_4_4(y, x, w, in, kind);
-    } else switch (rows) {
-        case 4: tile_4_2(y, x, w, in, kind); break;
-        case 5: tile_5_2(y, x, w, in, kind); break;
-        case 6: tile_6_2(y, x, w, in, kind); break;
-        case 7: tile_7_2(y, x, w, in, kind); break;
-        default: tile_8_2(y, x, w, in, kind);
-    }
-}
-
-/* Parts of `rows` as even as can be, none above 8: with more than 4 rows, each has at least 4. */
+/* Rows of a tile at most. More come in parts as even as can be, which have 8 or more. */
+#define MOST 16
 #define PARTS(rows) \
-    for (int64_t part = 0, parts = ((rows) + 7) / 8, first = 0, many; part < parts && (many = (rows) * (part + 1) / parts - first); first += many, part++)
+    for (int64_t part = 0, parts = ((rows) + MOST - 1) / MOST, first = 0, many; part < parts && (many = (rows) * (part + 1) / parts - first); first += many, part++)
+
+/* Blocks of the tiles for so many rows. */
+INLINE int together(int64_t rows) { return rows <= 4 ? 4 : rows <= 8 ? 2 : 1; }
+
+INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int N, int kind) {
+#define CASE(R, N) case R * 4 + N - 1: tile_##R##_##N(y, x, w, in, ahead, kind); break;
+    switch (rows * 4 + N - 1) {
+        CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2)
+        CASE(8, 1) CASE(9, 1) CASE(10, 1) CASE(11, 1) CASE(12, 1) CASE(13, 1) CASE(14, 1) CASE(15, 1) CASE(16, 1)
+    }
+#undef CASE
+}
 
 INLINE int64_t bytes_of(int kind) { return kind == PAIRED ? 2 : 4; } /* of an input */
 
@@ -157,13 +157,13 @@ INLINE int64_t bytes_of(int kind) { return kind == PAIRED ? 2 : 4; } /* of an in
 INLINE void product(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out, int64_t from,
                     int64_t to, int onto, int as_bf16, int kind) {
     const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
-    const int N = rows <= 4 ? 4 : 2;
+    const int N = together(rows);
     for (int64_t j = from; j < to; j += N) {
         const char *at[4];
         for (int c = 0; c < N; c++) at[c] = weight + (j + c < to ? j + c : j) * block;
         PARTS(rows) {
-            vec found[8][4];
-            tile(found, x + first * in * bytes_of(kind), many, at, in, N, kind);
+            vec found[MOST][4];
+            tile(found, x + first * in * bytes_of(kind), many, at, in, N * block, N, kind);
             for (int64_t r = 0; r < many; r++)
                 for (int c = 0; c < N && j + c < to; c++) {
                     int64_t column = (j + c) * W, place = (first + r) * out + column;
@@ -184,15 +184,15 @@ INLINE void product(void *y, const char *x, int64_t rows, const char *weight, co
 /* Columns of the blocks [from, to) of y [rows, I] = SiLU(x gate^T) (x up^T) (2002.05202). */
 INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, int64_t in, int64_t I, int64_t from, int64_t to, int kind) {
     const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
-    const int N = rows <= 4 ? 4 : 2;
-    for (int64_t j = from; j < to; j += N / 2) {
+    const int N = together(rows), pairs = N == 4 ? 2 : 1;
+    for (int64_t j = from; j < to; j += pairs) {
         const char *at[4];
-        for (int c = 0; c < N; c++) at[c] = gate_up + ((c % 2 ? I / W : 0) + (j + c / 2 < to ? j + c / 2 : j)) * block;
+        for (int c = 0; c < 2 * pairs; c++) at[c] = gate_up + ((c % 2 ? I / W : 0) + (j + c / 2 < to ? j + c / 2 : j)) * block;
         PARTS(rows) {
-            vec found[8][4];
-            tile(found, x + first * in * bytes_of(kind), many, at, in, N, kind);
+            vec found[MOST][4];
+            for (int c = 0; c < 2 * pairs; c += N) tile((vec(*)[4])&found[0][c], x + first * in * bytes_of(kind), many, at + c, in, pairs * block, N, kind);
             for (int64_t r = 0; r < many; r++)
-                for (int c = 0; c < N && j + c / 2 < to; c += 2) {
+                for (int c = 0; c < 2 * pairs && j + c / 2 < to; c += 2) {
                     vec gate = found[r][c], up = found[r][c + 1];
                     store(y, (first + r) * I + (j + c / 2) * W, gate / (1.0f + exponential(-gate)) * up, kind == PAIRED);
                 }
@@ -226,12 +226,17 @@ INLINE void attend(void *to, int64_t at, const float *q, const void *keys, const
     }
     for (int64_t s = 0; s < end; s += W) store(scores, s, exponential(load(scores, s, 0) - highest), 0);
     for (int64_t s = 0; s < end; s++) total += scores[s];
-    for (int64_t i = 0; i < d; i += W) {
-        vec mixed = {0};
-        for (int64_t s = 0; s < end; s++)
-            if (scores[s] > 0.0f) mixed += scores[s] * load(values, s * d + i, bf16); /* what is not seen may be no number */
-        store(to, at + i, mixed / total, as_bf16);
+#define MIX(count) \
+    for (; i + count * W <= d; i += count * W) { \
+        vec mixed[count]; \
+        EACH(c, count) mixed[c] = (vec){0}; \
+        for (int64_t s = 0; s < end; s++) \
+            if (scores[s] > 0.0f) EACH(c, count) mixed[c] += scores[s] * load(values, s * d + i + c * W, bf16); /* others may be no numbers */ \
+        EACH(c, count) store(to, at + i + c * W, mixed[c] / total, as_bf16); \
     }
+    int64_t i = 0;
+    MIX(4) MIX(1) /* four at a time hide how long an addition takes */
+#undef MIX
 }
 
 static inline int64_t shared(int64_t rows, const Pass *p) { /* floats that all threads share */

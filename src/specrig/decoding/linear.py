@@ -2,7 +2,7 @@
 
 Decoding multiplies one to a few dozen rows by large weights, and which kernel does it best depends on the processor and on the precision.
 So they are timed when a weight of a new shape comes: `plain` (`F.linear`), `reordered` (weights laid out once for oneDNN), and `compiled`
-(`decoding.compiled`, for narrow passes; wider ones stay plain). `docs/log.md` has the measurements.
+(`decoding.compiled`, for narrow inputs; wider ones take reordered weights). `docs/log.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -138,16 +138,11 @@ class Linear:
     def use(self, kernel: Kernel) -> None:
         """Compute with this kernel from now on. A reordered weight stays so."""
         if kernel == "compiled" and compiled.multiplies(self.dense(), self.bias):
-            self.lay_out()
-        if kernel == "reordered" and not self.packed:
+            self.blocks = compiled.blocked(self.dense())
+        if kernel != "plain" and not self.packed and reorderable(self.weight):
             with torch.inference_mode():
                 self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS_HINT)
             self.packed = True
-
-    def lay_out(self) -> None:
-        """Keep another copy of the weight, for compiled code."""
-        if self.blocks is None:
-            self.blocks = compiled.blocked(self.dense())
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""

@@ -106,13 +106,15 @@ class LlamaModel(CachedModel):
 
     def settle(self) -> None:
         """Choose what computes: a kernel for each weight, and for narrow passes compiled code where that is faster."""
-        compiled = NarrowPass(self) if choice.compiled != "never" and narrow.serves(self) else None
-        if compiled is not None and (choice.compiled == "always" or narrow.faster(self, compiled)):
-            self.compiled = compiled
         for layer in self.linears():
-            if self.compiled is None:
-                layer.blocks = None
             layer.use(choice.of(layer.weight))
+        if choice.compiled == "never" or not narrow.serves(self):
+            return
+        compiled = NarrowPass(self)
+        if choice.compiled == "always" or narrow.faster(self, compiled):
+            self.compiled = compiled
+            for layer, blocks in zip(self.linears(), compiled.blocks, strict=True):
+                layer.blocks = blocks
 
     def linears(self) -> list[Linear]:
         """All products of a pass."""
