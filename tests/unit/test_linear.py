@@ -56,7 +56,7 @@ def test_every_kernel_gives_the_product(
         torch.randn(rows, 128).to(dtype),
     )
     layer = Linear(weight, bias, kernel=kernel)
-    assert layer.packed == (kernel == "reordered" and reorderable(weight))
+    assert layer.packed == (kernel != "plain" and reorderable(weight))
     assert (layer.blocks is not None) == (kernel == "compiled" and compiled.multiplies(weight, bias))
     expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     for shape in ((rows, 128), (1, rows, 128)):

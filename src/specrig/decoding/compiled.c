@@ -107,15 +107,15 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
 }
 
 /* R rows of x [R, in] against N blocks of weights, each of the R * N accumulators in a register: y[r][c] = sum over k of x[r][k] w[c][k].
- * Meanwhile the blocks that lie `ahead` bytes behind these are fetched: multiplying and reading take their time side by side. */
+ * Meanwhile what lies `ahead` bytes behind these weights is fetched, at 1 / 2^slower of their pace: reading and multiplying go side by side. */
 #define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
 #define TILE(R, N) \
-    INLINE void tile_##R##_##N(vec y[][4], const void *x, const char *const *w, int64_t in, int64_t ahead, int kind) { \
+    INLINE void tile_##R##_##N(vec y[][4], const void *x, const char *const *w, int64_t in, int64_t ahead, int slower, int kind) { \
         vec acc[R][N]; \
         EACH(r, R) EACH(c, N) acc[r][c] = (vec){0}; \
         for (int64_t k = 0, steps = kind == WHOLE ? in : in / 2; k < steps; k++) { \
             bits weight[N]; \
-            EACH(c, N) weight[c] = *(const bits *)(w[c] + k * 4 * W), __builtin_prefetch(w[c] + k * 4 * W + ahead, 0, 2); \
+            EACH(c, N) weight[c] = *(const bits *)(w[c] + k * 4 * W), __builtin_prefetch(w[c] + ((k * 4 * W) >> slower) + ahead, 0, 2); \
             EACH(r, R) EACH(c, N) { \
                 if (kind == WHOLE) acc[r][c] += ((const float *)x)[r * in + k] * (vec)weight[c]; \
                 else if (kind == WIDENED) { \
@@ -127,26 +127,27 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
         EACH(r, R) EACH(c, N) y[r][c] = acc[r][c]; \
     }
 #ifdef __AVX512BF16__
-#define PAIRS(acc, pair, weights) (vec)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)_mm512_set1_epi32(pair), (__m512bh)(weights))
+#define BOTH(acc, x, y) (vec)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)(x), (__m512bh)(y))
+#define PAIRS(acc, pair, weights) BOTH(acc, _mm512_set1_epi32(pair), weights)
 #else
+#define BOTH(acc, x, y) (acc)
 #define PAIRS(acc, pair, weights) (acc)
 #endif
-TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2)
-TILE(8, 1) TILE(9, 1) TILE(10, 1) TILE(11, 1) TILE(12, 1) TILE(13, 1) TILE(14, 1) TILE(15, 1) TILE(16, 1)
+TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
 
-/* Rows of a tile at most. More come in parts as even as can be, which have 8 or more. */
-#define MOST 16
+/* Rows of a tile at most. More come in parts as even as can be, which have 6 or more; each part fetches its share of what comes next. */
+#define MOST 12
 #define PARTS(rows) \
-    for (int64_t part = 0, parts = ((rows) + MOST - 1) / MOST, first = 0, many; part < parts && (many = (rows) * (part + 1) / parts - first); first += many, part++)
+    for (int64_t part = 0, parts = ((rows) + MOST - 1) / MOST, slower = parts == 1 ? 0 : parts == 2 ? 1 : 2, first = 0, many; \
+         part < parts && (many = (rows) * (part + 1) / parts - first); first += many, part++)
 
-/* Blocks of the tiles for so many rows. */
-INLINE int together(int64_t rows) { return rows <= 4 ? 4 : rows <= 8 ? 2 : 1; }
+/* Blocks of the tiles for so many rows: as many as leave room in the registers. */
+INLINE int together(int64_t rows) { return rows <= 4 ? 4 : 2; }
 
-INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int N, int kind) {
-#define CASE(R, N) case R * 4 + N - 1: tile_##R##_##N(y, x, w, in, ahead, kind); break;
-    switch (rows * 4 + N - 1) {
-        CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2)
-        CASE(8, 1) CASE(9, 1) CASE(10, 1) CASE(11, 1) CASE(12, 1) CASE(13, 1) CASE(14, 1) CASE(15, 1) CASE(16, 1)
+INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int slower, int kind) {
+#define CASE(R, N) case R: tile_##R##_##N(y, x, w, in, ahead, slower, kind); break;
+    switch (rows) {
+        CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2) CASE(9, 2) CASE(10, 2) CASE(11, 2) CASE(12, 2)
     }
 #undef CASE
 }
@@ -163,7 +164,7 @@ INLINE void product(void *y, const char *x, int64_t rows, const char *weight, co
         for (int c = 0; c < N; c++) at[c] = weight + (j + c < to ? j + c : j) * block;
         PARTS(rows) {
             vec found[MOST][4];
-            tile(found, x + first * in * bytes_of(kind), many, at, in, N * block, N, kind);
+            tile(found, x + first * in * bytes_of(kind), many, at, in, N * block + part * (block >> slower), slower, kind);
             for (int64_t r = 0; r < many; r++)
                 for (int c = 0; c < N && j + c < to; c++) {
                     int64_t column = (j + c) * W, place = (first + r) * out + column;
@@ -184,15 +185,15 @@ INLINE void product(void *y, const char *x, int64_t rows, const char *weight, co
 /* Columns of the blocks [from, to) of y [rows, I] = SiLU(x gate^T) (x up^T) (2002.05202). */
 INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, int64_t in, int64_t I, int64_t from, int64_t to, int kind) {
     const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
-    const int N = together(rows), pairs = N == 4 ? 2 : 1;
-    for (int64_t j = from; j < to; j += pairs) {
+    const int N = together(rows);
+    for (int64_t j = from; j < to; j += N / 2) {
         const char *at[4];
-        for (int c = 0; c < 2 * pairs; c++) at[c] = gate_up + ((c % 2 ? I / W : 0) + (j + c / 2 < to ? j + c / 2 : j)) * block;
+        for (int c = 0; c < N; c++) at[c] = gate_up + ((c % 2 ? I / W : 0) + (j + c / 2 < to ? j + c / 2 : j)) * block;
         PARTS(rows) {
             vec found[MOST][4];
-            for (int c = 0; c < 2 * pairs; c += N) tile((vec(*)[4])&found[0][c], x + first * in * bytes_of(kind), many, at + c, in, pairs * block, N, kind);
+            tile(found, x + first * in * bytes_of(kind), many, at, in, N / 2 * block + part * (block >> slower), slower, kind);
             for (int64_t r = 0; r < many; r++)
-                for (int c = 0; c < 2 * pairs && j + c / 2 < to; c += 2) {
+                for (int c = 0; c < N && j + c / 2 < to; c += 2) {
                     vec gate = found[r][c], up = found[r][c + 1];
                     store(y, (first + r) * I + (j + c / 2) * W, gate / (1.0f + exponential(-gate)) * up, kind == PAIRED);
                 }
@@ -207,44 +208,62 @@ INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t
     for (int64_t i = 0, h = p->d / 2; i < p->d; i++) to[i] = x[i] * cos[i] + x[i < h ? i + h : i - h] * sin[i];
 }
 
-/* Attention of one query q [d] over the slots that it sees, in the order of the slots; what it does not see adds nothing. scores: room
- * for `end` numbers, rounded up to whole vectors. */
-INLINE void attend(void *to, int64_t at, const float *q, const void *keys, const void *values, const uint8_t *mask, int64_t end, int64_t d,
-                   float *scores, int bf16, int as_bf16) {
-    float highest = -INFINITY, total = 0.0f, scale = 1.0f / sqrtf((float)d);
+/* What a query q [d] gives each slot before they are divided by their sum: e^(q . key / sqrt(d) - the highest), and 0 to slots that it does
+ * not see. weights: room for `end` numbers, rounded up to whole vectors. */
+INLINE void weigh(float *weights, const void *q, const void *keys, const uint8_t *mask, int64_t end, int64_t d, int paired, int bf16) {
+    const float scale = 1.0f / sqrtf((float)d);
+    float highest = -INFINITY;
     for (int64_t first = 0; first < end; first += W) {
         vec dots[W] = {{0}};
         EACH(s, W) {
-            int64_t slot = first + s < end ? first + s : end - 1;
-            for (int64_t i = 0; i < d; i += W) dots[s] += load(q, i, 0) * load(keys, slot * d + i, bf16);
+            int64_t key = (first + s < end ? first + s : end - 1) * d;
+            if (paired) for (int64_t i = 0; i < d; i += 2 * W) dots[s] = BOTH(dots[s], *(const bits *)((const uint16_t *)q + i), *(const bits *)((const uint16_t *)keys + key + i));
+            else for (int64_t i = 0; i < d; i += W) dots[s] += load(q, i, 0) * load(keys, key + i, bf16);
         }
-        store(scores, first, sums(dots) * scale, 0);
+        store(weights, first, sums(dots) * scale, 0);
         for (int64_t s = first; s < first + W; s++) {
-            if (s >= end || (mask && !mask[s])) scores[s] = -INFINITY;
-            if (scores[s] > highest) highest = scores[s];
+            if (s >= end || (mask && !mask[s])) weights[s] = -INFINITY;
+            if (weights[s] > highest) highest = weights[s];
         }
     }
-    for (int64_t s = 0; s < end; s += W) store(scores, s, exponential(load(scores, s, 0) - highest), 0);
-    for (int64_t s = 0; s < end; s++) total += scores[s];
-#define MIX(count) \
-    for (; i + count * W <= d; i += count * W) { \
-        vec mixed[count]; \
-        EACH(c, count) mixed[c] = (vec){0}; \
-        for (int64_t s = 0; s < end; s++) \
-            if (scores[s] > 0.0f) EACH(c, count) mixed[c] += scores[s] * load(values, s * d + i + c * W, bf16); /* others may be no numbers */ \
-        EACH(c, count) store(to, at + i + c * W, mixed[c] / total, as_bf16); \
-    }
-    int64_t i = 0;
-    MIX(4) MIX(1) /* four at a time hide how long an addition takes */
-#undef MIX
+    for (int64_t s = 0; s < end; s += W) store(weights, s, exponential(load(weights, s, 0) - highest), 0);
 }
+
+/* The values [end, d] in these proportions, for G queries, in the order of the slots; what none sees may be no number. */
+#define MIX(G) \
+    INLINE void mix_##G(void *to, int64_t at, const float *weights, int64_t room, const void *values, int64_t end, int64_t d, int bf16, int as_bf16) { \
+        int64_t i = 0; \
+        BLOCK(G, 4) BLOCK(G, 1) /* four vectors at a time hide how long an addition takes */ \
+    }
+#define BLOCK(G, count) \
+    for (; i + count * W <= d; i += count * W) { \
+        vec mixed[G][count]; \
+        float total[G]; \
+        EACH(g, G) { total[g] = 0.0f; EACH(c, count) mixed[g][c] = (vec){0}; } \
+        for (int64_t s = 0; s < end; s++) { \
+            if (!(weights[s] > 0.0f) SEEN_##G) continue; \
+            vec value[count]; \
+            EACH(c, count) value[c] = load(values, s * d + i + c * W, bf16); \
+            EACH(g, G) { float own = weights[g * room + s]; total[g] += own; EACH(c, count) mixed[g][c] += own * value[c]; } \
+        } \
+        EACH(g, G) EACH(c, count) store(to, at + g * d + i + c * W, mixed[g][c] / total[g], as_bf16); \
+    }
+/* A slot is passed over where no query of the group gives it anything: adding nothing changes no bit, and a group sees the same slots. */
+#define SEEN_1
+#define SEEN_2 && !(weights[room + s] > 0.0f)
+#define SEEN_3 SEEN_2 && !(weights[2 * room + s] > 0.0f)
+#define SEEN_4 SEEN_3 && !(weights[3 * room + s] > 0.0f)
+MIX(1) MIX(2) MIX(3) MIX(4)
+#define GROUP 4 /* queries at most that share the reading of values */
 
 static inline int64_t shared(int64_t rows, const Pass *p) { /* floats that all threads share */
     return rows * (p->D + (p->H + 2 * p->K) * p->d + p->H * p->d + p->I);
 }
 
+INLINE int64_t slots_of(const Pass *p) { return (p->S + W - 1) / W * W; }
+
 static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each thread */
-    return rows * p->D + p->d + (p->S + W - 1) / W * W;
+    return rows * p->D + 2 * p->d + GROUP * slots_of(p);
 }
 
 int64_t room(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
@@ -256,7 +275,9 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
     const int bf16 = kind != WHOLE, inputs = kind == PAIRED; /* the type of weights, cache and results; that of products' inputs */
     const int64_t rows = p->B * p->n, D = p->D, H = p->H, K = p->K, d = p->d, I = p->I, Q = (H + 2 * K) * d;
     float *x = p->room, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
-    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * D, *scores = turned + d;
+    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * D, *query = turned + d, *weights = query + d;
+    const int64_t groups = (H / K + GROUP - 1) / GROUP; /* of the queries that share a key head */
+    const int paired = kind == PAIRED && d % (2 * W) == 0; /* queries times keys by pairs of numbers */
     char *const input = (char *)normed;
     { SHARE(rows) for (int64_t r = from; r < to; r++) for (int64_t i = 0; i < D; i += W) store(x, r * D + i, load(p->embedding, p->tokens[r] * D + i, bf16), 0); }
     #pragma omp barrier
@@ -273,11 +294,19 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
             for (int64_t i = 0; i < d; i += W) store(layer->keys, place + i, load(turned, i, 0), bf16), store(layer->values, place + i, load(value, i, 0), bf16);
         } }
         #pragma omp barrier
-        { SHARE(rows * H) for (int64_t item = from; item < to; item++) {
-            int64_t r = item / H, head = item % H, b = r / p->n, place = (b * K + head / (H / K)) * p->S * d * (bf16 ? 2 : 4);
+        { SHARE(rows * K * groups) for (int64_t item = from; item < to; item++) {
+            int64_t r = item / groups / K, k = item / groups % K, b = r / p->n, place = (b * K + k) * p->S * d * (bf16 ? 2 : 4);
+            int64_t g = item % groups * GROUP, last = g + GROUP < H / K ? g + GROUP : H / K, first = r * H + k * (H / K) + g;
+            const char *keys = (const char *)layer->keys + place, *values = (const char *)layer->values + place;
             const uint8_t *mask = layer->mask ? layer->mask + ((p->mask_rows > 1 ? b : 0) * p->n + r % p->n) * p->end : 0;
-            rotate(turned, qkv + r * Q + head * d, layer->q_norm, p, p->positions[r], bf16);
-            attend(attended, item * d, turned, (const char *)layer->keys + place, (const char *)layer->values + place, mask, p->end, d, scores, bf16, inputs);
+            for (int64_t q = 0; q < last - g; q++) {
+                rotate(turned, qkv + r * Q + (k * (H / K) + g + q) * d, layer->q_norm, p, p->positions[r], bf16);
+                for (int64_t i = 0; i < d; i += W) store(query, i, load(turned, i, 0), paired);
+                weigh(weights + q * slots_of(p), query, keys, mask, p->end, d, paired, bf16);
+            }
+#define CASE(G) case G: mix_##G(attended, first * d, weights, slots_of(p), values, p->end, d, bf16, inputs); break;
+            switch (last - g) { CASE(1) CASE(2) CASE(3) CASE(4) }
+#undef CASE
         } }
         #pragma omp barrier
         { SHARE(D / W) product(x, (char *)attended, rows, layer->out, layer->out_bias, H * d, D, from, to, 1, 0, kind); }
