@@ -25,7 +25,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno")
 VECTOR = 16
 """Floats in a vector; every width is a multiple of it, but for the number of a product's outputs."""
-WIDEST = 32
+WIDEST = 64
 """Most rows of a product, and most tokens of a pass. For wider ones, as for prompts, libraries for large products are better."""
 ALONE = 6 << 20
 """Bytes of weights up to which one thread computes: what a core's own caches nearly hold is read faster than threads can agree."""

@@ -48,7 +48,8 @@ def prepare(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, traine
     )
     streams = choose_aux_layers(tutor.layers) if any(stage.streams for stage in readers) else ()
     if 2 * texts.tokens.numel() * tutor.hidden * (len(streams) + 1) <= KEPT:
-        StoredStates(models / "states", target, tutor, texts.tokens, streams)
+        for read in (texts, text.heldout):
+            StoredStates(models / "states", target, tutor, read.tokens, streams)
 
 
 class StoredStates:
