@@ -2,7 +2,7 @@
 
     python benchmarks/false_alarms.py --audits 5000 --seed 1 --keep p_values    # about 8 minutes on one core
     python benchmarks/false_alarms.py --audits 0 --keep p_values                # only the tables of what is kept
-    python benchmarks/false_alarms.py --audits 300 --bias 0.02                  # how often a bias of 0.02 in total variation is seen
+    python benchmarks/false_alarms.py --audits 300 --bias 0.02 0.03 0.05        # how often biases of this total variation are seen
 
 The first tokens behind the laboratory prompt are drawn one by one from the target's own written-down probabilities, with no loop, no
 draft and no verification, and go through the audit's tests. Whole studies are made of these audits and of tests of uniform values,
@@ -32,6 +32,8 @@ Floats = NDArray[np.float64]
 LEVELS = (0.05, 0.01, 0.001)
 STUDIES = {"configs/quick.yaml": (16, 18, 576), "configs/smollm2.yaml": (19, 12, 768)}
 """Study -> its exact audits of lossless methods, its rows of per-position uniformity, and the tokens of each such row."""
+STRICTEST = FAMILY_WISE / sum(STUDIES["configs/quick.yaml"][:2])
+"""The level at which the smallest p-value of the default study is judged."""
 
 
 def tables(native: Native, length: int, temperature: float) -> list[Floats]:
@@ -99,6 +101,18 @@ def family_table(audits: Floats, rng: np.random.Generator) -> str:
     return "\n".join(lines)
 
 
+def power_table(of: list[Floats], together: Mapping[tuple[int, ...], float], given: argparse.Namespace) -> str:
+    """Shares of audits that see a bias at the default study's strictest level, in Markdown, beside what is computed as the least."""
+    rng = np.random.default_rng(given.seed)
+    lines = ["| total variation of the bias | computed: at least | simulated |", "|---|---|---|"]
+    for bias in given.bias:
+        found = [audited(of, given.samples, rng, together, bias) for _ in range(given.audits)]
+        least = found[0].each[TOGETHER - 2].power(bias, STRICTEST / len(found[0].parts))
+        seen = np.array([test.p_value <= STRICTEST for test in found])
+        lines.append(f"| {bias:g} | {least:.3f} | {share(seen)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print tables of levels and rates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -110,35 +124,38 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--bias", type=float, default=0.0, help="total variation by which the fourth token's distributions are off"
+        "--bias", type=float, nargs="*", help="total variations by which the fourth token's distributions are off"
     )
     parser.add_argument(
         "--keep", type=Path, help="folder of p-values: this run's are added, the tables are of all that lie there"
     )
     given = parser.parse_args()
-    rng = np.random.default_rng(given.seed)
     rows: list[list[float]] = []
     if given.audits:
         with TemporaryDirectory() as folder:
             native = Native(build(Path(folder)), threads=1)
             of = tables(native, given.tokens, given.temperature)
             together = exact_distribution(native.target, PROMPT, TOGETHER, given.temperature)
+    if given.bias:
+        print(power_table(of, together, given))
+        return
+    rng = np.random.default_rng(given.seed)
     for number in range(given.audits):
-        test = audited(of, given.samples, rng, together, given.bias)
+        test = audited(of, given.samples, rng, together)
         rows.append([test.p_value, *(part.p_value for part in test.parts)])
         if given.keep and (number % 500 == 499 or number + 1 == given.audits):
             given.keep.mkdir(parents=True, exist_ok=True)
             np.save(given.keep / f"seed-{given.seed}.npy", rows)
     p_values = np.concatenate([np.load(file) for file in sorted(given.keep.glob("*.npy"))]) if given.keep else np.array(rows)
     audits, parts = p_values[:, 0], p_values[:, 1:].ravel()
-    print(f"{len(audits):,} audits of {given.samples:,} samples, {p_values.shape[1] - 1} tests each: share below the level")
+    print(
+        f"{len(audits):,} audits of {given.samples:,} right samples, {p_values.shape[1] - 1} tests each: share that fails at a level"
+    )
     print("| level | audits | single tests |\n|---|---|---|")
-    used = FAMILY_WISE / sum(STUDIES["configs/quick.yaml"][:2])
-    for level in (*LEVELS, used):
+    for level in (*LEVELS, STRICTEST):
         print(f"| {level:.2g} | {share(audits <= level)} | {(parts <= level).mean():.5f} |")
-    if not given.bias:
-        print(f"\nshare of studies with any failed row, by the level of the family (in use: {FAMILY_WISE:g})")
-        print(family_table(audits, rng))
+    print(f"\nshare of studies with any failed row, by the level of the family (in use: {FAMILY_WISE:g})")
+    print(family_table(audits, rng))
 
 
 if __name__ == "__main__":
