@@ -46,7 +46,7 @@ def tables(native: Native, length: int, temperature: float) -> list[Floats]:
 def biased(p: Floats, distance: float) -> Floats:
     """Distributions `[n, V]` that are `distance` off `p` in total variation, spread so that a chi-squared test sees it least.
 
-    The tokens are parted into two sets as equally likely as can be. One set gains `distance`, the other loses it, each token in
+    The tokens are parted into two sets as equally likely as can be, after each history in another way. One set gains `distance`, the other loses it, each token in
     proportion to its probability.
     """
     parts = np.array(list(product((False, True), repeat=p.shape[1])))[1:-1]  # [2^V - 2, V]
