@@ -1,4 +1,4 @@
-"""Planning takes time in proportion to the cells: counted in calls, which no other process disturbs. benchmarks/scale.py has the seconds."""
+"""Planning takes time in proportion to the cells: counted in calls, which no other process disturbs."""
 
 from __future__ import annotations
 
