@@ -17,8 +17,10 @@ from specrig.audit.exact import exact_test
 from specrig.audit.laboratory import build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
+from specrig.decoding.heads import medusa
 from specrig.engines import registry
 from specrig.engines.base import Engine, EngineError
+from specrig.engines.vllm.speculation import speculation_of
 from specrig.models.pair import PairFiles
 from specrig.study.load import load_study
 
@@ -149,6 +151,19 @@ def test_what_an_engine_cannot_run_is_refused_with_the_reason() -> None:
         assert reason is not None and words in reason
     assert registry()["vllm"].refuses(cell("vllm", "medusa")) is None
     assert registry()["llamacpp"].refuses(cell("llamacpp", "eagle3")) is None
+
+
+def test_vllm_is_given_no_medusa_heads_that_it_cannot_load(laboratory: PairFiles, tmp_path: Path) -> None:
+    """It makes heads' own LM heads as large as the target's vocabulary, and asserts that a cut one has that size."""
+    asked = cell("vllm", "medusa")
+    for drafted, shared, fits in ((None, False, True), (16, True, True), (16, False, False)):
+        medusa.heads_config(hidden=8, vocabulary=64, heads=4, drafted=drafted, shared=shared).save_pretrained(tmp_path / "medusa")
+        pair = replace(laboratory, heads={**laboratory.heads, "medusa": tmp_path / "medusa"})
+        if fits:
+            assert speculation_of(asked, pair, "greedy")["speculative_config"]["model"] == str(tmp_path / "medusa")
+        else:
+            with pytest.raises(EngineError, match="own over 16 of 64 tokens; train them with"):
+                speculation_of(asked, pair, "greedy")
 
 
 @pytest.mark.parametrize("here", [True, False])

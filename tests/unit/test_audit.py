@@ -12,7 +12,7 @@ from flaws import METHODS, STEPS, Flaw, cell, chosen, planted, tried
 from specrig.audit import exact
 from specrig.audit.distribution import ChiSquared, g_test, next_token_test, rank_test
 from specrig.audit.exact import LENGTH, ExactTest, bonus, sample
-from specrig.audit.family import FAMILY_WISE, failures, judged, strictest
+from specrig.audit.family import FAMILY_WISE, failures, judged, probes, strictest
 from specrig.audit.laboratory import VOCABULARY, build
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.run import COLUMNS, audit_exact
@@ -214,7 +214,11 @@ def test_rows_of_several_files_are_one_family() -> None:
 def test_the_strictest_level_counts_what_a_study_plans(workplace: Path) -> None:
     study = load_study(Path("configs/quick.yaml"))
     planned = round(FAMILY_WISE / strictest(study))
-    assert planned == 16 + 10 * 2, "16 methods and variants on the laboratory pair, 10 of them sampled on two tasks"
+    assert planned == 17 + 10 * 2, "17 methods and variants on the laboratory pair, 10 of them sampled on two tasks"
+    draft, *_ = (cell for cell in study.grid.cells if cell.method == "draft_model" and not cell.variant)
+    swept = [draft.model_copy(update={"k": k, "temperature": t}) for k in (2, 6, 4) for t in (0.0, 0.6, 1.4)]
+    assert [(probe.temperature, probe.k) for probe in probes(swept)] == [(0.6, 2), (0.6, 6), (1.4, 2), (1.4, 6)]
+    assert [(probe.temperature, probe.k) for probe in probes(swept[::3])] == [(1.0, 2), (1.0, 6)], "only greedy in the study"
 
 
 def test_transformed_draws_are_uniform_and_shifted_ones_are_not() -> None:
