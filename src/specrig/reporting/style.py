@@ -81,6 +81,12 @@ def method_marker(method: str) -> str:
     return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]
 
 
+def method_hatch(method: str, *, lossless: bool) -> str:
+    """The hatch of a method's bars: oblique if it is lossy, level if another method has its colour."""
+    shares = method not in BASELINES and _number(method) >= len(PALETTE)
+    return ("" if lossless else "///") + ("---" if shares else "")
+
+
 def method_name(method: str, *, variant: str = "", lossless: bool = True, disturbed: bool = False) -> str:
     """A method as tables show it: name and variant, with a dagger if it is lossy, a double dagger if its cell is disturbed."""
     signs = f"{'' if lossless else ' ' + DAGGER}{' ' + DISTURBED_SIGN if disturbed else ''}"
