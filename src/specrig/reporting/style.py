@@ -56,6 +56,10 @@ DISTURBED_NOTE = (
     "‡ disturbed: the machine did other things while it was measured, or its times do not fit each other; not to be read."
 )
 LOSSY_NOTE = "† lossy: its acceptance rule does not keep the target's distribution."
+BOLD_NOTE = "Bold: the fastest lossless method of its group."
+BATCHED_NOTE = (
+    "naive_batching is held against the same prompts one after another, the others against plain decoding of the same batch."
+)
 FAILED_NOTE = "Struck through: the audit found output that differs from the target's own."
 
 
