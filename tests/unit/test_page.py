@@ -175,7 +175,7 @@ def test_a_row_leads_to_its_record_and_its_run(browser: Browser, page: str) -> N
     cell = json.loads(record.read_text().splitlines()[0])["cell"]
     assert cell["task"] == browser.run("document.querySelector('.advice tbody td').textContent")
     name = "/".join([cell["engine"], cell["pair"], cell["method"], record.stem])
-    assert unquote(links["run"]).endswith(f"/runs?workflowType=machine_learning&searchFilter=tags.cell = '{name}'")
+    assert unquote(links["run"]).endswith(f"&searchFilter=tags.cell = '{name}'")
 
 
 def test_a_link_unfolds_its_section(browser: Browser, page: str) -> None:
