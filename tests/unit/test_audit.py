@@ -118,7 +118,10 @@ def test_a_finding_says_what_would_have_been_seen_and_no_distance_that_is_mere_c
     part = ChiSquared("token 2, given the one before", 31.0, 30, 20_480)
     test = ExactTest((part,), (), 20_480)
     seen, unseen = part.detectable(ALARM, 0.8), part.detectable(ALARM, 0.05)
-    assert f"a bias of {seen:.3f} in total variation at one of the tokens would be seen in 80 %" in test.says(ALARM)
+    assert (
+        f"a bias of {seen:.3f} in total variation at one of the tokens, the same whenever the same token comes before"
+        in test.says(ALARM)
+    )
     assert f"one of {unseen:.3f} in 5 %" in test.says(ALARM)
     wrong = ExactTest((ChiSquared("token 2, given the one before", 310.0, 30, 20_480), part), (), 20_480)
     assert wrong.says(ALARM) == "not the target's distribution: token 2, given the one before"
