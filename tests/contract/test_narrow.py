@@ -19,6 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from specrig import compiler
 from specrig.decoding import compiled, narrow
 from specrig.decoding.compiled import WIDEST
 from specrig.decoding.drafters import registry
@@ -47,7 +48,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def compiler() -> Iterator[None]:
+def back_to_timing() -> Iterator[None]:
     if compiled.library() is None:
         pytest.skip("no C compiler here: passes run in torch, which the other tests cover")
     yield
@@ -143,7 +144,7 @@ def test_methods_decode_what_plain_decoding_does(lab: Lab, method: str) -> None:
 
 
 def test_without_a_compiler_passes_run_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
     compiled.library.cache_clear()
     try:
         choice.pin(None, compiled="always")

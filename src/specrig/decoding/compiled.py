@@ -6,23 +6,16 @@ lie in the order in which they are read, and as many rows as registers hold are 
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from ctypes import c_int, c_int64, c_void_p
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_suffix(".c")
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno")
+from specrig import compiler
+
+SOURCE = "compiled.c"
 VECTOR = 16
 """Floats in a vector; every width is a multiple of it, but for the number of a product's outputs."""
 WIDEST = 64
@@ -33,38 +26,13 @@ ALONE = 6 << 20
 
 @cache
 def library() -> Any:
-    """The compiled code, or None where there is no compiler or what it makes does not load. It is compiled once for a kind of processor."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        return None
-    try:
-        # The link names no OpenMP library: the one that torch has loaded serves, so that no two sets of threads wait for each other.
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specrig"
-        made = folder / f"compiled-{_fingerprint(compiler)}.so"
-        if not made.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-                part, whole = Path(unfinished) / "compiled.o", Path(unfinished) / "compiled.so"
-                subprocess.run([compiler, *FLAGS, "-c", str(SOURCE), "-o", str(part)], check=True, capture_output=True)
-                subprocess.run([compiler, "-shared", str(part), "-o", str(whole), "-lm"], check=True, capture_output=True)
-                whole.replace(made)
-        loaded = ctypes.CDLL(str(made))
-    except (OSError, subprocess.CalledProcessError, RuntimeError):
-        return None
-    loaded.room.restype = loaded.input_bytes.restype = c_int64
-    loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
-    loaded.linear.restype = loaded.forward.restype = None
+    """The compiled code, or None where there is no compiler or what it makes does not load."""
+    loaded = compiler.load(SOURCE, __file__)
+    if loaded is not None:
+        loaded.room.restype = loaded.input_bytes.restype = c_int64
+        loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
+        loaded.linear.restype = loaded.forward.restype = None
     return loaded
-
-
-def _fingerprint(compiler: str) -> str:
-    """Of everything that the compiled code depends on: its source, the flags, the compiler and the processor's instructions."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else [platform.processor()]
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
-    told = (SOURCE.read_text(encoding="utf-8"), *FLAGS, version, flags)
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
 
 
 def blocked(weight: Tensor) -> Tensor:
