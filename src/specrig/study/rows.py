@@ -47,7 +47,11 @@ class Pair(Settings):
     draft_revision: MaybeText = None
     """Commit, branch or tag of a draft on the hub; empty: its main branch."""
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], BeforeValidator(lambda value: precision_here() if value == "auto" else value)
+        Literal["float32", "bfloat16", "float16"],
+        BeforeValidator(
+            lambda value: precision_here() if value == "auto" else value,
+            json_schema_input_type=Literal["auto", "float32", "bfloat16", "float16"],
+        ),
     ] = "float32"
     """Precision in which both models compute; `auto`: bfloat16 where this machine has products for it, else float32."""
     heads: Annotated[str, Field(pattern=r"^((trained(:\S+)?|[a-z0-9_]+=\S*[^\s@])( +|$))*$")] = ""
