@@ -43,13 +43,12 @@ def prepare(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, traine
     if not readers:
         return
     text, tutor = read_text(models), teacher.load(target, place(device))
-    texts = with_corpus(
-        text.train, max(stage.reads(recipe) for stage in readers if stage.reads), corpus_dir, target, recipe.seed + 3
-    )
+    counts = {stage.reads(recipe) for stage in readers if stage.reads}
+    read = [with_corpus(text.train, count, corpus_dir, target, recipe.seed + 3) for count in sorted(counts)]
     streams = choose_aux_layers(tutor.layers) if any(stage.streams for stage in readers) else ()
-    if 2 * texts.tokens.numel() * tutor.hidden * (len(streams) + 1) <= KEPT:
-        for read in (texts, text.heldout):
-            StoredStates(models / "states", target, tutor, read.tokens, streams)
+    if 2 * read[-1].tokens.numel() * tutor.hidden * (len(streams) + 1) <= KEPT:
+        for texts in (*read, text.heldout):
+            StoredStates(models / "states", target, tutor, texts.tokens, streams)
 
 
 class StoredStates:
