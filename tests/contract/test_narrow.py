@@ -23,6 +23,9 @@ from specrig import compiler
 from specrig.decoding import compiled, narrow
 from specrig.decoding.compiled import WIDEST
 from specrig.decoding.drafters import registry
+from specrig.decoding.heads import eagle, eagle3
+from specrig.decoding.heads.eagle import EagleHead
+from specrig.decoding.heads.eagle3 import Eagle3Head
 from specrig.decoding.linear import choice
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.loop import generate
@@ -90,6 +93,40 @@ def test_compiled_passes_say_what_torch_says(name: str, dtype: torch.dtype, tole
     for mine, theirs in zip(said(model(MODELS[name], "always", dtype)), said(model(MODELS[name], "never", dtype)), strict=True):
         assert mine.shape == theirs.shape
         assert (mine - theirs).float().norm() <= tolerance * theirs.float().norm()
+
+
+def followed(kind: Any, config: Any, target: LlamaModel, way: Any) -> list[torch.Tensor]:
+    """Logits and predicted features of a head: of two rows of different length, of a step, of two levels of a tree."""
+    choice.pin(None, compiled=way)
+    torch.manual_seed(1)
+    weights = untrained(kind)(config, 3, 0.1)
+    head: EagleHead = kind(config, {n: x + 0.2 * torch.randn_like(x) if "norm" in n else x for n, x in weights.items()}, target)
+    assert (head.compiled is not None) == (way == "always")
+    head.start(2, 128)
+    features = torch.randn((2, 12, SHAPE["hidden_size"])).to(target.dtype)
+    found = [*head.run(torch.arange(12).expand(2, 12), features, last=[11, 4])]
+    head.keep([range(12), range(5)])
+    found += head.step(torch.tensor([7, 8]), features[:, 0])
+    head._base = list(head.lengths)
+    found += head.branch(torch.tensor([[1, 2], [3, 4]]), features[:, 1:3])
+    found += head.branch(torch.tensor([[5, 6, 7], [8, 9, 10]]), features[:, 3:6], torch.tensor([[0, 1, 1], [1, 0, 0]]))
+    return found
+
+
+def untrained(kind: Any) -> Callable[..., dict[str, torch.Tensor]]:
+    return eagle3.random_tensors if kind is Eagle3Head else eagle.random_tensors
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
+@pytest.mark.parametrize("kind", [EagleHead, Eagle3Head])
+def test_compiled_passes_of_a_head_say_what_torch_says(kind: Any, dtype: torch.dtype, tolerance: float) -> None:
+    target = model(MODELS["grouped heads"], "never", dtype)
+    module, few = (eagle3, 16) if kind is Eagle3Head else (eagle, torch.arange(0, 48, 3))
+    for config in (module.head_config(target.config), module.head_config(target.config, few)):
+        both = (followed(kind, config, target, way) for way in ("always", "never"))
+        for mine, theirs in zip(*both, strict=True):
+            assert mine.shape == theirs.shape
+            assert (mine - theirs).float().norm() <= tolerance * theirs.float().norm()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -50,7 +50,9 @@ typedef struct {
     int64_t B, n, end, S, mask_rows, wanted; /* mask_rows: B or 1 */
     const int64_t *tokens, *positions, *slots; /* [B * n] */
     const int64_t *rows; /* [wanted]: the tokens whose logits are asked for */
-    void *hidden, *logits; /* [B * n, D] after the final norm, [wanted, V] */
+    const void *given, *reads; /* [B * n, D] and [B * n, R]: the stream before the first layer and what its attention reads, of a head */
+    int64_t R;                 /* that follows another model; null for a model that embeds its tokens and norms what attention reads */
+    void *hidden, *logits; /* [B * n, D] after the final norm (before it where `given`), [wanted, V] */
     float *room;
 } Pass;
 
@@ -98,8 +100,12 @@ INLINE float sum(vec x) {
     return sums(alone)[0];
 }
 
-/* RMSNorm of x [D] (1910.07467). */
+/* RMSNorm of x [D] (1910.07467); x itself without a weight. */
 INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, int64_t D, double eps, int bf16, int as_bf16) {
+    if (!weight) {
+        for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, i, 0), as_bf16);
+        return;
+    }
     vec squares = {0};
     for (int64_t i = 0; i < D; i += W) squares += load(x, i, 0) * load(x, i, 0);
     float scale = 1.0f / sqrtf(sum(squares) / D + (float)eps);
@@ -263,7 +269,7 @@ static inline int64_t shared(int64_t rows, const Pass *p) { /* floats that all t
 INLINE int64_t slots_of(const Pass *p) { return (p->S + W - 1) / W * W; }
 
 static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each thread */
-    return rows * p->D + 2 * p->d + GROUP * slots_of(p);
+    return rows * (p->R > p->D ? p->R : p->D) + 2 * p->d + GROUP * slots_of(p);
 }
 
 int64_t room(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
@@ -275,17 +281,23 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
     const int bf16 = kind != WHOLE, inputs = kind == PAIRED; /* the type of weights, cache and results; that of products' inputs */
     const int64_t rows = p->B * p->n, D = p->D, H = p->H, K = p->K, d = p->d, I = p->I, Q = (H + 2 * K) * d;
     float *x = p->room, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
-    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * D, *query = turned + d, *weights = query + d;
+    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * (p->R > D ? p->R : D), *query = turned + d, *weights = query + d;
     const int64_t groups = (H / K + GROUP - 1) / GROUP; /* of the queries that share a key head */
     const int paired = kind == PAIRED && d % (2 * W) == 0; /* queries times keys by pairs of numbers */
     char *const input = (char *)normed;
-    { SHARE(rows) for (int64_t r = from; r < to; r++) for (int64_t i = 0; i < D; i += W) store(x, r * D + i, load(p->embedding, p->tokens[r] * D + i, bf16), 0); }
+    { SHARE(rows) for (int64_t r = from; r < to; r++) {
+        const void *first = p->given ? p->given : p->embedding;
+        for (int64_t i = 0; i < D; i += W) store(x, r * D + i, load(first, (p->given ? r : p->tokens[r]) * D + i, bf16), 0);
+    } }
     #pragma omp barrier
     for (int64_t l = 0; l < p->layers; l++) {
         const Layer *layer = p->layer + l;
         if (layer->stream) { SHARE(rows * D / W) for (int64_t i = from * W; i < to * W; i += W) store(layer->stream, i, load(x, i, 0), bf16); }
-        for (int64_t r = 0; r < rows; r++) rms_norm(input, r * D, x + r * D, layer->norm_1, D, p->eps, bf16, inputs);
-        { SHARE(Q / W) product(qkv, input, rows, layer->qkv, layer->qkv_bias, D, Q, from, to, 0, 0, kind); }
+        const int own_input = !p->reads || l > 0;
+        const int64_t width = own_input ? D : p->R;
+        if (own_input) for (int64_t r = 0; r < rows; r++) rms_norm(input, r * D, x + r * D, layer->norm_1, D, p->eps, bf16, inputs);
+        else for (int64_t i = 0; i < rows * width; i += W) store(input, i, load(p->reads, i, bf16), inputs);
+        { SHARE(Q / W) product(qkv, input, rows, layer->qkv, layer->qkv_bias, width, Q, from, to, 0, 0, kind); }
         #pragma omp barrier
         { SHARE(rows * K) for (int64_t item = from; item < to; item++) { /* keys and values into the cache */
             int64_t r = item / K, head = item % K, place = ((r / p->n * K + head) * p->S + p->slots[r]) * d;
@@ -317,7 +329,7 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
         { SHARE(D / W) product(x, (char *)inner, rows, layer->down, 0, I, D, from, to, 1, 0, kind); }
         #pragma omp barrier
     }
-    { SHARE(rows) for (int64_t r = from; r < to; r++) rms_norm(p->hidden, r * D, x + r * D, p->norm, D, p->eps, bf16, bf16); }
+    { SHARE(rows) for (int64_t r = from; r < to; r++) rms_norm(p->hidden, r * D, x + r * D, p->given ? 0 : p->norm, D, p->eps, bf16, bf16); }
     for (int64_t i = 0; i < p->wanted; i++) rms_norm(input, i * D, x + p->rows[i] * D, p->norm, D, p->eps, bf16, inputs);
     { SHARE((p->V + W - 1) / W) product(p->logits, input, p->wanted, p->head, 0, D, p->V, from, to, 0, bf16, kind); }
 }

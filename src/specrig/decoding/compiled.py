@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specrig import compiler
 
-SOURCE = "compiled.c"
 VECTOR = 16
 """Floats in a vector; every width is a multiple of it, but for the number of a product's outputs."""
 WIDEST = 64
@@ -27,7 +26,7 @@ ALONE = 6 << 20
 @cache
 def library() -> Any:
     """The compiled code, or None where there is no compiler or what it makes does not load."""
-    loaded = compiler.load(SOURCE, __file__)
+    loaded = compiler.load("compiled.c", __file__)
     if loaded is not None:
         loaded.room.restype = loaded.input_bytes.restype = c_int64
         loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
@@ -43,15 +42,18 @@ def blocked(weight: Tensor) -> Tensor:
     return whole.view(-1, VECTOR, into // together, together).transpose(1, 2).contiguous()
 
 
+def knows(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is compiled code for weights there, of that precision."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and library() is not None
+
+
 def multiplies(weight: Tensor, bias: Tensor | None) -> bool:
     """Whether `product` can serve a weight `[out, in]` here."""
     out, into = weight.shape
     return (
-        weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
+        knows(weight.device, weight.dtype)
         and into % VECTOR == 0
         and (bias is None or out % VECTOR == 0)
-        and library() is not None
         and (weight.dtype == torch.float32 or library().input_bytes() == weight.dtype.itemsize)
     )
 

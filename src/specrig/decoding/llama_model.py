@@ -108,6 +108,10 @@ class LlamaModel(CachedModel):
         """Choose what computes: a kernel for each weight, and for narrow passes compiled code where that is faster."""
         for layer in self.linears():
             layer.use(choice.of(layer.weight))
+        self.compile()
+
+    def compile(self) -> None:
+        """Run narrow passes in compiled code from now on, where that is faster."""
         if choice.compiled == "never" or not narrow.serves(self):
             return
         compiled = NarrowPass(self)
@@ -199,10 +203,17 @@ class LlamaModel(CachedModel):
 
     def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
         if self.compiled is not None and not step.fixed and not self.cache.apart and tokens.numel() <= WIDEST:
-            logits, hidden = self.compiled(tokens, step, last)
+            logits, hidden = self.compiled(tokens, step, last, self.entry(tokens, features))
             return self._named(logits), hidden
         hidden = self._hidden(tokens, step, features)
         return self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1)), hidden
+
+    def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """What a head makes of its inputs: the stream before its layer `[B, n, D]`, and what the layer's attention reads `[B, n, R]`.
+
+        None for a model: its stream begins with the tokens' embeddings, and attention reads the normed stream.
+        """
+        return None
 
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:

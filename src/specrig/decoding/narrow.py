@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specrig.decoding.compiled import ALONE, VECTOR, WIDEST, blocked, library
+from specrig.decoding.compiled import ALONE, VECTOR, WIDEST, blocked, knows, library
 
 if TYPE_CHECKING:
     from specrig.decoding.linear import Linear
@@ -47,21 +47,23 @@ class _Pass(Structure):
         *((name, c_void_p) for name in ("embedding", "norm", "head", "cos", "sin")),
         ("layer", POINTER(_Layer)),
         *((name, c_int64) for name in ("B", "n", "end", "S", "mask_rows", "wanted")),
-        *((name, c_void_p) for name in ("tokens", "positions", "slots", "rows", "hidden", "logits", "room")),
+        *((name, c_void_p) for name in ("tokens", "positions", "slots", "rows", "given", "reads")),
+        ("R", c_int64),
+        *((name, c_void_p) for name in ("hidden", "logits", "room")),
     ]
 
 
 def serves(model: LlamaModel) -> bool:
     """Whether this model's passes can run in compiled code here: on a processor, in a precision and in widths that it knows."""
-    widths = (model.hidden_size, model.q_heads * model.head_width, model.head_width, model.blocks[0].down.width)
+    first = model.blocks[0]
+    widths = (model.hidden_size, model.q_heads * model.head_width, model.head_width, first.qkv.width, first.down.width)
     return (
-        model.device.type == "cpu"
-        and model.dtype in (torch.float32, torch.bfloat16)
+        knows(model.device, model.dtype)
         and all(width % VECTOR == 0 for width in widths)
         and len(set(model.layout)) == 1
         and model.weight_bytes() <= LARGEST
         and model.head.bias is None
-        and library() is not None
+        and model.head.weight.dtype == model.dtype
     )
 
 
@@ -70,17 +72,21 @@ def faster(model: LlamaModel, compiled: NarrowPass) -> bool:
 
     Of each the least of `REPEATS` passes counts, which alternate.
     """
+
+    def run(n: int) -> None:
+        model.forward(torch.zeros((1, n), dtype=torch.long), features=torch.zeros((1, n, model.hidden_size), dtype=model.dtype))
+
     model.start(1, CONTEXT + WIDEST)
-    model.catch_up([[0] * CONTEXT], [False])
+    run(CONTEXT)
+    model.keep([range(CONTEXT)])
     gain = 1.0
     for n in TOKENS:
-        tokens = torch.zeros((1, n), dtype=torch.long)
         least: dict[NarrowPass | None, float] = {compiled: inf, None: inf}
         for _ in range(REPEATS):
             for way in least:
                 model.compiled = way
                 started = perf_counter()
-                model.forward(tokens)
+                run(n)
                 least[way] = min(least[way], perf_counter() - started)
         gain *= least[None] / least[compiled]
     model.compiled = None
@@ -119,6 +125,7 @@ class NarrowPass:
             norm=_at(model.norm),
             head=_at(next(laid_out)),
             layer=self.layers,
+            R=model.blocks[0].qkv.width,
         )
         self._begin()
 
@@ -144,8 +151,10 @@ class NarrowPass:
         self.blocks[-1] = blocked(head.dense()) if head.blocks is None else head.blocks
         self.told.V, self.told.head = head.outputs, _at(self.blocks[-1])
 
-    def __call__(self, tokens: Tensor, step: Step, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
-        """As `CachedModel._run`."""
+    def __call__(
+        self, tokens: Tensor, step: Step, last: Sequence[int] | None, entry: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `CachedModel._run`. entry: of a head that follows another model, see `LlamaModel.entry`."""
         model, told = self.model, self.told
         B, n = tokens.shape
         if self._seen[0] is not model.cache or self._seen[1] is not model.cos:
@@ -165,13 +174,15 @@ class NarrowPass:
             len(wanted),
             1 if self.alone else torch.get_num_threads(),
         )
+        stream, reads = (None, None) if entry is None else (each.contiguous() for each in entry)
+        told.given, told.reads = _at(stream), _at(reads)
         told.tokens, told.positions, told.slots = tokens.data_ptr(), positions.data_ptr(), slots.data_ptr()
         told.rows, told.hidden, told.logits = rows.data_ptr(), hidden.data_ptr(), logits.data_ptr()
         if (needed := self.library.room(byref(told))) > len(self.room):
             self.room = torch.empty(needed)
             told.room = self.room.data_ptr()
         self.library.forward(byref(told))
-        del masks  # until here the call read it
+        del masks, stream, reads  # until here the call read them
         if streams:
             model.features = torch.cat(streams, -1)
         return logits, hidden
