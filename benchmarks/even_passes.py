@@ -54,7 +54,7 @@ def main() -> None:
     arguments.add_argument("target", help="a model's folder")
     arguments.add_argument("prompts", type=Path, nargs="+", help="JSONL files with a `prompt` in each line")
     arguments.add_argument("--rest", type=Path, help="folder of the datastore, for suffix_blend")
-    arguments.add_argument("--methods", nargs="+", default=[PLAIN, "ngram", "suffix_blend"], choices=METHODS)
+    arguments.add_argument("--methods", nargs="+", choices=METHODS, help="default: ngram, and with --rest suffix_blend")
     arguments.add_argument("--dtype", default="bfloat16")
     arguments.add_argument("--tokens", type=int, default=64)
     arguments.add_argument("--each", type=int, default=3, help="prompts of each file")
@@ -62,7 +62,7 @@ def main() -> None:
     given = arguments.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    names = list(dict.fromkeys([PLAIN, *given.methods]))
+    names = list(dict.fromkeys([PLAIN, *(given.methods or ["ngram", *(["suffix_blend"] if given.rest else [])])]))
     heads = {"rest": given.rest} if given.rest else {}
     engines = [
         Native(PairFiles("p", given.target, dtype=given.dtype, heads=heads, engine_options=options), threads=given.threads)

@@ -46,13 +46,14 @@ def tables(native: Native, length: int, temperature: float) -> list[Floats]:
 def biased(p: Floats, distance: float) -> Floats:
     """Distributions `[n, V]` that are `distance` off `p` in total variation, spread so that a chi-squared test sees it least.
 
-    The tokens are parted into two sets as equally likely as can be, after each history in another way. One set gains `distance`, the other loses it, each token in
-    proportion to its probability.
+    The tokens are parted into two sets as equally likely as can be, after each history in another way. One set gains `distance`, the
+    other loses it, each token in proportion to its probability.
     """
     parts = np.array(list(product((False, True), repeat=p.shape[1])))[1:-1]  # [2^V - 2, V]
     chances = p @ parts.T
     nearest = np.abs(chances - 0.5).argmin(1)
     gains, chance = parts[nearest], chances[np.arange(len(p)), nearest, np.newaxis]
+    assert (distance <= 1 - chance).all(), "one token is so likely that the others cannot lose so much"
     return np.where(gains, p * (1 + distance / chance), p * (1 - distance / (1 - chance)))
 
 
@@ -130,6 +131,8 @@ def main() -> None:
         "--keep", type=Path, help="folder of p-values: this run's are added, the tables are of all that lie there"
     )
     given = parser.parse_args()
+    if given.bias and not given.audits:
+        parser.error("--bias needs --audits of at least 1")
     rows: list[list[float]] = []
     if given.audits:
         with TemporaryDirectory() as folder:

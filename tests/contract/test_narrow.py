@@ -29,6 +29,7 @@ from specrig.decoding.heads.eagle3 import Eagle3Head
 from specrig.decoding.linear import choice
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.loop import generate
+from specrig.decoding.thinned import join, thinned
 from specrig.decoding.transformers_model import cached_model
 
 SHAPE: dict[str, Any] = {
@@ -47,6 +48,11 @@ MODELS: dict[str, Callable[[], Any]] = {
     "norms of queries and keys": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)),
     "biases of queries, keys and values": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "a window": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
+    "a key head for each query": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 4})),
+    "three queries a key head": lambda: LlamaForCausalLM(
+        LlamaConfig(**SHAPE | {"hidden_size": 96, "num_attention_heads": 6}, head_dim=64)
+    ),
+    "seven queries a key head": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | {"hidden_size": 224, "num_attention_heads": 14})),
 }
 
 
@@ -56,6 +62,17 @@ def back_to_timing() -> Iterator[None]:
         pytest.skip("no C compiler here: passes run in torch, which the other tests cover")
     yield
     choice.pin(None)
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Models of the tests are so small that one thread would compute them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    monkeypatch.setattr(narrow, "ALONE", 0)
+    monkeypatch.setattr(compiled, "ALONE", 0)
+    yield
+    torch.set_num_threads(before)
 
 
 def model(make: Callable[[], Any], way: Any, dtype: torch.dtype = torch.float32) -> LlamaModel:
@@ -87,6 +104,7 @@ def said(model: LlamaModel) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
 def test_compiled_passes_say_what_torch_says(name: str, dtype: torch.dtype, tolerance: float) -> None:
@@ -129,6 +147,7 @@ def test_compiled_passes_of_a_head_say_what_torch_says(kind: Any, dtype: torch.d
             assert (mine - theirs).float().norm() <= tolerance * theirs.float().norm()
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> None:
@@ -158,6 +177,76 @@ def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> 
     assert torch.equal(found.forward(tree, parents=[[-1, -1, 1, 2, 3, 4, 0, 0]])[0][0, 1:6], expected)
     begun(list(range(30)), prompt)
     assert torch.equal(found.forward(torch.tensor([[1, 2, 3, 4, 5], tokens]))[0][1], expected)
+
+
+def test_without_the_processors_bfloat16_instruction_it_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in products outside compiled passes: behind a long prompt, and in padded passes."""
+
+    def told(way: Any) -> list[torch.Tensor]:
+        found = model(MODELS["grouped heads"], way, torch.bfloat16)
+        kept = said(found)
+        found.start(1, 256)
+        kept.append(found.catch_up([[place % 60 for place in range(WIDEST + 6)]], [False]))
+        found.even_passes()
+        return [*kept, *found.forward(torch.tensor([[1, 2, 3]]))]
+
+    expected = told("never")
+    compiled.library.cache_clear()
+    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-mno-avx512bf16"))
+    try:
+        if compiled.library() is None:
+            pytest.skip("this compiler knows no such processor")
+        assert compiled.library().input_bytes() == 4
+        for mine, theirs in zip(told("always"), expected, strict=True):
+            assert (mine - theirs).float().norm() <= 0.15 * theirs.float().norm()
+    finally:
+        compiled.library.cache_clear()
+
+
+def test_large_gates_close_and_open() -> None:
+    """SiLU of -90 is 0 and of 90 is 90, beyond what e^x can be in float32."""
+
+    def wide() -> Any:
+        found = MODELS["grouped heads"]()
+        for layer in found.model.layers:
+            layer.mlp.gate_proj.weight.data *= 40
+        return found
+
+    for mine, theirs in zip(said(model(wide, "always")), said(model(wide, "never")), strict=True):
+        assert (mine - theirs).norm() <= 1e-3 * theirs.norm()
+
+
+def test_a_copy_without_layers_sees_no_mask_of_an_earlier_pass() -> None:
+    whole = model(MODELS["grouped heads"], "always")
+
+    def drafted() -> torch.Tensor:
+        whole.start(1, 64)
+        whole.catch_up([[3, 4, 5, 6]], [False])
+        join(thin, whole, whole.lengths)
+        return thin.forward(torch.tensor([[7]]))[0]
+
+    thin = thinned(whole, [1])
+    expected = drafted()
+    whole.forward(torch.tensor([[1, 2, 3]]), parents=[[-1, -1, 0]])  # its masks are gone with the pass
+    thin = thinned(whole, [1])
+    assert isinstance(thin, LlamaModel) and thin.compiled is not None
+    assert torch.equal(drafted(), expected)
+    assert all(layer.mask is None for layer in thin.compiled.layers)
+
+
+def test_what_compiled_passes_do_not_know_runs_in_torch() -> None:
+    choice.pin(None, compiled="always")
+    biased = cached_model(LlamaForCausalLM(LlamaConfig(**SHAPE, mlp_bias=True)))
+    assert isinstance(biased, LlamaModel) and biased.compiled is None
+
+
+def test_a_head_leaves_its_targets_kernels_alone() -> None:
+    target = model(MODELS["grouped heads"], "never")
+    choice.pin(None, compiled="always")
+    config = eagle.head_config(target.config)
+    head = EagleHead(config, eagle.random_tensors(config, 0), target)
+    assert head.compiled is not None and head.head.blocks is not None
+    assert target.head.blocks is None
 
 
 @pytest.fixture(scope="module")

@@ -96,10 +96,11 @@ def test_digests_follow_imports_and_ignore_prose(package: Path) -> None:
     (package / "b.py").write_text("x = 2\n")
     second = fresh()
     assert second != first
-    (package / "facts.csv").write_text("a,b\n")
-    third = fresh()
-    (package / "facts.csv").write_text("a,c\n")
-    assert len({first, second, third, fresh()}) == 4
+    seen = {first, second}
+    for name, text in (("facts.csv", "a,b"), ("facts.csv", "a,c"), ("sums.c", "int a;"), ("sums.c", "int b;")):
+        (package / name).write_text(text)
+        seen.add(fresh())
+    assert len(seen) == 6
     with pytest.raises(ValueError, match=r"specrig\.d: no module"):
         digests.code_digest("specrig.d")
 

@@ -121,6 +121,7 @@ def _kernels() -> Iterator[Check]:
     """What the native loop multiplies and attends with here."""
     import torch
 
+    from specrig.decoding.compiled import library
     from specrig.decoding.linear import SMALL, reorderable
 
     if torch.cuda.is_available():
@@ -135,6 +136,9 @@ def _kernels() -> Iterator[Check]:
             f"attention: {found}; bfloat16: {'yes' if torch.cuda.is_bf16_supported() else 'no'}; passes replayed as CUDA graphs",
         )
         return
+    made = library() is not None
+    text = "passes of small models compiled for this processor" if made else "no compiled passes: small models decode slower"
+    yield Check("kernels", made or None, text, "" if made else "install gcc")
     packed = reorderable(torch.empty(SMALL))
     text = "linear layers reordered for oneDNN" if packed else "linear layers by the stock kernel, which is slow for a few rows"
     yield Check("kernels", packed, text, "" if packed else "install a build of torch with oneDNN (mkldnn)")

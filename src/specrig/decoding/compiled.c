@@ -1,5 +1,5 @@
-/* Products of a few rows with large weights on a processor, and a narrow forward pass of a Llama-shaped model as one call. See
- * decoding/compiled.py and decoding/narrow.py.
+/* Products of a few rows with large weights on a processor, and a narrow forward pass of a Llama-shaped model, or of a head of one such
+ * layer, as one call. See decoding/compiled.py and decoding/narrow.py.
  *
  * Sums are float32; weights, cache and results are of the model's type (float32 or bfloat16). Every sum runs in an order that depends
  * on nothing but the token's own context: not on the other tokens of the pass, their number or their places. So a token's logits have
@@ -15,7 +15,7 @@
 #include <immintrin.h>
 #endif
 
-#define W 16 /* floats in a vector; all widths but that of the LM head are multiples of it */
+#define W 16 /* floats in a vector; all widths but the number of a product's outputs are multiples of it */
 typedef float vec __attribute__((vector_size(4 * W), aligned(4)));
 typedef uint32_t bits __attribute__((vector_size(4 * W), aligned(4)));
 typedef int32_t places __attribute__((vector_size(4 * W), aligned(4)));
@@ -50,9 +50,11 @@ typedef struct {
     int64_t B, n, end, S, mask_rows, wanted; /* mask_rows: B or 1 */
     const int64_t *tokens, *positions, *slots; /* [B * n] */
     const int64_t *rows; /* [wanted]: the tokens whose logits are asked for */
-    const void *given, *reads; /* [B * n, D] and [B * n, R]: the stream before the first layer and what its attention reads, of a head */
-    int64_t R;                 /* that follows another model; null for a model that embeds its tokens and norms what attention reads */
-    void *hidden, *logits; /* [B * n, D] after the final norm (before it where `given`), [wanted, V] */
+    /* Of a head that follows another model: the stream before its layer, and what the layer's attention reads. Null for a model: its
+     * stream begins with embeddings, and attention reads the normed stream. */
+    const void *given, *reads; /* [B * n, D], [B * n, R] */
+    int64_t R;
+    void *hidden, *logits; /* [B * n, D] after the final norm, a head's before it; [wanted, V] */
     float *room;
 } Pass;
 
@@ -67,9 +69,11 @@ INLINE void store(void *to, int64_t at, vec x, int bf16) {
     *(half *)((uint16_t *)to + at) = __builtin_convertvector((wide + 0x7fff + ((wide >> 16) & 1)) >> 16, half);
 }
 
-/* e^x to float32's precision; 0 below -87. */
+/* e^x to float32's precision; 0 below -87, and e^88 above 88, since beyond it e^x is no float32. */
 INLINE vec exponential(vec x) {
-    places seen = x > -87.0f;
+    const vec most = (vec){0} + 88.0f;
+    places above = x > most, seen = x > -87.0f;
+    x = (vec)(((places)x & ~above) | ((places)most & above));
     vec within = (vec)((places)x & seen), times = within * 1.44269504f + 12582912.0f; /* + 1.5 * 2^23 rounds to a whole number */
     places whole = (places)times - 0x4b400000;
     times -= 12582912.0f;
@@ -87,10 +91,14 @@ INLINE vec exponential(vec x) {
 INLINE vec sums(vec x[W]) {
 #define FOLD(count, low, high) \
     for (int i = 0; i < count; i++) x[i] = __builtin_shuffle(x[i], x[i + count], low) + __builtin_shuffle(x[i], x[i + count], high);
-    FOLD(8, ((places){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}), ((places){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}))
-    FOLD(4, ((places){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}), ((places){4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31}))
-    FOLD(2, ((places){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}), ((places){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31}))
-    FOLD(1, ((places){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}), ((places){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31}))
+    FOLD(8, ((places){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}),
+         ((places){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}))
+    FOLD(4, ((places){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}),
+         ((places){4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31}))
+    FOLD(2, ((places){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}),
+         ((places){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31}))
+    FOLD(1, ((places){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}),
+         ((places){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31}))
 #undef FOLD
     return x[0];
 }
@@ -112,8 +120,9 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
     for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, i, 0) * scale * load(weight, i, bf16), as_bf16);
 }
 
-/* R rows of x [R, in] against N blocks of weights, each of the R * N accumulators in a register: y[r][c] = sum over k of x[r][k] w[c][k].
- * Meanwhile what lies `ahead` bytes behind these weights is fetched, at 1 / 2^slower of their pace: reading and multiplying go side by side. */
+/* R rows of x [R, in] against N blocks of weights, each of the R * N accumulators in a register: y[r][c] = sum over k of
+ * x[r][k] w[c][k]. Meanwhile what lies `ahead` bytes behind these weights is fetched, at 1 / 2^slower of their pace: reading and
+ * multiplying go side by side. */
 #define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
 #define TILE(R, N) \
     INLINE void tile_##R##_##N(vec y[][4], const void *x, const char *const *w, int64_t in, int64_t ahead, int slower, int kind) { \
@@ -121,7 +130,10 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
         EACH(r, R) EACH(c, N) acc[r][c] = (vec){0}; \
         for (int64_t k = 0, steps = kind == WHOLE ? in : in / 2; k < steps; k++) { \
             bits weight[N]; \
-            EACH(c, N) weight[c] = *(const bits *)(w[c] + k * 4 * W), __builtin_prefetch(w[c] + ((k * 4 * W) >> slower) + ahead, 0, 2); \
+            EACH(c, N) { \
+                weight[c] = *(const bits *)(w[c] + k * 4 * W); \
+                __builtin_prefetch(w[c] + ((k * 4 * W) >> slower) + ahead, 0, 2); \
+            } \
             EACH(r, R) EACH(c, N) { \
                 if (kind == WHOLE) acc[r][c] += ((const float *)x)[r * in + k] * (vec)weight[c]; \
                 else if (kind == WIDENED) { \
@@ -139,7 +151,8 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
 #define BOTH(acc, x, y) (acc)
 #define PAIRS(acc, pair, weights) (acc)
 #endif
-TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
+TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4)
+TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
 
 /* Rows of a tile at most. More come in parts as even as can be, which have 6 or more; each part fetches its share of what comes next. */
 #define MOST 12
@@ -153,7 +166,8 @@ INLINE int together(int64_t rows) { return rows <= 4 ? 4 : 2; }
 INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int slower, int kind) {
 #define CASE(R, N) case R: tile_##R##_##N(y, x, w, in, ahead, slower, kind); break;
     switch (rows) {
-        CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2) CASE(9, 2) CASE(10, 2) CASE(11, 2) CASE(12, 2)
+        CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4)
+        CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2) CASE(9, 2) CASE(10, 2) CASE(11, 2) CASE(12, 2)
     }
 #undef CASE
 }
@@ -161,8 +175,8 @@ INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, 
 INLINE int64_t bytes_of(int kind) { return kind == PAIRED ? 2 : 4; } /* of an input */
 
 /* Columns of the blocks [from, to) of y [rows, out] = x [rows, in] weight [out, in]^T + bias, added to y where `onto`. */
-INLINE void product(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out, int64_t from,
-                    int64_t to, int onto, int as_bf16, int kind) {
+INLINE void product(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out,
+                    int64_t from, int64_t to, int onto, int as_bf16, int kind) {
     const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
     const int N = together(rows);
     for (int64_t j = from; j < to; j += N) {
@@ -189,7 +203,8 @@ INLINE void product(void *y, const char *x, int64_t rows, const char *weight, co
 }
 
 /* Columns of the blocks [from, to) of y [rows, I] = SiLU(x gate^T) (x up^T) (2002.05202). */
-INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, int64_t in, int64_t I, int64_t from, int64_t to, int kind) {
+INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, int64_t in, int64_t I, int64_t from, int64_t to,
+                   int kind) {
     const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
     const int N = together(rows);
     for (int64_t j = from; j < to; j += N / 2) {
@@ -214,17 +229,20 @@ INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t
     for (int64_t i = 0, h = p->d / 2; i < p->d; i++) to[i] = x[i] * cos[i] + x[i < h ? i + h : i - h] * sin[i];
 }
 
-/* What a query q [d] gives each slot before they are divided by their sum: e^(q . key / sqrt(d) - the highest), and 0 to slots that it does
- * not see. weights: room for `end` numbers, rounded up to whole vectors. */
-INLINE void weigh(float *weights, const void *q, const void *keys, const uint8_t *mask, int64_t end, int64_t d, int paired, int bf16) {
+/* What a query q [d] gives each slot before they are divided by their sum: e^(q . key / sqrt(d) - the highest), and 0 to slots that
+ * it does not see. weights: room for `end` numbers, rounded up to whole vectors. */
+INLINE void weigh(float *weights, const void *q, const void *keys, const uint8_t *mask, int64_t end, int64_t d, int paired,
+                  int bf16) {
     const float scale = 1.0f / sqrtf((float)d);
     float highest = -INFINITY;
     for (int64_t first = 0; first < end; first += W) {
         vec dots[W] = {{0}};
         EACH(s, W) {
             int64_t key = (first + s < end ? first + s : end - 1) * d;
-            if (paired) for (int64_t i = 0; i < d; i += 2 * W) dots[s] = BOTH(dots[s], *(const bits *)((const uint16_t *)q + i), *(const bits *)((const uint16_t *)keys + key + i));
-            else for (int64_t i = 0; i < d; i += W) dots[s] += load(q, i, 0) * load(keys, key + i, bf16);
+            if (paired) {
+                const uint16_t *mine = q, *other = (const uint16_t *)keys + key;
+                for (int64_t i = 0; i < d; i += 2 * W) dots[s] = BOTH(dots[s], *(const bits *)(mine + i), *(const bits *)(other + i));
+            } else for (int64_t i = 0; i < d; i += W) dots[s] += load(q, i, 0) * load(keys, key + i, bf16);
         }
         store(weights, first, sums(dots) * scale, 0);
         for (int64_t s = first; s < first + W; s++) {
@@ -237,7 +255,8 @@ INLINE void weigh(float *weights, const void *q, const void *keys, const uint8_t
 
 /* The values [end, d] in these proportions, for G queries, in the order of the slots; what none sees may be no number. */
 #define MIX(G) \
-    INLINE void mix_##G(void *to, int64_t at, const float *weights, int64_t room, const void *values, int64_t end, int64_t d, int bf16, int as_bf16) { \
+    INLINE void mix_##G(void *to, int64_t at, const float *weights, int64_t room, const void *values, int64_t end, int64_t d, \
+                        int bf16, int as_bf16) { \
         int64_t i = 0; \
         BLOCK(G, 4) BLOCK(G, 1) /* four vectors at a time hide how long an addition takes */ \
     }
@@ -250,7 +269,11 @@ INLINE void weigh(float *weights, const void *q, const void *keys, const uint8_t
             if (!(weights[s] > 0.0f) SEEN_##G) continue; \
             vec value[count]; \
             EACH(c, count) value[c] = load(values, s * d + i + c * W, bf16); \
-            EACH(g, G) { float own = weights[g * room + s]; total[g] += own; EACH(c, count) mixed[g][c] += own * value[c]; } \
+            EACH(g, G) { \
+                float own = weights[g * room + s]; \
+                total[g] += own; \
+                EACH(c, count) mixed[g][c] += own * value[c]; \
+            } \
         } \
         EACH(g, G) EACH(c, count) store(to, at + g * d + i + c * W, mixed[g][c] / total[g], as_bf16); \
     }
@@ -268,8 +291,10 @@ static inline int64_t shared(int64_t rows, const Pass *p) { /* floats that all t
 
 INLINE int64_t slots_of(const Pass *p) { return (p->S + W - 1) / W * W; }
 
+INLINE int64_t widest(const Pass *p) { return p->R > p->D ? p->R : p->D; } /* of what products read for a token */
+
 static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each thread */
-    return rows * (p->R > p->D ? p->R : p->D) + 2 * p->d + GROUP * slots_of(p);
+    return rows * widest(p) + 2 * p->d + GROUP * slots_of(p);
 }
 
 int64_t room(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
@@ -281,7 +306,7 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
     const int bf16 = kind != WHOLE, inputs = kind == PAIRED; /* the type of weights, cache and results; that of products' inputs */
     const int64_t rows = p->B * p->n, D = p->D, H = p->H, K = p->K, d = p->d, I = p->I, Q = (H + 2 * K) * d;
     float *x = p->room, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
-    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * (p->R > D ? p->R : D), *query = turned + d, *weights = query + d;
+    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * widest(p), *query = turned + d, *weights = query + d;
     const int64_t groups = (H / K + GROUP - 1) / GROUP; /* of the queries that share a key head */
     const int paired = kind == PAIRED && d % (2 * W) == 0; /* queries times keys by pairs of numbers */
     char *const input = (char *)normed;
@@ -292,7 +317,9 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
     #pragma omp barrier
     for (int64_t l = 0; l < p->layers; l++) {
         const Layer *layer = p->layer + l;
-        if (layer->stream) { SHARE(rows * D / W) for (int64_t i = from * W; i < to * W; i += W) store(layer->stream, i, load(x, i, 0), bf16); }
+        if (layer->stream) {
+            SHARE(rows * D / W) for (int64_t i = from * W; i < to * W; i += W) store(layer->stream, i, load(x, i, 0), bf16);
+        }
         const int own_input = !p->reads || l > 0;
         const int64_t width = own_input ? D : p->R;
         if (own_input) for (int64_t r = 0; r < rows; r++) rms_norm(input, r * D, x + r * D, layer->norm_1, D, p->eps, bf16, inputs);
@@ -303,7 +330,10 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
             int64_t r = item / K, head = item % K, place = ((r / p->n * K + head) * p->S + p->slots[r]) * d;
             float *key = qkv + r * Q + (H + head) * d, *value = key + K * d;
             rotate(turned, key, layer->k_norm, p, p->positions[r], bf16);
-            for (int64_t i = 0; i < d; i += W) store(layer->keys, place + i, load(turned, i, 0), bf16), store(layer->values, place + i, load(value, i, 0), bf16);
+            for (int64_t i = 0; i < d; i += W) {
+                store(layer->keys, place + i, load(turned, i, 0), bf16);
+                store(layer->values, place + i, load(value, i, 0), bf16);
+            }
         } }
         #pragma omp barrier
         { SHARE(rows * K * groups) for (int64_t item = from; item < to; item++) {
@@ -343,7 +373,8 @@ void forward(const Pass *p) {
 }
 
 /* y [rows, out] = x [rows, in] weight [out, in]^T + bias, x and y of the weight's type; PAIRED or WHOLE alone. */
-void linear(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out, int bf16, int threads) {
+void linear(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out, int bf16,
+            int threads) {
     #pragma omp parallel num_threads(threads)
     {
         int t = omp_get_thread_num(), T = omp_get_num_threads();

@@ -57,7 +57,8 @@ class Choice:
             return "plain"
         key = weight.dtype, tuple(weight.shape)
         if key not in self.kernels:
-            self.kernels[key] = self.pinned or self._faster(key, weight)
+            kernel = self.pinned or self._faster(key, weight)
+            self.kernels[key] = kernel if kernel != "compiled" or compiled.multiplies(weight, None) else "reordered"
         return self.kernels[key]
 
     def record(self) -> dict[str, str]:
@@ -74,7 +75,11 @@ class Choice:
             self.seconds[key] = timed(weight)
             self._spent += perf_counter() - started
         times = self.seconds[key]
-        least: dict[Kernel, float] = {kernel: statistics.geometric_mean(seconds) for kernel, seconds in times.items()}
+        least: dict[Kernel, float] = {
+            kernel: statistics.geometric_mean(seconds)
+            for kernel, seconds in times.items()
+            if kernel != "compiled" or self.compiled != "never"
+        }
         fastest = min(least, key=lambda kernel: least[kernel])
         return fastest if least[fastest] < MARGIN * least["reordered"] else "reordered"
 

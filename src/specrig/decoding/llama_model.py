@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.decoding import narrow
-from specrig.decoding.compiled import WIDEST
+from specrig.decoding.compiled import WIDEST, multiplies
 from specrig.decoding.device import at_each
 from specrig.decoding.linear import Linear, choice
 from specrig.decoding.model import CachedModel, Step
@@ -118,7 +118,8 @@ class LlamaModel(CachedModel):
         if choice.compiled == "always" or narrow.faster(self, compiled):
             self.compiled = compiled
             for layer, blocks in zip(self.linears(), compiled.blocks, strict=True):
-                layer.blocks = blocks
+                if choice.pinned in (None, "compiled") and multiplies(layer.weight, layer.bias):
+                    layer.blocks = blocks  # for products outside these passes
 
     def linears(self) -> list[Linear]:
         """All products of a pass."""

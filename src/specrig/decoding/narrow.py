@@ -62,6 +62,7 @@ def serves(model: LlamaModel) -> bool:
         and all(width % VECTOR == 0 for width in widths)
         and len(set(model.layout)) == 1
         and model.weight_bytes() <= LARGEST
+        and all(layer.bias is None for block in model.blocks for layer in (block.gate_up, block.down))
         and model.head.bias is None
         and model.head.weight.dtype == model.dtype
     )
@@ -95,16 +96,16 @@ def faster(model: LlamaModel, compiled: NarrowPass) -> bool:
 
 
 class NarrowPass:
-    """One model's narrow passes. It has a copy of the products' weights and writes to the model's cache."""
+    """One model's narrow passes. It has the products' weights in `blocks`, beside the model's own, and writes to the model's cache."""
 
     def __init__(self, model: LlamaModel) -> None:
         """model: one that `serves`."""
         self.model = model
-        self.kept: Sequence[int] = range(model.layers)  # the layers that a pass runs
+        self.kept: Sequence[int] = range(len(model.blocks))  # the layers that a pass runs
         self.library = library()
         self.blocks = [blocked(layer.dense()) if layer.blocks is None else layer.blocks for layer in model.linears()]
         self.alone = model.weight_bytes() <= ALONE
-        self.layers = (_Layer * model.layers)()
+        self.layers = (_Layer * len(model.blocks))()
         laid_out = iter(self.blocks)
         for layer, block in zip(self.layers, model.blocks, strict=True):
             layer.qkv, layer.out, layer.gate_up, layer.down = (_at(next(laid_out)) for _ in range(4))
@@ -112,7 +113,7 @@ class NarrowPass:
             layer.norm_1, layer.norm_2 = _at(block.norm_1), _at(block.norm_2)
             layer.q_norm, layer.k_norm = _at(block.q_norm), _at(block.k_norm)
         self.told = _Pass(
-            layers=model.layers,
+            layers=len(model.blocks),
             D=model.hidden_size,
             H=model.q_heads,
             K=model.kv_heads,
@@ -130,15 +131,15 @@ class NarrowPass:
         self._begin()
 
     def _begin(self) -> None:
-        self.room = torch.empty(0)
-        self.masked = False
+        self.room = torch.empty(0, dtype=torch.float32)
+        self.masked = True  # layers copied from another model's may still name its mask
         self._seen: tuple[Any, Any] = (None, None)
         self._tables: tuple[Tensor, Tensor]
 
     def of(self, thin: LlamaModel) -> NarrowPass:
         """Those of a copy of the model, with the same weights, that leaves layers out."""
         found = copy.copy(self)
-        found.model = thin
+        found.model, found.blocks = thin, list(self.blocks)
         found.kept = [index for index in self.kept if index not in thin.skipped]
         found.layers = (_Layer * len(found.kept))(*(self.layers[index] for index in found.kept))
         found.told = _Pass.from_buffer_copy(self.told)
@@ -179,7 +180,7 @@ class NarrowPass:
         told.tokens, told.positions, told.slots = tokens.data_ptr(), positions.data_ptr(), slots.data_ptr()
         told.rows, told.hidden, told.logits = rows.data_ptr(), hidden.data_ptr(), logits.data_ptr()
         if (needed := self.library.room(byref(told))) > len(self.room):
-            self.room = torch.empty(needed)
+            self.room = torch.empty(needed, dtype=torch.float32)
             told.room = self.room.data_ptr()
         self.library.forward(byref(told))
         del masks, stream, reads  # until here the call read them

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 PACKAGE = "specrig"
 ROOT = Path(__file__).parents[1]
-DATA = ("templates/**/*", "*.bib", "*.csv", "*.json")
-"""Patterns of files that count as source besides Python: templates, references, and tables of facts."""
+DATA = ("templates/**/*", "*.bib", "*.c", "*.csv", "*.json")
+"""Patterns of files that count as source besides Python: templates, references, C code, and tables of facts."""
 MEMORY = Path(cache_from_source(__file__)).with_suffix(".json")
 """File that remembers what parsing found, beside the bytecode and one for each version of Python.
 

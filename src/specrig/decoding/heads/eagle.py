@@ -17,6 +17,7 @@ Checkpoint (what vLLM loads): config.json of a Llama with one layer, model.safet
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -286,9 +287,9 @@ def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
 
 
 def shared(target: CachedModel) -> tuple[Tensor, Linear]:
-    """The target's embedding `[V, D]` and LM head."""
+    """The target's embedding `[V, D]` and LM head: the same weights in a layer of its own, whose kernel is chosen for itself."""
     if isinstance(target, LlamaModel):
-        return target.embedding, target.head
+        return target.embedding, copy.copy(target.head)
     model: Any = target.model  # type: ignore[attr-defined]
     output = model.get_output_embeddings()
     bias = output.bias.detach() if getattr(output, "bias", None) is not None else None
