@@ -54,12 +54,14 @@ def rounds_and_waits(
 ) -> tuple[int, int]:
     drafter = lab.drafter(method, **options)
     with monkeypatch.context() as patch:
-        # As on a GPU: host values travel in one way that does not wait, trees are judged at once.
+        # As on a GPU: host values travel in one way that does not wait, trees are judged at once, the highest logit is found there.
         patch.setattr(verify_tree, "_walked", verify_tree._judged)
         waits = Waits()
         quiet = sent_quietly(waits)
-        for module in modules_that_send():
+        for module in modules_with("on_device"):
             patch.setattr(module, "on_device", quiet)
+        for module in modules_with("argmax"):
+            patch.setattr(module, "argmax", lambda logits: logits.argmax(-1))
         with waits:
             found = generate(
                 lab.target, drafter, [[5, 9, 11, 5, 9, 5], [3, 7, 3, 7]], k=3, max_new_tokens=tokens, temperature=temperature
@@ -79,12 +81,10 @@ def sent_quietly(waits: Waits) -> Any:
     return quiet
 
 
-def modules_that_send() -> list[Any]:
+def modules_with(function: str) -> list[Any]:
     import sys
 
-    return [
-        module for name, module in sys.modules.items() if name.startswith("specrig.decoding") and hasattr(module, "on_device")
-    ]
+    return [module for name, module in sys.modules.items() if name.startswith("specrig.decoding") and hasattr(module, function)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

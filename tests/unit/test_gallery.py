@@ -31,7 +31,9 @@ def entry(rows: list[tuple[str, float, bool]]) -> Entered:
         }
     )
     fair = pd.Series([kept for _, _, kept in rows])
-    return Entered("there", "a machine", "native", "some_pair", "float32", 8, ("0" * 40,), "2000-01-01", frame, fair)
+    return Entered(
+        "there", "report.html", "a machine", "native", "some_pair", "float32", 8, ("0" * 40,), "2000-01-01", frame, fair
+    )
 
 
 def test_the_index_in_the_repository_is_of_its_publications(repository: Path, tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ class Entered:
     """What one published study found on one pair in one engine.
 
     speedups: the rows of `summary.speedup_summary` at the lowest temperature and smallest batch, without the baselines. fair: for
-    each of them, whether it is lossless, passed the audit and was not disturbed.
+    each of them, whether it is lossless, passed the audit and was not disturbed. report: the report's file, compressed where it is large.
     """
 
     folder: str
+    report: str
     machine: str
     engine: str
     pair: str
@@ -86,7 +87,7 @@ def text(found: Sequence[Entered]) -> str:
             Entry(str(each.cells)),
             Entry(", ".join(f"`{commit[:12]}`" for commit in each.commits) or "–"),
             Entry(each.date),
-            Entry(f"[{each.folder}]({each.folder}), [report]({each.folder}/report.html)"),
+            Entry(f"[{each.folder}]({each.folder}), [report]({each.folder}/{each.report})"),
         ]
         for each in found
     ]
@@ -114,6 +115,7 @@ def _entered(publication: Path) -> Iterator[Entered]:
             cells = int(((exhibits.cells["engine"] == engine) & (exhibits.cells["pair"] == pair)).sum())
             yield Entered(
                 publication.name,
+                next(publication.glob("report.html*")).name,
                 machine,
                 str(engine),
                 str(pair),
