@@ -62,7 +62,7 @@ def main() -> None:
     given = arguments.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    names = list(dict.fromkeys([PLAIN, *(given.methods or ["ngram", *(["suffix_blend"] if given.rest else [])])]))
+    names = list(dict.fromkeys([PLAIN, *(given.methods or (["ngram", "suffix_blend"] if given.rest else ["ngram"]))]))
     heads = {"rest": given.rest} if given.rest else {}
     engines = [
         Native(PairFiles("p", given.target, dtype=given.dtype, heads=heads, engine_options=options), threads=given.threads)

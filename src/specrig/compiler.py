@@ -14,12 +14,12 @@ from pathlib import Path
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-strict-aliasing")
 
 
-def load(name: str, beside: str) -> ctypes.CDLL | None:
-    """The code of the file `name` in the folder of the file `beside`, or None where there is no compiler or what it makes does not load.
+def load(module: str) -> ctypes.CDLL | None:
+    """The C code beside the file of a module and of its name, or None where there is no compiler or what it makes does not load.
 
     It is compiled once for a kind of processor, and kept in the user's cache folder.
     """
-    compiler, source = shutil.which("gcc") or shutil.which("cc"), Path(beside).with_name(name)
+    compiler, source = shutil.which("gcc") or shutil.which("cc"), Path(module).with_suffix(".c")
     if compiler is None:
         return None
     try:

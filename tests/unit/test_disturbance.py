@@ -140,12 +140,8 @@ def test_a_baseline_that_moves() -> None:
 
 
 def test_a_baseline_that_drifts_within_a_replicate_or_between_two() -> None:
-    half = [slower(record, 1.6 if record.group >= 4 else 1.0, "baseline") for record in quiet()]
+    half = [slower(record, 1.4 if record.group >= 4 else 1.0, "baseline") for record in quiet()]
     assert any("slower in its second half" in text for _, text in reasons(half))
-    most = [
-        slower(slower(record, 1.3, "baseline"), 1.3, "run") if record.group >= 3 else record for record in quiet()
-    ]  # a step that meets method and baseline alike
-    assert reasons(most) == []
     second = [slower(slower(record, 1.6, "baseline"), 1.6, "run") if record.replicate else record for record in quiet(2)]
     assert reasons(second) == [(1, "plain decoding was 38% slower than in another replicate")]
     usual = [slower(slower(record, 1.33, "baseline"), 1.33, "run") if record.replicate else record for record in quiet(2)]

@@ -39,11 +39,10 @@ SPREAD = 0.15
 """Largest tolerated robust coefficient of variation of the baseline's speed over a cell's groups. Prompts of different lengths
 cause 0.02 to 0.08 (median of the published run 0.04). With 8 prompts, 0.15 already makes the mean uncertain by 10 %."""
 DRIFT = 0.2
-"""Largest tolerated change of the baseline's time from before a group's methods to after them."""
+"""Largest tolerated slowdown of the baseline between the halves of a replicate."""
 BETWEEN = 0.33
-"""Largest tolerated slowdown of the baseline between the halves of a replicate, or between replicates: minutes, over which a slowdown meets
-method and baseline alike. On a quiet virtual machine replicates differed by up to 25 %; and cells whose halves differed by 20 to 33 % agreed
-between replicates as well as others did (median 4.4 and 4.0 %)."""
+"""Largest tolerated slowdown of the baseline between replicates. They are other processes at another time, and in each the slowdown meets
+method and baseline alike; on a quiet virtual machine they differed by up to 25 %."""
 OUTLIER = 4.0
 """Largest tolerated time per pass (baseline: per token) of a group / its cell's median. Passes of a cell differ up to twofold."""
 LEAST_PASSES = 8
@@ -180,7 +179,7 @@ def _baseline(records: Sequence[Record]) -> list[str]:
     if len(speeds) >= LEAST_GROUPS and (spread := robust_variation(speeds)) > SPREAD:
         texts.append(f"plain decoding ran at {min(speeds):.0f} to {max(speeds):.0f} tokens/s (robust spread {spread:.0%})")
     half = len(speeds) // 2
-    if half >= LEAST_GROUPS and abs(change := median(speeds[half:]) / median(speeds[:half]) - 1) > BETWEEN:
+    if half >= LEAST_GROUPS and abs(change := median(speeds[half:]) / median(speeds[:half]) - 1) > DRIFT:
         texts.append(
             f"plain decoding was {abs(change):.0%} {'slower' if change < 0 else 'faster'} in its second half than in its first"
         )

@@ -26,7 +26,7 @@ ALONE = 6 << 20
 @cache
 def library() -> Any:
     """The compiled code, or None where there is no compiler or what it makes does not load."""
-    loaded = compiler.load("compiled.c", __file__)
+    loaded = compiler.load(__file__)
     if loaded is not None:
         loaded.room.restype = loaded.input_bytes.restype = c_int64
         loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]

@@ -117,8 +117,10 @@ class LlamaModel(CachedModel):
         compiled = NarrowPass(self)
         if choice.compiled == "always" or narrow.faster(self, compiled):
             self.compiled = compiled
+            if choice.pinned not in (None, "compiled"):
+                return
             for layer, blocks in zip(self.linears(), compiled.blocks, strict=True):
-                if choice.pinned in (None, "compiled") and multiplies(layer.weight, layer.bias):
+                if multiplies(layer.weight, layer.bias):
                     layer.blocks = blocks  # for products outside these passes
 
     def linears(self) -> list[Linear]:

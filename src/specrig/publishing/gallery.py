@@ -115,7 +115,7 @@ def _entered(publication: Path) -> Iterator[Entered]:
             cells = int(((exhibits.cells["engine"] == engine) & (exhibits.cells["pair"] == pair)).sum())
             yield Entered(
                 publication.name,
-                next(publication.glob("report.html*")).name,
+                next(name for name in sorted(manifest.files) if name.startswith("report.html")),
                 machine,
                 str(engine),
                 str(pair),

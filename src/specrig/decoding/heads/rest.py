@@ -91,7 +91,9 @@ class Datastore:
         starts = np.flatnonzero(np.diff(after, prepend=-1))
         ends = np.append(starts[1:], len(after))
         found = after[starts]
-        asked = (found < self.vocabulary) & ((ends - starts >= times) | np.isin(found, list(besides)))
+        asked = found < self.vocabulary
+        if times > 1:
+            asked &= (ends - starts >= times) | np.isin(found, list(besides))
         for token, start, end in zip(found[asked].tolist(), starts[asked].tolist(), ends[asked].tolist(), strict=True):
             places = Span(span.first + start, span.first + end, span.length + 1)
             yield (end - start) / len(after), places.first, token, places
