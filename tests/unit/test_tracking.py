@@ -16,7 +16,7 @@ from specrig import tracking
 from specrig.cell import Cell
 from specrig.measurement.records import Probe, read_records, write_records
 from specrig.reporting.tables import write_tables
-from specrig.tracking import MARKER, Tracked, track, tracking_uri
+from specrig.tracking import MARKER, Tracked, sqlite_store, track, tracking_uri
 from specrig.tracking.views import TAG
 
 
@@ -194,6 +194,19 @@ def test_a_run_that_was_cut_is_replaced(study: Path) -> None:
     client.set_terminated(runs(study)[key][0].info.run_id, status="FAILED")
     assert track(study) == Tracked(replaced=1, kept=3)
     assert [run.info.status for run in runs(study)[key]] == ["FINISHED"]
+
+
+def test_no_sqlite_store_on_storage_that_machines_share(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = sqlite_store.file_system(study)
+    if not kind:
+        pytest.skip("this machine does not say what its file systems are")
+    assert kind not in sqlite_store.SHARED, "the tests run on a disk of this machine"
+    assert not Path("/proc/self").exists() or sqlite_store.file_system(Path("/proc")) == "proc"
+    monkeypatch.setattr(sqlite_store, "SHARED", frozenset([kind]))
+    done = track(study)
+    assert f"shared by machines ({kind})" in done.error and "MLFLOW_TRACKING_URI" in done.error
+    monkeypatch.undo()
+    assert track(study) == Tracked(added=4)
 
 
 def test_the_users_store_is_used(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,8 @@ rule audit:
     threads: ALL_CORES
     resources:
         gpu=GPU,
+        mem_mb=memory(auditing),
+        runtime=minutes(auditing),
     params:
         study=STUDY_FILE,
         code=stage_digest("audit"),

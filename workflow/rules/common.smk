@@ -20,6 +20,8 @@ from specrig.measurement.damage import (
 )
 from specrig.measurement.recording import aside
 from specrig.measurement.records import replicate_folder, write_atomically
+from specrig.planning.demand import Demand, measuring_demand, training_demand
+from specrig.planning.estimate import pair_sizes
 from specrig.decoding.drafters import registry as methods
 from specrig.provenance.digests import (
     audit_digest,
@@ -279,6 +281,50 @@ def training_threads(wildcards):
     Two of these small models side by side, each on half of the cores, are ready sooner than one after the other.
     """
     return max(1, ALL_CORES // 2) if STAGES[wildcards.model].needs else ALL_CORES
+
+
+@cache
+def sizes():
+    """Name of a pair -> the sizes of its models."""
+    return {size.pair: size for size in pair_sizes(STUDY)}
+
+
+@cache
+def measuring_asks(engine, pair, process):
+    return measuring_demand(STUDY, (engine, pair, process), sizes()[pair])
+
+
+@cache
+def training_asks(pair, model):
+    return training_demand(STUDY, pair, model)
+
+
+def measuring(wildcards):
+    """What a measuring job asks a cluster for."""
+    return measuring_asks(wildcards.engine, wildcards.pair, wildcards.process)
+
+
+def training(model=None):
+    """What a training asks a cluster for: of `model`, or of the one that the wildcard names."""
+    return lambda wildcards: training_asks(wildcards.pair, model or wildcards.model)
+
+
+def auditing(wildcards):
+    """What the audit asks for, which loads one pair after the other and reads every output once: as much as any measuring job."""
+    asked = [measuring_asks(*process) for process in STUDY.grid.processes]
+    return Demand(
+        max(each.memory_mb for each in asked), max(each.minutes for each in asked)
+    )
+
+
+def memory(demand):
+    """Megabytes of main memory; a quarter more in each further attempt (a cluster's profile says `retries`)."""
+    return lambda wildcards, attempt: demand(wildcards).memory_mb * (3 + attempt) // 4
+
+
+def minutes(demand):
+    """Minutes of run time; as many again in each further attempt."""
+    return lambda wildcards, attempt: demand(wildcards).minutes * attempt
 
 
 def joint_teachers(wildcards):

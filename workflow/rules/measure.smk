@@ -16,7 +16,9 @@ rule measure:
         "../../environment.yml"
     threads: ALL_CORES
     resources:
-        gpu=GPU,
+        gpu=lambda wildcards: measuring(wildcards).gpus,
+        mem_mb=memory(measuring),
+        runtime=minutes(measuring),
     params:
         study=STUDY_FILE,
         cells=job_cell_names,

@@ -37,6 +37,8 @@ rule write_text:
     threads: ALL_CORES
     resources:
         gpu=GPU,
+        mem_mb=memory(training("draft")),
+        runtime=minutes(training("draft")),
     params:
         study=STUDY_FILE,
         recipe=lambda wildcards: (
@@ -67,6 +69,8 @@ rule train:
     threads: training_threads
     resources:
         gpu=GPU,
+        mem_mb=memory(training()),
+        runtime=minutes(training()),
     params:
         study=STUDY_FILE,
         recipe=lambda wildcards: (
@@ -104,6 +108,8 @@ rule train_jointly:
     threads: ALL_CORES
     resources:
         gpu=GPU,
+        mem_mb=memory(training("joint")),
+        runtime=minutes(training("joint")),
     params:
         study=STUDY_FILE,
         recipe=lambda wildcards: (

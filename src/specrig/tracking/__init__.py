@@ -12,11 +12,9 @@ import json
 import logging
 import math
 import os
-import sqlite3
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +23,7 @@ from specrig.measurement.records import replicate_of, write_atomically
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.tracking.entries import EXPERIMENT, entries
 from specrig.tracking.entry import NOTE, Entry, Prompts
+from specrig.tracking.sqlite_store import try_store
 from specrig.tracking.views import saved_views
 
 if TYPE_CHECKING:
@@ -98,20 +97,10 @@ def _client(study_dir: Path) -> MlflowClient:
         logging.getLogger(name).setLevel(logging.WARNING)
     uri = tracking_uri(study_dir)
     if uri.startswith("sqlite:///"):
-        _try_store(Path(uri.removeprefix("sqlite:///")))
+        try_store(Path(uri.removeprefix("sqlite:///")))
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
-
-
-def _try_store(path: Path) -> None:
-    """Raise OSError where an SQLite store cannot be written, because MLflow itself would retry for a hundred seconds."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(path)) as store:
-            store.execute("begin immediate").connection.rollback()
-    except sqlite3.Error as error:
-        raise OSError(f"{path}: {error}") from error
 
 
 def _experiment(client: MlflowClient, study: StudyData) -> str:
