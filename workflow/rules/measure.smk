@@ -14,9 +14,9 @@ rule measure:
     priority: measuring_order
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: JOB_CORES
     resources:
-        gpu=GPU,
+        gpu=measuring_gpus,
     params:
         study=STUDY_FILE,
         cells=job_cell_names,
