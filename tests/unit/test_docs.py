@@ -27,7 +27,7 @@ OF_THE_PAST = {"log.md", "architecture.md"}
 """They name files that were there once."""
 MADE = ("results/", "reports/quick", "reports/<", "models/", "data/", "site/", ".venv")
 """Beginnings of paths that a user or a run makes."""
-ROOTS = ("configs/", "src/", "tests/", "docs/", "profiles/", "workflow/", "benchmarks/", "reports/", ".ci/")
+ROOTS = ("configs/", "src/", "tests/", "docs/", "profiles/", "workflow/", "benchmarks/", "reports/", ".ci/", "containers/")
 
 
 def name(page: Path) -> str:

@@ -16,7 +16,7 @@ from specrig import tracking
 from specrig.cell import Cell
 from specrig.measurement.records import Probe, read_records, write_records
 from specrig.reporting.tables import write_tables
-from specrig.tracking import MARKER, Tracked, track, tracking_uri
+from specrig.tracking import MARKER, Tracked, sqlite_store, track, tracking_uri
 from specrig.tracking.views import TAG
 
 
@@ -50,6 +50,12 @@ def runs(study: Path, view: int = ViewType.ACTIVE_ONLY) -> dict[str, list[Run]]:
     return found
 
 
+def files(study: Path, run: Run) -> list[str]:
+    """The names in a run's folder, whose address says nothing of where the study's folder is."""
+    assert run.info.artifact_uri == f"mlflow-artifacts:/{run.info.run_id}/artifacts"
+    return sorted(path.name for path in (study / "mlartifacts" / run.info.run_id / "artifacts").iterdir())
+
+
 METHOD = "native/embedded/0.0/1/draft_model/"
 CELLS = [f"native/embedded/draft_model/code-k{k}-t0-b1" for k in (2, 4)]
 
@@ -72,9 +78,9 @@ def test_a_study_and_again_and_changed(study: Path) -> None:
     assert child.data.tags["cpu"] == "synthetic processor"
     client = MlflowClient(tracking_uri(study))
     assert [metric.step for metric in client.get_metric_history(child.info.run_id, "prompt/speedup")] == [0, 1, 2]
-    assert [item.path for item in client.list_artifacts(child.info.run_id)] == ["code-k4-t0-b1.jsonl"]
-    assert {item.path for item in client.list_artifacts(pair.info.run_id)} == {"study.json", "tables"}
-    assert [item.path for item in client.list_artifacts(method.info.run_id)] == ["environment.json"]
+    assert files(study, child) == ["code-k4-t0-b1.jsonl"]
+    assert files(study, pair) == ["study.json", "tables"]
+    assert files(study, method) == ["environment.json"]
 
     assert track(study) == Tracked(kept=4)
     assert ids(study) == {key: [run.info.run_id for run in found] for key, found in first.items()}
@@ -172,8 +178,7 @@ def test_what_the_audit_said_stands_in_the_runs(study: Path) -> None:
     )
     assert track(study, report) == Tracked(added=4)
     [pair] = runs(study)["native/embedded"]
-    client = MlflowClient(tracking_uri(study))
-    assert "report.html" in {item.path for item in client.list_artifacts(pair.info.run_id)}
+    assert "report.html" in files(study, pair)
     assert runs(study)[METHOD][0].data.metrics["speedup"] > 0
 
     (study / "audit" / "records.csv").write_text(
@@ -194,6 +199,19 @@ def test_a_run_that_was_cut_is_replaced(study: Path) -> None:
     client.set_terminated(runs(study)[key][0].info.run_id, status="FAILED")
     assert track(study) == Tracked(replaced=1, kept=3)
     assert [run.info.status for run in runs(study)[key]] == ["FINISHED"]
+
+
+def test_no_sqlite_store_on_storage_that_machines_share(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = sqlite_store.file_system(study)
+    if not kind:
+        pytest.skip("this machine does not say what its file systems are")
+    assert kind not in sqlite_store.SHARED, "the tests run on a disk of this machine"
+    assert not Path("/proc/self").exists() or sqlite_store.file_system(Path("/proc")) == "proc"
+    monkeypatch.setattr(sqlite_store, "SHARED", frozenset([kind]))
+    done = track(study)
+    assert f"shared by machines ({kind})" in done.error and "MLFLOW_TRACKING_URI" in done.error
+    monkeypatch.undo()
+    assert track(study) == Tracked(added=4)
 
 
 def test_the_users_store_is_used(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,8 @@ def _save(figure: Figure, stem: Path, caption: str, *, picture: bool) -> list[Pa
     """Save a figure as SVG and, if `picture`, as PNG; returns the files."""
     svg, png = (stem.parent / f"{stem.name}.{ending}" for ending in ("svg", "png"))
     try:
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out: each file would do it twice again
         # No date inside: the same records give the same bytes.
         figure.savefig(svg, transparent=True, metadata={"Date": None, "Title": caption, "Creator": "SpecRig"})
         if picture:
@@ -206,6 +208,7 @@ def _save_pdf(figure: Figure, path: Path, sheet: Sheet, caption: str) -> None:
             figure.set_figwidth(figure.get_figwidth() - beyond)
             figure.draw_without_rendering()
             drawn = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+        figure.set_layout_engine("none")
         left = (drawn.x0 + drawn.x1 - width) / 2
         page = Bbox([[left, drawn.y0 - MARGIN], [left + width, drawn.y1 + MARGIN]])
         metadata: dict[str, Any] = {"CreationDate": None, "Title": caption, "Creator": "SpecRig"}
