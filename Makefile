@@ -54,7 +54,7 @@ ui: $(READY)  ## show the study's runs in MLflow's pages, on this machine only
 	uri=$${MLFLOW_TRACKING_URI:-sqlite:///$$root/mlflow.db}
 	[[ $$uri != sqlite:* ]] || echo "Runs: http://127.0.0.1:$${PORT:-5000}/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=methods"
 	# One worker and no job processes: more do not come up on a machine under load.
-	MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --host 127.0.0.1 --port $${PORT:-5000} --workers 1 --backend-store-uri "$$uri"
+	MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --host 127.0.0.1 --port $${PORT:-5000} --workers 1 --backend-store-uri "$$uri" --artifacts-destination "$$root/mlartifacts"
 
 vllm:  ## set up .venv-vllm with vLLM's CPU build and everything else (docs/engines.md)
 	@$(MAKE) --no-print-directory VENV=$(VLLM_VENV) arctic

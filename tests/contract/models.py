@@ -79,10 +79,17 @@ class Lab:
     """Resources for drafters, as the native engine lends them. replayed: narrow passes run as they would on a GPU."""
 
     def __init__(
-        self, vocab_size: int, *, noise: float = 0.3, direct: bool = True, replayed: bool = False, device: str = "cpu"
+        self,
+        vocab_size: int,
+        *,
+        noise: float = 0.3,
+        direct: bool = True,
+        replayed: bool = False,
+        device: str = "cpu",
+        hidden: int = 32,
     ) -> None:
         self.noise, self.direct = noise, direct
-        source = random_llama(vocab_size, layers=3)  # EAGLE-3 reads three streams
+        source = random_llama(vocab_size, layers=3, hidden=hidden)  # EAGLE-3 reads three streams
         draft = perturbed(source, noise)
         self.target: CachedModel = cached_model(source.to(device), direct=direct, device=device)
         self._draft: CachedModel = cached_model(draft.to(device), direct=direct, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import threading
 import time
@@ -12,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from specrig.audit.exact import exact_test
 from specrig.audit.laboratory import build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
+from specrig.decoding.heads import medusa
 from specrig.engines import registry
 from specrig.engines.base import Engine, EngineError
+from specrig.engines.vllm.speculation import speculation_of
 from specrig.models.pair import PairFiles
 from specrig.study.load import load_study
 
@@ -151,6 +156,18 @@ def test_what_an_engine_cannot_run_is_refused_with_the_reason() -> None:
     assert registry()["llamacpp"].refuses(cell("llamacpp", "eagle3")) is None
 
 
+def test_vllm_is_given_no_medusa_heads_that_it_cannot_load(laboratory: PairFiles, tmp_path: Path) -> None:
+    """Those of a cut vocabulary."""
+    asked = cell("vllm", "medusa")
+    pair = replace(laboratory, heads={**laboratory.heads, "medusa": tmp_path})
+    medusa.heads_config(hidden=8, vocabulary=64, heads=4).save_pretrained(tmp_path)
+    assert speculation_of(asked, pair, "greedy")["speculative_config"]["model"] == str(tmp_path)
+    for shared in (False, True):
+        medusa.heads_config(hidden=8, vocabulary=64, heads=4, drafted=16, shared=shared).save_pretrained(tmp_path)
+        with pytest.raises(EngineError, match="heads that draft among 16 of 64 tokens; train them with"):
+            speculation_of(asked, pair, "greedy")
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_a_missing_suffix_library_is_said_when_planning(
     workplace: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, here: bool
@@ -213,6 +230,26 @@ def test_the_audit_tells_the_stock_cpu_sampler_from_the_cured_one(
         pytest.skip(reason)
     test = exact_test("vllm", asked, tmp_path, 4096, options)
     assert (test.p_value > FALSE_ALARM) == (sampling == "cured"), test
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_an_eagle3_head_of_a_cut_vocabulary_drafts_in_vllm_what_it_drafts_here(laboratory: PairFiles, tmp_path: Path) -> None:
+    """Round for round; it knows four of the eight tokens only."""
+    drafted = torch.tensor([0, 1, 4, 5])
+    config = json.loads((laboratory.heads["eagle3"] / "config.json").read_text()) | {"draft_vocab_size": 4}
+    tensors = load_file(laboratory.heads["eagle3"] / "model.safetensors")
+    tensors |= {"d2t": drafted - torch.arange(4), "lm_head.weight": tensors["lm_head.weight"][drafted]}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    pair = replace(laboratory, heads={"eagle3": tmp_path})
+    emitted: dict[str, list[list[int]]] = {}
+    for name in ("native", "vllm"):
+        with registry()[name](pair) as opened:
+            found = [opened.generate(cell(name, "eagle3"), [prompt], max_new_tokens=33, seeds=[0])[0] for prompt in PROMPTS]
+        emitted[name] = [[entry.emitted for entry in each.rounds] for each in found]
+    assert emitted["vllm"] == emitted["native"]
+    assert max(map(max, emitted["native"])) > 1, "nothing was accepted"
 
 
 @pytest.mark.vllm

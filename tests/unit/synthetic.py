@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from specrig.cell import Cell, digest
 from specrig.measurement.records import Record, Rounds, Run, replicate_folder, write_records
@@ -145,6 +146,42 @@ def write_study(
                 for replicate in range(replicates):
                     write_job(folder, cells, prompts=prompts, length=length, replicate=replicate)
     return folder
+
+
+def write_grid(folder: Path, *, pairs: int, tasks: int, reported: Path | None = None, **keys: object) -> Path:
+    """A study to be planned, and nothing measured: its tables, a file of prompts for each task and its config, whose path is returned.
+
+    Every pair, of known models that nothing loads, runs five methods at four k on every task. reported: the file of reported figures.
+    keys: others of the config.
+    """
+    folder.mkdir(parents=True)
+    names = {kind: [f"{kind}{number}" for number in range(count)] for kind, count in (("pair", pairs), ("task", tasks))}
+    models = "meta-llama/Llama-3.1-8B-Instruct\tmeta-llama/Llama-3.2-1B-Instruct\tbfloat16"
+    rows = {"pair": dict.fromkeys(names["pair"], models), "task": {name: folder / f"{name}.jsonl" for name in names["task"]}}
+    for kind, header in (("pair", "pair\ttarget\tdraft\tdtype"), ("task", "task\tsource")):
+        (folder / f"{kind}s.tsv").write_text("\n".join([header, *(f"{name}\t{row}" for name, row in rows[kind].items())]))
+    for name in names["task"]:
+        lines = [json.dumps({"id": f"{name}-{number}", "prompt": f"prompt {number} of {name}"}) for number in range(4)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    config = {
+        "study": "scale",
+        "pairs": names["pair"],
+        "tasks": names["task"],
+        "methods": [
+            {"method": method, "k": [2, 4, 6, 8]} for method in ("draft_model", "tree", "ngram", "suffix", "suffix_hybrid")
+        ],
+        "prompts": 4,
+        "max_new_tokens": 48,
+        "replicates": 1,
+        "device": "cpu",
+        "tables": {
+            "pairs": str(folder / "pairs.tsv"),
+            "tasks": str(folder / "tasks.tsv"),
+            "reported": reported and str(reported),
+        },
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(config | keys))
+    return folder / "study.yaml"
 
 
 def write_job(folder: Path, cells: list[Cell], *, prompts: int = 4, length: int = 48, seed: int = 0, replicate: int = 0) -> None:

@@ -12,7 +12,7 @@ from flaws import METHODS, STEPS, Flaw, cell, chosen, planted, tried
 from specrig.audit import exact
 from specrig.audit.distribution import ChiSquared, g_test, next_token_test, rank_test
 from specrig.audit.exact import LENGTH, ExactTest, bonus, sample
-from specrig.audit.family import FAMILY_WISE, failures, judged, strictest
+from specrig.audit.family import FAMILY_WISE, failures, judged, probes, strictest
 from specrig.audit.laboratory import VOCABULARY, build
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.run import COLUMNS, audit_exact
@@ -118,7 +118,10 @@ def test_a_finding_says_what_would_have_been_seen_and_no_distance_that_is_mere_c
     part = ChiSquared("token 2, given the one before", 31.0, 30, 20_480)
     test = ExactTest((part,), (), 20_480)
     seen, unseen = part.detectable(ALARM, 0.8), part.detectable(ALARM, 0.05)
-    assert f"a bias of {seen:.3f} in total variation at one of the tokens would be seen in 80 %" in test.says(ALARM)
+    assert (
+        f"a bias of {seen:.3f} in total variation at one of the tokens, the same whenever the same token comes before"
+        in test.says(ALARM)
+    )
     assert f"one of {unseen:.3f} in 5 %" in test.says(ALARM)
     wrong = ExactTest((ChiSquared("token 2, given the one before", 310.0, 30, 20_480), part), (), 20_480)
     assert wrong.says(ALARM) == "not the target's distribution: token 2, given the one before"
@@ -214,7 +217,11 @@ def test_rows_of_several_files_are_one_family() -> None:
 def test_the_strictest_level_counts_what_a_study_plans(workplace: Path) -> None:
     study = load_study(Path("configs/quick.yaml"))
     planned = round(FAMILY_WISE / strictest(study))
-    assert planned == 16 + 10 * 2, "16 methods and variants on the laboratory pair, 10 of them sampled on two tasks"
+    assert planned == 17 + 10 * 2, "17 methods and variants on the laboratory pair, 10 of them sampled on two tasks"
+    draft, *_ = (cell for cell in study.grid.cells if cell.method == "draft_model" and not cell.variant)
+    swept = [draft.model_copy(update={"k": k, "temperature": t}) for k in (2, 6, 4) for t in (0.0, 0.6, 1.4)]
+    assert [(probe.temperature, probe.k) for probe in probes(swept)] == [(0.6, 2), (0.6, 6), (1.4, 2), (1.4, 6)]
+    assert [(probe.temperature, probe.k) for probe in probes(swept[::3])] == [(1.0, 2), (1.0, 6)], "only greedy in the study"
 
 
 def test_transformed_draws_are_uniform_and_shifted_ones_are_not() -> None:

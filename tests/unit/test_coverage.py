@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from specrig.analysis.crossfit import crossfit
-from specrig.analysis.statistics import mean, mean_interval
+from specrig.analysis.statistics import mean, mean_interval, ratio_difference
 
 SAMPLES = 20_000
 LEAST = {4: 0.92}
@@ -35,6 +35,23 @@ def test_intervals_cover_what_they_claim(simulation: ModuleType, estimator: str,
     found = {units: simulation.coverage("now", estimator, shape, units, tasks, SAMPLES) for units in simulation.UNITS}
     for units, share in found.items():
         assert LEAST.get(units, 0.93) <= share <= (0.98 if units == 4 else 0.975), found
+
+
+@pytest.mark.parametrize("shape", ["normal", "skewed", "heavy"])
+def test_differences_of_two_ratios_of_the_same_prompts_cover_what_they_claim(simulation: ModuleType, shape: str) -> None:
+    """Tokens a pass in two engines: what a prompt adds to both cancels, what each side adds is of that shape."""
+    found = {}
+    for units in simulation.UNITS:
+        random = np.random.default_rng(units)
+        both = 0.2 * random.standard_normal((SAMPLES, units))
+        sides = []
+        for length in (3.0, 2.5):
+            passes = np.round(12 * np.exp(0.25 * random.standard_normal((SAMPLES, units)))) + 1
+            own = 0.1 * simulation.SHAPES[shape](random, (SAMPLES, units))
+            sides.append(((length + both + own) * passes, passes))
+        low, high = ratio_difference(*sides).interval()
+        found[units] = float(np.mean((low <= 0.5) & (high >= 0.5)))
+    assert all(LEAST.get(units, 0.93) <= share <= (0.98 if units == 4 else 0.975) for units, share in found.items()), found
 
 
 @pytest.mark.parametrize(("tasks", "units"), [(1, 4), (1, 6), (1, 8), (4, 4), (4, 6)])

@@ -1,4 +1,4 @@
-"""What jobs ask a cluster for: memory, minutes and GPUs follow from the pair's row and the plan."""
+"""What jobs ask a cluster for: memory and minutes follow from the pair's row and the plan."""
 
 from __future__ import annotations
 
@@ -22,24 +22,16 @@ def study(**changes: object) -> Study:
 
 def test_a_measuring_job_asks_for_its_pairs_memory_and_its_cells_time(workplace: Path) -> None:
     both = study(pairs=["llama31_8b", "embedded"], device="cuda", jobs="method", prompts=8, repeats=64, max_new_tokens=256)
-    pair = both.rows.pairs["llama31_8b"]
-    both.rows.pairs["llama31_8b"] = pair.model_copy(update={"tensor_parallel": 2})
     sizes = {size.pair: size for size in pair_sizes(both)}
     asked = {process: measuring_demand(both, process, sizes[process[1]]) for process in both.grid.processes}
     assert len(asked) == 4
     draft_model, ngram = (asked["native", "llama31_8b", method] for method in ("draft_model", "ngram"))
     assert draft_model.memory_mb == ngram.memory_mb == pytest.approx(sizes["llama31_8b"].memory_bytes / 1e6, abs=1)
     assert draft_model.memory_mb > 18_000 > 2_000 > asked["native", "embedded", "ngram"].memory_mb
-    assert [each.gpus for each in asked.values()] == [2, 2, 1, 1]
     # Two cells and their baseline a task against one: 3 against 2 of 8 × 64 × 256 passes.
     assert (draft_model.minutes - STARTING) / (ngram.minutes - STARTING) == pytest.approx(3 / 2, rel=0.05)
     together = sum(each.minutes - STARTING for each in asked.values())
     assert together == pytest.approx(MARGIN * 60 * hours(both, list(sizes.values()))[0], abs=4)
-
-
-def test_without_a_gpu_none_is_asked_for(workplace: Path) -> None:
-    [process] = (own := study()).grid.processes
-    assert measuring_demand(own, process, *pair_sizes(own)).gpus == training_demand(own, "embedded", "draft").gpus == 0
 
 
 def test_a_training_asks_for_what_it_learns(workplace: Path) -> None:

@@ -70,6 +70,14 @@ def test_a_phone_gets_its_own_drawings_and_a_short_page(browser: Browser, page: 
     assert set(browser.run(shown)) == {"screen"}
 
 
+def test_the_links_of_the_advice_are_in_view(browser: Browser, page: str) -> None:
+    browser.open(page, 920)
+    widths = browser.run(
+        "(() => { const box = document.querySelector('.advice .wide'); return [box.scrollWidth, box.clientWidth]; })()"
+    )
+    assert widths[0] <= widths[1]
+
+
 def test_colours_of_the_page_reach_its_figures_in_the_dark(browser: Browser, page: str) -> None:
     colours = """["body", "#speedup svg text"].map((found) => getComputedStyle(document.querySelector(found)))
         .map((style, place) => place ? style.fill : style.backgroundColor)"""
@@ -167,7 +175,7 @@ def test_a_row_leads_to_its_record_and_its_run(browser: Browser, page: str) -> N
     cell = json.loads(record.read_text().splitlines()[0])["cell"]
     assert cell["task"] == browser.run("document.querySelector('.advice tbody td').textContent")
     name = "/".join([cell["engine"], cell["pair"], cell["method"], record.stem])
-    assert unquote(links["run"]).endswith(f"/runs?workflowType=machine_learning&searchFilter=tags.cell = '{name}'")
+    assert unquote(links["run"]).endswith(f"&searchFilter=tags.cell = '{name}'")
 
 
 def test_a_link_unfolds_its_section(browser: Browser, page: str) -> None:

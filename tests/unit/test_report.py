@@ -200,6 +200,8 @@ def test_training_curves_pass_over_a_torn_line(study: Path) -> None:
 def test_methods_are_told_apart() -> None:
     looks = [(method_colour(method), method_marker(method)) for method in style.listed()]
     assert len(looks) == len(set(looks))
+    bars = [(method_colour(method), style.method_hatch(method, lossless=True)) for method in style.listed()]
+    assert len(bars) == len(set(bars)), "bars have no markers"
     assert method_colour("mine") == method_colour("mine")
 
 

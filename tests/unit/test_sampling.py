@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specrig.decoding.sampling import BLOCK, Sampler, draw
+from specrig.decoding.sampling import BLOCK, Sampler, argmax, draw
 
 
 def test_a_stream_goes_on_as_its_seed_says_and_never_repeats() -> None:
@@ -121,3 +121,11 @@ def test_rows_that_are_not_active_draw_nothing() -> None:
     first.next(logits, [False, False])
     assert first.uniforms([1, 0])[0, 0] == both.uniforms([1, 0])[0, 0]
     assert first.uniforms([0, 1])[1, 0] == Sampler(1.0, [1]).uniforms([1])[0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_first_of_the_highest_is_chosen(dtype: torch.dtype) -> None:
+    logits = torch.randint(-9, 3, (3, 4, 500), generator=torch.Generator().manual_seed(0)).to(dtype)  # each maximum many times
+    expected = [[row.tolist().index(max(row.tolist())) for row in rows] for rows in logits]
+    assert argmax(logits).tolist() == expected and argmax(logits).dtype == torch.int64
+    assert argmax(logits[0, 0]).item() == expected[0][0]

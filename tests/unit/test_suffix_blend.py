@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def drafted(
     """Path of every node -> its place in the tree."""
     tree, store = grown(text), datastore(texts, 100)
     start = Blend(store, **options).start(tree)
-    _, tokens, parents = likeliest(start, lambda place: followers(place, tree, store), nodes, 8, least)
+    _, tokens, parents = likeliest(start, lambda place: followers(place, tree, store, least), nodes, 8, least)
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
@@ -47,7 +48,7 @@ def test_chances_are_those_of_the_example() -> None:
     # The longest match in the sequence is `A B X A B` of 5 tokens, seen once; the example's is the one of two tokens.
     assert len(place.own) == 1 and place.own[0][0] == pytest.approx(5 / 6)
     place = Place(((2 / 3, tree.matches[1]),), place.stored)
-    chances = {token: chance for chance, _, token, _ in followers(place, tree, store)}
+    chances = {token: chance for chance, _, token, _ in followers(place, tree, store, 0)}
     assert chances == pytest.approx({X: 1 - (1 - 2 / 3 * 2 / 2.5) * (1 - 2 / 3 * 3 / 9.5), Y: 2 / 3 * 6 / 9.5})
 
 
@@ -75,3 +76,24 @@ def test_nodes_and_the_least_chance_bound_the_tree() -> None:
     text = [A, B, X, 20, 21, 22, A, B]
     assert len(drafted(text, [[A, B, Y, 30]], nodes=3)) == 3
     assert drafted(text, [[A, B, Y, 30]], least=0.9) == {}
+
+
+def test_what_is_too_unlikely_is_left_out_of_the_search_alone() -> None:
+    """The tree is that of a search through every token that ever followed."""
+    numbers = random.Random(0)
+    texts = [[numbers.choice([A, B, X, Y, *range(30, 60)]) for _ in range(60)] for _ in range(20)]
+    asked = {True: 0, False: 0}
+    for _ in range(50):
+        tree = grown([numbers.choice([A, B, X, Y, *range(30, 60)]) for _ in range(40)])
+        store, least = datastore(texts, 100), numbers.choice([0.05, 0.1, 0.3])
+        found = []
+        for cut in asked:
+
+            def children(place: Place, bound: float = least * cut) -> list[Any]:
+                known = list(followers(place, tree, store, bound))  # noqa: B023
+                asked[cut] += len(known)  # noqa: B023
+                return known
+
+            found.append(likeliest(Blend(store).start(tree), children, 8, 8, least))
+        assert found[0] == found[1]
+    assert asked[True] < 0.6 * asked[False]

@@ -17,6 +17,7 @@ from specrig.analysis.cells import COLUMNS
 from specrig.cell import Cell
 from specrig.measurement.records import RecordError, read_records
 from specrig.reporting import grid
+from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.latex import PACKAGES, STRIKING, latex
 from specrig.reporting.optimum import optimal_k_sentence
@@ -96,6 +97,22 @@ def test_lossy_is_marked_and_never_bold(tmp_path: Path) -> None:
     text = (tmp_path / "tables" / "speedup.md").read_text()
     assert "medusa †" in text and "† lossy" in text and "**" not in text
     assert r"medusa $^\dagger$" in (tmp_path / "tables" / "speedup.tex").read_text()
+
+
+def test_a_batch_without_drafts_is_never_bold(tmp_path: Path) -> None:
+    """Its speedup has another denominator: single prompts, not the same batch."""
+    cells = [
+        Cell(engine="native", pair="embedded", method=method, k=k, task="code", temperature=0.0, batch_size=8)
+        for method, k in (("naive_batching", 0), ("draft_model", 4))
+    ]
+    study = write_study(tmp_path / "s", methods=(), tasks=("code",))
+    for cell in cells:
+        write_job(study, [cell])
+    exhibits = Exhibits(read_study(study))
+    for shown in (exhibits.tables["speedup"].shown, exhibits.headline, exhibits.by_task["code"]):
+        bold = {row[0].text: any(entry.bold for entry in row) for row in shown.rows}
+        assert bold == {"naive_batching": False, "draft_model": True}
+        assert any("one after another" in note for note in shown.notes)
 
 
 def test_audit_strikes_through(study: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from specrig.training.llama import Llama
 from specrig.training.prompts import heldout_prompts
 from specrig.training.recipe import TINY, Recipe, Shape
 from specrig.training.run import TrainingError
-from specrig.training.states import StoredStates
+from specrig.training.states import StoredStates, prepare
 from specrig.training.target_text import Texts, frequent, places, read_text, write_text
 
 V, D = 1024, 32
@@ -200,6 +200,23 @@ def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
     assert list((run / ".states").glob("*.safetensors")) and sorted((tmp_path / ".states").glob("*.safetensors")) == files, (
         "large ones go with the training"
     )
+
+
+@pytest.mark.parametrize("corpus_sequences", [0, 4])
+def test_the_job_that_writes_the_text_computes_all_states(
+    trained: tuple[Path, Path], tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus_sequences: int
+) -> None:
+    recipe = RECIPE.model_copy(update={"eagle": RECIPE.eagle.model_copy(update={"corpus_sequences": corpus_sequences})})
+    shutil.copy(trained[1] / stages.TEXT, tmp_path / stages.TEXT)
+    prepare(recipe, tiny_pair / "corpus", tmp_path, trained[0], ("draft", "rest"))
+    make = StoredStates._make
+    monkeypatch.setattr(StoredStates, "_make", lambda *_: pytest.fail("states were made again"))
+    stages.train("draft", recipe, tiny_pair / "corpus", tmp_path, trained[0], False, "cpu")
+    monkeypatch.setattr(StoredStates, "_make", make)
+    prepare(recipe, tiny_pair / "corpus", tmp_path, trained[0], ("draft", "eagle", "eagle3"))
+    monkeypatch.setattr(StoredStates, "_make", lambda *_: pytest.fail("states were made again"))
+    for name in ("eagle", "eagle3"):
+        stages.train(name, recipe, tiny_pair / "corpus", tmp_path, trained[0], False, "cpu")
 
 
 def test_a_cut_vocabulary_holds_the_most_frequent_tokens(trained: tuple[Path, Path]) -> None:

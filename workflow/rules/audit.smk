@@ -33,7 +33,7 @@ rule audit:
         f"{ROOT}/logs/audit/records.log",
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: JOB_CORES
     resources:
         gpu=GPU,
         mem_mb=memory(auditing),

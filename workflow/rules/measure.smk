@@ -14,9 +14,9 @@ rule measure:
     priority: measuring_order
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: JOB_CORES
     resources:
-        gpu=lambda wildcards: measuring(wildcards).gpus,
+        gpu=measuring_gpus,
         mem_mb=memory(measuring),
         runtime=minutes(measuring),
     params:

@@ -34,7 +34,7 @@ rule write_text:
     priority: FIRST
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: JOB_CORES
     resources:
         gpu=GPU,
         mem_mb=memory(training("draft")),
@@ -105,7 +105,7 @@ rule train_jointly:
     priority: FIRST
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: JOB_CORES
     resources:
         gpu=GPU,
         mem_mb=memory(training("joint")),

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pandas as pd
 
 from specrig.analysis import acceptance, cost_model, energy, repetition, replicates, speedup, statistics
+from specrig.analysis.statistics import UNKNOWN
 from specrig.cell import Cell
 from specrig.measurement.records import Record
 
@@ -86,7 +87,7 @@ def _row(records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], rep
     low, high = speedup.speedup_interval(times, runs=runs["speedup"])
     whole_low, whole_high = speedup.speedup_interval(times, "end_to_end", runs["end_to_end"])
     rate_low, rate_high = speedup.tokens_per_s_interval(times, runs["rate"])
-    drift, drift_ends = replicates.drift(replicates.layout(speedup.log_ratios(times)))
+    drift, drift_ends = replicates.drift(replicates.layout(speedup.log_ratios(times))) if count > 1 else (float("nan"), UNKNOWN)
     taken_low, taken_high = acceptance.acceptance_rate_interval(records)
     length_low, length_high = acceptance.acceptance_length_interval(records)
     length = acceptance.acceptance_length(records)

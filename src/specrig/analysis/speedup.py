@@ -8,7 +8,7 @@ process (repeats), and by other runs of the job in processes of their own (repli
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -49,26 +49,27 @@ def log_ratios(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
     are (prefill_s + decode_s) / tokens. A group in which either side decoded no token (end of sequence came first) is left out.
     """
     prefill, tokens = (0.0, "decode_tokens") if scope == "decode" else (1.0, "tokens")
+    column = {name: times[name].to_numpy(dtype=float) for name in times}
     with np.errstate(divide="ignore", invalid="ignore"):
         method, baseline = (
-            (prefill * times[f"{side}prefill_s"] + times[f"{side}decode_s"]) / times[f"{side}{tokens}"]
+            (prefill * column[f"{side}prefill_s"] + column[f"{side}decode_s"]) / column[f"{side}{tokens}"]
             for side in ("", "baseline_")
         )
-        logs = pd.Series(np.log(baseline / method), index=times.index)
-    defined = (times["decode_tokens"] > 0) & (times["baseline_decode_tokens"] > 0) & np.isfinite(logs)
-    return logs[defined].groupby(level=["group", "replicate"]).mean()
+        logs = np.log(baseline / method)
+    defined = (column["decode_tokens"] > 0) & (column["baseline_decode_tokens"] > 0) & np.isfinite(logs)
+    return _together(pd.Series(logs[defined], index=times.index[defined]), ["group", "replicate"], "mean")
 
 
 def log_rates(times: pd.DataFrame) -> pd.Series:
     """log(decode tokens / decode seconds) of the method, indexed by (group, replicate), without groups that decoded nothing."""
-    sums = times[["decode_tokens", "decode_s"]].groupby(level=["group", "replicate"]).sum()
+    sums = _together(times[["decode_tokens", "decode_s"]], ["group", "replicate"], "sum")
     sums = sums[(sums["decode_tokens"] > 0) & (sums["decode_s"] > 0)]
     return pd.Series(np.log(sums["decode_tokens"] / sums["decode_s"]), index=sums.index)
 
 
 def log_speedups(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
     """The mean of `log_ratios` over the replicates of each group, indexed by group."""
-    return log_ratios(times, scope).groupby(level="group").mean()
+    return _together(log_ratios(times, scope), ["group"], "mean")
 
 
 def speedup(times: pd.DataFrame, scope: Scope = "decode") -> float:
@@ -94,7 +95,7 @@ def tokens_per_s(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> fl
 
 def tokens_per_s_interval(times: pd.DataFrame, runs: Estimate | None = None) -> Interval:
     """95 % interval of the method's `tokens_per_s` over groups, repeats and replicates pooled. runs: as in `speedup_interval`."""
-    units = times[["decode_tokens", "decode_s"]].groupby(level="group").sum()
+    units = _together(times[["decode_tokens", "decode_s"]], ["group"], "sum")
     return _rate_interval(units["decode_tokens"], units["decode_s"], runs)
 
 
@@ -119,9 +120,22 @@ def baseline_drift(records: Iterable[Record]) -> float:
 
 def ms_per_token_interval(times: pd.DataFrame, runs: Estimate | None = None) -> Interval:
     """95 % interval of the method's `ms_per_token` over groups, repeats and replicates pooled. runs: as in `speedup_interval`."""
-    units = times.assign(row_s=times["decode_s"] * times["rows"])[["row_s", "decode_tokens"]].groupby(level="group").sum()
+    units = _together(times.assign(row_s=times["decode_s"] * times["rows"])[["row_s", "decode_tokens"]], ["group"], "sum")
     low, high = _rate_interval(units["row_s"], units["decode_tokens"], runs)
     return 1000 * low, 1000 * high
+
+
+Indexed = TypeVar("Indexed", pd.Series, pd.DataFrame)
+
+
+def _together(found: Indexed, levels: list[str], how: Literal["mean", "sum"]) -> Indexed:
+    """Mean or sum of what agrees on the `levels` of its index, sorted by them. Where nothing does, as without repeats, no slow grouping."""
+    others: Any = [name for name in found.index.names if name not in levels]
+    index = found.index.droplevel(others)
+    if not index.is_unique:
+        return found.groupby(level=levels).agg(how)
+    apart = found.set_axis(index)
+    return apart if index.is_monotonic_increasing else apart.sort_index()
 
 
 def _rate_interval(above: pd.Series, below: pd.Series, runs: Estimate | None) -> Interval:

@@ -39,6 +39,7 @@ class ChiSquared:
     def power(self, distance: float, level: float) -> float:
         """Least chance that the test, at this level, fails a sampler whose distribution is `distance` off in total variation.
 
+        In each of the groups that it counts: a bias that goes another way after each longer history cancels there, and may go unseen.
         The chi-squared divergence is at least 4 d² for a total variation of d (Cauchy-Schwarz), so the statistic's noncentrality is
         at least 4 d² times the samples. It is more where the difference falls on rare tokens.
         """

@@ -3,7 +3,7 @@
 Probability integral transform: order the vocabulary by the target's probability given what was emitted before, let F be the
 probability of all tokens ahead of the emitted one and p its own; then F + U p with U uniform is uniform on [0, 1) whatever the
 distribution, and independent from place to place (Rosenblatt, 1952). A method that favours what its draft favours shifts these
-values towards 0; pooled over all places, a G-test over equal bins sees it.
+values towards 0; a Kolmogorov-Smirnov test of the values of all places sees it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from specrig.audit.family import strictest
+from specrig.audit.family import probes, strictest
 from specrig.audit.identity import first_divergence, summary
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.reference import TEST, Comparison, compare_baselines
@@ -61,16 +61,7 @@ def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
     The cells' own options and ks, of a sweep the smallest and the largest; at temperature 1 where the study only decodes greedily.
     """
     cells = [cell for cell in study.grid.cells if (cell.engine, cell.method) == (engine, method)]
-    temperatures = sorted({cell.temperature for cell in cells if cell.temperature > 0}) or [1.0]
-    rows = []
-    for variant in sorted({cell.variant for cell in cells}):
-        members = {cell.k: cell for cell in cells if cell.variant == variant}
-        for temperature in temperatures:
-            own = {cell.k for cell in cells if (cell.variant, cell.temperature) == (variant, temperature)} or set(members)
-            for k in sorted({min(own), max(own)}):
-                place = {"pair": "", "task": "", "temperature": temperature, "batch_size": 1}
-                probe = members[k].model_copy(update=place)
-                rows.append(_row(probe, is_lossless(probe), _exact(study, probe)))
+    rows = [_row(probe, is_lossless(probe), _exact(study, probe)) for probe in probes(cells)]
     _write(rows, out)
 
 

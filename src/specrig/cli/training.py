@@ -60,10 +60,11 @@ def train(
 
 
 def write_text(study: StudyFile, pair: PairName) -> None:
-    """Let the target of a pair write the text from which its draft and heads learn."""
+    """Let the target of a pair write the text from which its draft and heads learn, and read it again for its states."""
     from specrig.measurement.damage import seal
     from specrig.tasks.chat import check_template
     from specrig.training.stages import TEXT
+    from specrig.training.states import prepare
     from specrig.training.target_text import write_text as write
 
     loaded = load(study)
@@ -72,8 +73,11 @@ def write_text(study: StudyFile, pair: PairName) -> None:
         check_template(task, files)  # before hours of training, not after them
     _set_threads(loaded)
     models, target, device = loaded.root / "models" / pair, _folder(loaded, pair, "target"), loaded.resolved_device()
-    write(loaded.training, loaded.root / "corpus", models, target, device, loaded.evaluated(loaded.root))
+    corpus = loaded.root / "corpus"
+    write(loaded.training, corpus, models, target, device, loaded.evaluated(loaded.root))
     seal(models, [TEXT])
+    # Here with all cores, and once: trainings run side by side on a part of them.
+    prepare(loaded.training, corpus, models, target, [model for owner, model in loaded.grid.trained if owner == pair], device)
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:

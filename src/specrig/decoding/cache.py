@@ -63,6 +63,11 @@ class KeyValueCache:
         return view
 
     @property
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, `[B, H, S, d]` each: the memory itself."""
+        return self._layers
+
+    @property
     def batch_size(self) -> int:
         """B."""
         return len(self.lengths)
@@ -70,6 +75,11 @@ class KeyValueCache:
     def beside(self, lengths: Sequence[int]) -> KeyValueCache:
         """The same memory under lengths of its own: what is written behind these is scratch for whoever else uses it."""
         return self.of_rows(range(self.batch_size), lengths)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the rows lie at places of their own in the memory, so that `layers` does not show them."""
+        return self._apart
 
     @property
     def level(self) -> bool:

@@ -1,25 +1,113 @@
-"""A linear layer that uses the kernel that is fastest for a few rows.
+"""A linear layer that uses the kernel that is fastest for a few rows on this processor.
 
-Decoding multiplies one to a few dozen rows by large weights. On CPU the stock `F.linear` (MKL) is at its worst there: for the
-12M-parameter target of the default study (fp32, 2 cores) all projections of one pass take 4.3 ms for 1 row and 5.2–7.0 ms for
-2–5 rows, against 1.5–1.7 ms with weights reordered once for oneDNN. Verifying a few tokens then takes no longer than a plain step, as on a
-GPU. `docs/log.md` has the measurements.
+Decoding multiplies one to a few dozen rows by large weights, and which kernel does it best depends on the processor and on the precision.
+So they are timed when a weight of a new shape comes: `plain` (`F.linear`), `reordered` (weights laid out once for oneDNN), and `compiled`
+(`decoding.compiled`, for narrow inputs; wider ones take reordered weights). `docs/log.md` has the measurements.
 """
 
 from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from time import perf_counter
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
+from specrig.decoding import compiled
+
+Kernel = Literal["plain", "reordered", "compiled"]
+Compiled = Literal["auto", "always", "never"]
+ROWS = (1, 8)
+"""Row counts that are timed: plain decoding, and a verified chain or small tree."""
 ROWS_HINT = 8
 """The row count that weights are reordered for. Measured: hints from 2 to 32 give the same layout, which is good for 1 to 200 rows."""
-SMALL = 1 << 17
-"""Weights with fewer elements are not reordered: calling the reordered kernel would cost more than it saves."""
+SMALL = 1 << 14
+"""Weights with fewer elements stay plain: calling the reordered kernel would cost more than it saves."""
+MARGIN = 0.95
+"""Another kernel is taken where it needs less than this part of the time of reordered weights."""
+LIMIT_S = 1.0
+"""Seconds that a process spends on timing; shapes that come later are reordered."""
+REPEATS = 3
+
+
+class Choice:
+    """The kernels of this process: how they are chosen, and what was. There is one, `choice`, for target, draft and heads alike."""
+
+    def __init__(self) -> None:
+        self.compiled: Compiled = "auto"
+        """Whether narrow passes run in compiled code (`decoding.narrow`); auto: where that is faster."""
+        self.pinned: Kernel | None = None
+        """The kernel of all weights; None: the faster one for each shape."""
+        self.seconds: dict[tuple[torch.dtype, tuple[int, ...]], dict[Kernel, list[float]]] = {}
+        """What was timed: of a weight's precision and shape, each kernel's seconds at each of `ROWS`."""
+        self.kernels: dict[tuple[torch.dtype, tuple[int, ...]], Kernel] = {}
+        self._spent = 0.0
+
+    def pin(self, kernel: Kernel | None, *, compiled: Compiled = "auto") -> None:
+        """For the weights and models to come. kernel: None chooses by timing."""
+        self.pinned, self.compiled = kernel, compiled
+        self.kernels.clear()
+
+    def of(self, weight: Tensor) -> Kernel:
+        """The kernel for a weight `[out, in]`."""
+        if not reorderable(weight):
+            return "plain"
+        key = weight.dtype, tuple(weight.shape)
+        if key not in self.kernels:
+            self.kernels[key] = self.pinned or self._faster(key, weight)
+        return self.kernels[key]
+
+    def record(self) -> dict[str, str]:
+        """For an environment's record: precision and shape -> kernel."""
+        return {
+            f"{str(dtype).removeprefix('torch.')} {out}x{into}": kernel for (dtype, (out, into)), kernel in self.kernels.items()
+        }
+
+    def _faster(self, key: tuple[torch.dtype, tuple[int, ...]], weight: Tensor) -> Kernel:
+        if key not in self.seconds:
+            if self._spent > LIMIT_S:
+                return "reordered"
+            started = perf_counter()
+            self.seconds[key] = timed(weight)
+            self._spent += perf_counter() - started
+        times = self.seconds[key]
+        least: dict[Kernel, float] = {kernel: statistics.geometric_mean(seconds) for kernel, seconds in times.items()}
+        fastest = min(least, key=lambda kernel: least[kernel])
+        return fastest if least[fastest] < MARGIN * least["reordered"] else "reordered"
+
+
+def timed(weight: Tensor) -> dict[Kernel, list[float]]:
+    """Seconds of a product with this weight at each of `ROWS`, for each kernel: the least of `REPEATS`, which alternate.
+
+    Before each the caches are filled with something else, for a pass comes back to a weight when all the others have been read.
+    """
+    others = torch.zeros(8 << 20)
+    kernels: list[Kernel] = ["plain", "reordered"]
+    if choice.compiled != "never" and compiled.multiplies(weight, None):
+        kernels.append("compiled")
+    layers: dict[Kernel, Callable[[Tensor], Tensor]] = {kernel: Linear(weight, kernel=kernel) for kernel in kernels}
+    found: dict[Kernel, list[float]] = {kernel: [] for kernel in layers}
+    with torch.inference_mode():
+        for rows in ROWS:
+            x = torch.zeros((1, rows, weight.shape[1]), dtype=weight.dtype)
+            best = dict.fromkeys(layers, float("inf"))
+            for repeat in range(REPEATS + 1):
+                for kernel, layer in layers.items():
+                    others += 1.0
+                    started = perf_counter()
+                    layer(x)
+                    if repeat:  # the first call sets the kernel up
+                        best[kernel] = min(best[kernel], perf_counter() - started)
+            for kernel, seconds in best.items():
+                found[kernel].append(seconds)
+    return found
 
 
 def reorderable(weight: Tensor) -> bool:
-    """Whether this weight gains from, and this build of torch offers, the oneDNN layout."""
+    """Whether this build of torch offers the oneDNN layout for a weight, and the weight is large enough to gain from it."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)
@@ -29,22 +117,37 @@ def reorderable(weight: Tensor) -> bool:
     )
 
 
+choice = Choice()
+
+
 class Linear:
     """`x @ weight.T + bias` with the weight kept in the layout that is fastest here."""
 
-    __slots__ = ("bias", "in_place", "packed", "weight", "width")
+    __slots__ = ("bias", "blocks", "in_place", "outputs", "packed", "weight", "width")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight: `[out, in]`; bias: `[out]`."""
-        self.bias = bias
-        self.width = weight.shape[1]
-        self.packed = reorderable(weight)
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, kernel: Kernel | None = None) -> None:
+        """weight: `[out, in]`; bias: `[out]`; kernel: None leaves it to `choice`."""
+        self.weight, self.bias = weight, bias
+        self.outputs, self.width = weight.shape
+        self.packed = False
+        self.blocks: Tensor | None = None
+        """The weight as compiled code reads it, which then multiplies up to `WIDEST` rows; None: one kernel for all."""
         self.in_place = weight.device.type == "cuda" and bias is None  # see `onto`
-        with torch.inference_mode():
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS_HINT) if self.packed else weight
+        self.use(kernel or choice.of(weight))
+
+    def use(self, kernel: Kernel) -> None:
+        """Compute with this kernel from now on. A reordered weight stays so."""
+        if kernel == "compiled" and compiled.multiplies(self.dense(), self.bias):
+            self.blocks = compiled.blocked(self.dense())
+        if kernel != "plain" and not self.packed and reorderable(self.weight):
+            with torch.inference_mode():
+                self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS_HINT)
+            self.packed = True
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
+        if self.blocks is not None and x.numel() <= compiled.WIDEST * self.width:
+            return compiled.product(x, self.blocks, self.bias, self.outputs)
         if self.packed:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return result

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
+from specrig.decoding import narrow
+from specrig.decoding.compiled import WIDEST
 from specrig.decoding.device import at_each
-from specrig.decoding.linear import Linear
+from specrig.decoding.linear import Linear, choice
 from specrig.decoding.model import CachedModel, Step
+from specrig.decoding.narrow import NarrowPass
 from specrig.decoding.pointwise import Arithmetic, fused, rotate, swiglu
 
 FEW = 64
@@ -44,7 +47,7 @@ class Block:
         def fused(*modules: Any) -> Linear:
             weight = torch.cat([module.weight.detach() for module in modules]) if len(modules) > 1 else modules[0].weight.detach()
             bias = torch.cat([module.bias.detach() for module in modules]) if modules[0].bias is not None else None
-            return Linear(weight, bias)
+            return Linear(weight, bias, kernel="plain")  # `LlamaModel.settle` chooses
 
         def norm(name: str) -> Tensor | None:
             return getattr(attention, name).weight.detach() if hasattr(attention, name) else None
@@ -83,6 +86,8 @@ class LlamaModel(CachedModel):
 
     drafted: Tensor | None = None
     """`[Vd]` the only tokens that it has logits for, where it drafts among some alone; minus infinity for the others."""
+    compiled: NarrowPass | None = None
+    """What runs passes of a few tokens in compiled code; None where torch runs them."""
 
     def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
         """`model`: a loaded `…ForCausalLM`; its weights are taken over, the module can be dropped."""
@@ -90,13 +95,38 @@ class LlamaModel(CachedModel):
         body = model.model
         self.rotary = body.rotary_emb
         self.embedding = body.embed_tokens.weight.detach()
-        self.head = Linear(model.lm_head.weight.detach())
+        self.head = Linear(model.lm_head.weight.detach(), kernel="plain")
         self.norm = body.norm.weight.detach()
         self.eps: float = self.config.rms_norm_eps
         self.q_heads: int = self.config.num_attention_heads
         self.blocks = [Block.of(layer) for layer in body.layers]
         self.skipped: frozenset[int] = frozenset()  # layers that its passes leave out (`decoding.thinned`)
         self.cos = self.sin = torch.empty(0)
+        self.settle()
+
+    def settle(self) -> None:
+        """Choose what computes: a kernel for each weight, and for narrow passes compiled code where that is faster."""
+        for layer in self.linears():
+            layer.use(choice.of(layer.weight))
+        self.compile()
+
+    def compile(self) -> None:
+        """Run narrow passes in compiled code from now on, where that is faster."""
+        if choice.compiled == "never" or not narrow.serves(self):
+            return
+        compiled = NarrowPass(self)
+        if choice.compiled == "always" or narrow.faster(self, compiled):
+            self.compiled = compiled
+            for layer, blocks in zip(self.linears(), compiled.blocks, strict=True):
+                layer.blocks = blocks
+
+    def linears(self) -> list[Linear]:
+        """All products of a pass."""
+        return [*(layer for block in self.blocks for layer in (block.qkv, block.out, block.gate_up, block.down)), self.head]
+
+    def weight_bytes(self) -> int:
+        """Of the weights of all products: what a pass of one token reads."""
+        return sum(layer.weight.numel() * layer.weight.dtype.itemsize for layer in self.linears())
 
     @staticmethod
     def serves(config: Any) -> bool:
@@ -172,8 +202,18 @@ class LlamaModel(CachedModel):
         return block.down.onto(x, view.swiglu(gate_up))
 
     def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+        if self.compiled is not None and not step.fixed and not self.cache.apart and tokens.numel() <= WIDEST:
+            logits, hidden = self.compiled(tokens, step, last, self.entry(tokens, features))
+            return self._named(logits), hidden
         hidden = self._hidden(tokens, step, features)
         return self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1)), hidden
+
+    def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """What a head makes of its inputs: the stream before its layer `[B, n, D]`, and what the layer's attention reads `[B, n, R]`.
+
+        None for a model: its stream begins with the tokens' embeddings, and attention reads the normed stream.
+        """
+        return None
 
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
@@ -190,7 +230,10 @@ class LlamaModel(CachedModel):
 
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self.head(hidden)
+        return self._named(self.head(hidden))
+
+    def _named(self, logits: Tensor) -> Tensor:
+        """The head's logits at their tokens' places among all, `[..., V]`."""
         if self.drafted is None:
             return logits
         return logits.new_full((*logits.shape[:-1], len(self.embedding)), -torch.inf).index_copy_(-1, self.drafted, logits)
@@ -198,3 +241,5 @@ class LlamaModel(CachedModel):
     def draft_among(self, drafted: Tensor) -> None:
         """From now on compute logits for the tokens `drafted` `[Vd]` alone: a large LM head is most of a small draft's pass."""
         self.head, self.drafted = self.head.among(drafted), drafted
+        if self.compiled is not None:
+            self.compiled.say_with(self.head)

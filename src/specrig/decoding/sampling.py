@@ -32,6 +32,14 @@ def widened(probs: Tensor, vocabulary: Tensor | None, V: int) -> Tensor:
     return probs.new_zeros((*probs.shape[:-1], V)).index_copy_(-1, vocabulary, probs)
 
 
+def argmax(logits: Tensor) -> Tensor:
+    """The place of the highest of `[..., V]`, of equals the first: int64 `[...]`."""
+    # On a processor torch's own takes ten to thirty times as long in bfloat16: half a millisecond for 5 x 49,152.
+    if logits.device.type == "cpu":
+        return torch.as_tensor(logits.float().numpy().argmax(-1))
+    return logits.argmax(-1)
+
+
 class Sampler:
     """Temperature and one random stream a row. At temperature 0 nothing is random."""
 
@@ -85,7 +93,7 @@ class Sampler:
             probs = torch.softmax(logits.float() / self.temperature, -1)
         else:
             each = self._each.view(-1, *[1] * (logits.dim() - 1))
-            certain = torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+            certain = torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, argmax(logits).unsqueeze(-1), 1.0)
             probs = torch.where(each > 0, torch.softmax(logits.float() / each.where(each > 0, 1.0), -1), certain)
         return probs.half().float() if self._half else probs
 
@@ -95,11 +103,11 @@ class Sampler:
         Rows that are not `active` draw nothing from their stream; their token is meaningless.
         """
         if self.greedy:
-            return logits.argmax(-1), None
+            return argmax(logits), None
         probs = self.probs(logits)
         counts = [1] * len(logits) if active is None else [int(flag) for flag in active]
         if not any(counts):
-            return logits.argmax(-1), probs
+            return argmax(logits), probs
         return draw(probs, self.uniforms(counts)[:, 0]), probs
 
     def candidates(self, logits: Tensor, width: int, counts: Sequence[int]) -> tuple[Tensor, Tensor | None]:

@@ -37,6 +37,8 @@ def thinned(whole: CachedModel, skipped: Collection[int]) -> CachedModel:
     thin.feature_layers, thin.features, thin._caches = (), None, {}
     if isinstance(thin, LlamaModel):
         thin.skipped = left_out
+        if thin.compiled is not None:
+            thin.compiled = thin.compiled.of(thin)
     elif isinstance(thin, TransformersModel):
         thin.model = _without(thin.model, left_out, whole.layers, whole.device)
     else:

@@ -98,7 +98,7 @@ def float32_logits(model: CachedModel) -> None:
     A bfloat16 logit of 20 knows multiples of 0.125 only, so the two best tokens are often equal. The LM head's weight is kept in float32.
     """
     if isinstance(model, LlamaModel):
-        model.head = Widened(model.head.dense())
+        model.head, model.compiled = Widened(model.head.dense()), None  # compiled passes have an LM head of the model's precision
         return
     assert isinstance(model, TransformersModel)
     head = model.model.get_output_embeddings()

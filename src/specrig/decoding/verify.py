@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from specrig.decoding.device import on_device
-from specrig.decoding.sampling import Sampler, draw, widened
+from specrig.decoding.sampling import Sampler, argmax, draw, widened
 from specrig.decoding.simulated import SimulatedAcceptance
 from specrig.decoding.types import Criterion, Draft, Verdict
 from specrig.decoding.verify_tree import verify_tree
@@ -56,7 +56,7 @@ def verify(
 def _chain_greedy(draft: Draft, logits: Tensor) -> Verdict:
     """Temperature 0: the longest beginning of each row's chain that repeats the target's own choices."""
     # One transfer to the host a round: everything else is list work on a few integers.
-    told = torch.cat((logits.argmax(-1), draft.tokens), 1).tolist()
+    told = torch.cat((argmax(logits), draft.tokens), 1).tolist()
     n = draft.tokens.shape[1]
     verdict = Verdict([], [], [], [])
     for row, length in zip(told, draft.offered, strict=True):

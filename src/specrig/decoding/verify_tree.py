@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specrig.decoding.device import on_device
-from specrig.decoding.sampling import Sampler, draw, widened
+from specrig.decoding.sampling import Sampler, argmax, draw, widened
 from specrig.decoding.types import Criterion, Draft, Verdict
 
 Children = dict[int, list[int]]
@@ -117,7 +117,7 @@ def _first(children: Children, accepted: Test) -> list[int]:
 def _greedy(draft: Draft, logits: Tensor) -> Verdict:
     """Temperature 0: a child is accepted where its token is the target's most likely one at its parent."""
     verdict = _verdict(draft)
-    for row in _read(draft, logits.argmax(-1)):
+    for row in _read(draft, argmax(logits)):
         chosen = row.values  # by place
         path = _first(row.children, lambda node, child, row=row: row.tokens[child] == row.values[node + 1])  # type: ignore[misc]
         _add(verdict, row, path, chosen[path[-1] + 1 if path else 0], None)

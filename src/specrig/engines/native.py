@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -39,6 +39,12 @@ class Native(TokenizedEngine):
         float32_logits: bool = False
         """Compute the target's logits in float32 in a pair of lower precision: fewer numerical ties between the two best tokens; costs
         a float32 copy of the LM head."""
+        linear: Literal["auto", "plain", "reordered", "compiled"] = "auto"
+        """Kernel of the matrix products on a processor: torch's own, oneDNN's over reordered weights, our compiled one, or for each shape
+        of weight the one that is fastest when the pair is loaded."""
+        compiled: Literal["auto", "always", "never"] = "auto"
+        """Whether passes of a few tokens of a small Llama-shaped model run in code that is compiled for this processor, which needs gcc or
+        cc; auto: where that is faster when the pair is loaded."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
@@ -46,6 +52,9 @@ class Native(TokenizedEngine):
             import torch
 
             torch.set_num_threads(threads)
+        from specrig.decoding.linear import choice
+
+        choice.pin(None if self.options.linear == "auto" else self.options.linear, compiled=self.options.compiled)
         self.target = self.weights.cached("target", self.device)
         if self.options.even_passes:
             self.target.even_passes()
@@ -100,6 +109,15 @@ class Native(TokenizedEngine):
             simulated_acceptance=self.pair.simulated_acceptance,
             tell=tell,
         )
+
+    def environment(self) -> dict[str, Any]:
+        """Which kernels compute, too."""
+        from specrig.decoding.linear import choice
+
+        known = super().environment()
+        models = {"target": self.target, **self._models}
+        compiled = {name: getattr(model, "compiled", None) is not None for name, model in models.items()}
+        return known | {"engine": known["engine"] | {"kernels": {"linear": choice.record(), "compiled": compiled}}}
 
     def reset_peak_memory(self) -> None:
         """Of the GPU's allocator where there is one, else of this process."""

@@ -1,4 +1,4 @@
-"""What a job asks a cluster for: memory, minutes and GPUs, from the pair's row and the plan's estimates. No torch here."""
+"""What a job asks a cluster for: memory and minutes, from the pair's row and the plan's estimates. No torch here."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ UNKNOWN_MINUTES, UNKNOWN_MB = 240, 16_000
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a job asks for. memory_mb: megabytes of main memory. minutes: of run time. gpus: of its node, 0 for a job on the CPU."""
+    """What a job asks for. memory_mb: megabytes of main memory. minutes: of run time."""
 
     memory_mb: int = UNKNOWN_MB
     minutes: int = UNKNOWN_MINUTES
-    gpus: int = 0
 
 
 def measuring_demand(study: Study, process: tuple[str, str, str], size: PairSize) -> Demand:
@@ -31,10 +30,7 @@ def measuring_demand(study: Study, process: tuple[str, str, str], size: PairSize
 
     On a GPU the models pass through main memory, so a job asks for as much of it as the plan estimates of the GPU's.
     """
-    gpus = study.rows.pairs[size.pair].tensor_parallel if study.uses_gpu() else 0
-    if size.memory_bytes is None:
-        return Demand(gpus=gpus)
-    return _demand(size.memory_bytes, process_seconds(study, process, size), gpus)
+    return Demand() if size.memory_bytes is None else _demand(size.memory_bytes, process_seconds(study, process, size))
 
 
 def training_demand(study: Study, pair: str, model: str) -> Demand:
@@ -42,13 +38,13 @@ def training_demand(study: Study, pair: str, model: str) -> Demand:
 
     The time that a draft or head takes includes the text that the target writes for it.
     """
-    gpus, target = int(study.uses_gpu()), shape_taught(study, pair)
+    target = shape_taught(study, pair)
     if target is None:
-        return Demand(gpus=gpus)
+        return Demand()
     speed, _ = TRAINING["cuda" if study.uses_gpu() else "cpu"]
     memory = training_memory(study.training, model, target) + WORKSPACE_BYTES
-    return _demand(memory, training_flop(study.training, [model], target) / speed, gpus)
+    return _demand(memory, training_flop(study.training, [model], target) / speed)
 
 
-def _demand(memory_bytes: float, seconds: float, gpus: int) -> Demand:
-    return Demand(math.ceil(memory_bytes / 1e6), STARTING + math.ceil(MARGIN * seconds / 60), gpus)
+def _demand(memory_bytes: float, seconds: float) -> Demand:
+    return Demand(math.ceil(memory_bytes / 1e6), STARTING + math.ceil(MARGIN * seconds / 60))

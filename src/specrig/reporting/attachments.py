@@ -107,8 +107,9 @@ def mlflow_runs(study_dir: Path, name: str) -> str:
         except sqlite3.Error:
             return ""
         number = str(row[0]) if row else number
-    # Without a workflow MLflow 3 shows the pages of its default one, which are about traces.
-    return f"http://127.0.0.1:5000/#/experiments/{number}/runs?workflowType=machine_learning&searchFilter="
+    # Without a workflow MLflow 3 shows the pages of its default one, about traces; sorted by time it hides a run in its parent's row.
+    shown = "workflowType=machine_learning&orderByKey=metrics.%60speedup%60&orderByAsc=false"
+    return f"http://127.0.0.1:5000/#/experiments/{number}/runs?{shown}&searchFilter="
 
 
 def _data_link(kind: str, text: str) -> str:

@@ -26,10 +26,11 @@ PLAIN = "autoregressive, same batch"
 
 
 def swept(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of methods that ran at several batch sizes: at the lowest temperature and the k that ran at most sizes."""
+    """The cells of methods and tasks that ran at several batch sizes: at the lowest temperature and the k that ran at most sizes."""
     if cells.empty:
         return cells
     cells = cells[cells["temperature"] == cells["temperature"].min()]
+    cells = cells[cells.groupby("task")["batch_size"].transform("nunique") > 1]
     frames = []
     for _, frame in cells.groupby(["method", "variant"], sort=False):
         sizes = frame.groupby("k")["batch_size"].nunique()
@@ -43,6 +44,7 @@ def batching(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     cells = swept(cells)
     if cells.empty:
         raise NothingError("no method of this study ran at several batch sizes")
+    tasks = [task for task in tasks if task in set(cells["task"])]
     columns = sheet.columns(len(tasks), 4)
     figure, grid = make_panels(sheet, -(-len(tasks) // columns), columns, width=3.1, height=2.9, sharey=True)
     sizes = sorted(cells["batch_size"].unique())

@@ -10,9 +10,9 @@ from specrig.decoding.drafters import registry
 from specrig.reporting import grid
 from specrig.reporting.citations import further
 from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.speeds import row_labels, setting, table_notes, varying_levels
+from specrig.reporting.speeds import best, row_labels, setting, table_notes, varying_levels
 from specrig.reporting.study_data import StudyData
-from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN, FAILED_NOTE, LOSSY_NOTE, method_order, task_name
+from specrig.reporting.style import BOLD_NOTE, DISTURBED_NOTE, DISTURBED_SIGN, method_order, task_name
 from specrig.reporting.summary import CROSSFIT, MEAN, spoilt
 
 
@@ -43,19 +43,16 @@ def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) 
     """Each method's geometric mean speedup over tasks with its acceptance: `summary.speedup_summary` in a column's width."""
     levels = varying_levels(speedups)
     groups = [level for level in levels if level != "method"]
-    fair = speedups[CROSSFIT].where(
-        speedups["lossless"].astype(bool) & ~speedups["failed"].astype(bool) & ~spoilt(speedups, MEAN)
-    )
-    top = fair.groupby([speedups[level] for level in groups]).transform("max") if groups else fair.max()
     marked = spoilt(speedups, MEAN)
+    bolds = best(speedups, CROSSFIT, groups, marked)
     rows = []
-    for row, other, best, sign in zip(row_dicts(speedups), row_dicts(acceptance), fair == top, marked, strict=True):
+    for row, other, bold, sign in zip(row_dicts(speedups), row_dicts(acceptance), bolds, marked, strict=True):
         spread = grid.interval(row[f"{CROSSFIT}_low"], row[f"{CROSSFIT}_high"])
         rows.append(
             [
                 *row_labels(row, levels),
                 Entry(
-                    grid.number(row[CROSSFIT]) + (f" {DISTURBED_SIGN}" if sign else ""), spread, bool(best), bool(row["failed"])
+                    grid.number(row[CROSSFIT]) + (f" {DISTURBED_SIGN}" if sign else ""), spread, bool(bold), bool(row["failed"])
                 ),
                 Entry(grid.number(other["mean_acceptance_length"])),
                 Entry(grid.percent(other["mean_acceptance_rate"])),
@@ -71,7 +68,7 @@ def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) 
             f"other half chose; acceptance length τ and acceptance rate at the best k, means over tasks{setting(speedups)}."
         ),
         label=f"tab:{study}-headline",
-        notes=table_notes(speedups) + ([DISTURBED_NOTE] if marked.any() else []),
+        notes=[BOLD_NOTE, *table_notes(speedups)] + ([DISTURBED_NOTE] if marked.any() else []),
     )
 
 
@@ -82,15 +79,13 @@ def task_grid(cells: pd.DataFrame, task: str, study: StudyData) -> Grid:
     shared = [level for level in levels if level != "method"]
     frame = cells.assign(place=cells["method"].map(order)).sort_values([*shared, "place", "variant"], kind="stable")
     marked = disturbed(frame)
-    fair = frame["speedup"].where(frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~marked)
-    top = fair.groupby([frame[level] for level in shared]).transform("max") if shared else fair.max()
     rows = []
-    for row, sign, best in zip(row_dicts(frame), marked, (fair == top) & fair.notna(), strict=True):
+    for row, sign, bold in zip(row_dicts(frame), marked, best(frame, "speedup", shared, marked), strict=True):
         spread = grid.interval(row["speedup_low"], row["speedup_high"])
         rows.append(
             [
                 *row_labels(row, levels, disturbed=sign),
-                Entry(grid.number(row["speedup"]), spread, bool(best), bool(row["failed"])),
+                Entry(grid.number(row["speedup"]), spread, bool(bold), bool(row["failed"])),
                 Entry(grid.number(row["tokens_per_s"], 1)),
                 Entry(grid.number(row["baseline_tokens_per_s"], 1)),
                 Entry(grid.number(row["acceptance_length"])),
@@ -99,8 +94,6 @@ def task_grid(cells: pd.DataFrame, task: str, study: StudyData) -> Grid:
                 Entry(grid.number(row["efficiency"])),
             ]
         )
-    notes = [] if frame["lossless"].astype(bool).all() else [LOSSY_NOTE]
-    notes += [FAILED_NOTE] if frame["failed"].astype(bool).any() else []
     return Grid(
         header=[
             *(level.replace("_", " ") for level in levels),
@@ -111,5 +104,5 @@ def task_grid(cells: pd.DataFrame, task: str, study: StudyData) -> Grid:
         groups=levels.index("method"),
         caption=f"{task_name(task).capitalize()}: each method at its best k{setting(cells) if len(cells) else ''}.",
         label=f"tab:{study.name}-{task.replace('_', '-')}",
-        notes=notes + ([DISTURBED_NOTE] if marked.any() else []),
+        notes=[BOLD_NOTE, *table_notes(frame)] + ([DISTURBED_NOTE] if marked.any() else []),
     )

@@ -13,7 +13,17 @@ from specrig.reporting import grid
 from specrig.reporting.device import device_entries, device_titles
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.study_data import StudyData
-from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN, FAILED_NOTE, LOSSY_NOTE, method_name, task_name
+from specrig.reporting.style import (
+    BASELINES,
+    BATCHED_NOTE,
+    BOLD_NOTE,
+    DISTURBED_NOTE,
+    DISTURBED_SIGN,
+    FAILED_NOTE,
+    LOSSY_NOTE,
+    method_name,
+    task_name,
+)
 from specrig.reporting.summary import CROSSFIT, LEVELS, MEAN, spoilt
 
 BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts, which flatters a method with several."
@@ -36,14 +46,14 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
     settings = [level for level in levels if level not in ("method", "variant")]
     crossfitted = bool((summary[f"{CROSSFIT}_ks"] != "").any())
     columns = [*tasks, MEAN, *([CROSSFIT] if crossfitted else [])]
-    best = {column: _best(summary, column, settings) for column in columns}
     marked = {column: spoilt(summary, column) for column in columns}
+    bolds = {column: best(summary, column, settings, marked[column]) for column in columns}
     rows = []
     for index, row in enumerate(row_dicts(summary)):
         entries = row_labels(row, levels)
         for column in columns:
             note = grid.interval(row[f"{column}_low"], row[f"{column}_high"])
-            bold, struck = bool(best[column].iloc[index]), row["failed"]
+            bold, struck = bool(bolds[column].iloc[index]), row["failed"]
             sign = f" {DISTURBED_SIGN}" if marked[column].iloc[index] else ""
             entries.append(Entry(grid.number(row[column]) + sign, note, bold, struck and bool(np.isfinite(row[column]))))
         rows.append(entries)
@@ -59,7 +69,7 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
             f"95 % interval){setting(summary)}. {runs_note(replicates)} {BEST_K}{f' {CROSSFITTED}' if crossfitted else ''}"
         ),
         label=f"tab:{study}-speedup",
-        notes=table_notes(summary) + ([DISTURBED_NOTE] if spoilt(summary, MEAN).any() else []),
+        notes=[BOLD_NOTE, *table_notes(summary)] + ([DISTURBED_NOTE] if spoilt(summary, MEAN).any() else []),
     )
 
 
@@ -85,7 +95,7 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
             f"(accepted / drafted tokens){setting(summary)}. Mean over tasks, each counting alike. {BEST_K}"
         ),
         label=f"tab:{study}-acceptance",
-        notes=table_notes(summary, struck=False),
+        notes=table_notes(summary, speeds=False),
     )
 
 
@@ -167,10 +177,15 @@ def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = Fals
     return [*labels, Entry(str(row["k"]) if row["k"] else "–")]
 
 
-def _best(summary: pd.DataFrame, column: str, settings: list[str]) -> pd.Series:
-    # A lossy, condemned or disturbed method never wins a column: its speed is not comparable.
-    fair = summary[column].where(summary["lossless"].astype(bool) & ~summary["failed"].astype(bool) & ~spoilt(summary, column))
-    top = fair.groupby([summary[level] for level in settings]).transform("max") if settings else fair.max()
+def best(frame: pd.DataFrame, column: str, groups: list[str], marked: pd.Series) -> pd.Series:
+    """Which rows are bold: the largest value of `column` in each group that the columns `groups` make.
+
+    marked: the disturbed rows. They, the lossy, the condemned and the baselines (a batch without drafts is held against single
+    prompts) never win: their speeds do not compare.
+    """
+    baseline = frame["method"].isin(list(BASELINES))
+    fair = frame[column].where(frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~marked & ~baseline)
+    top = fair.groupby([frame[level] for level in groups]).transform("max") if groups else fair.max()
     return (fair == top) & fair.notna()
 
 
@@ -185,7 +200,8 @@ def setting(frame: pd.DataFrame) -> str:
     return f"; {', '.join(fixed)}" if fixed else ""
 
 
-def table_notes(frame: pd.DataFrame, *, struck: bool = True) -> list[str]:
-    """The notes that explain the signs in a table of methods."""
+def table_notes(frame: pd.DataFrame, *, speeds: bool = True) -> list[str]:
+    """The notes that explain the signs in a table of methods. speeds: it shows speeds, of which a failed method's are struck through."""
     notes = [] if frame["lossless"].astype(bool).all() else [LOSSY_NOTE]
-    return [*notes, FAILED_NOTE] if struck and frame["failed"].astype(bool).any() else notes
+    notes += [BATCHED_NOTE] if speeds and (frame["method"] == "naive_batching").any() else []
+    return [*notes, FAILED_NOTE] if speeds and frame["failed"].astype(bool).any() else notes

@@ -56,6 +56,10 @@ DISTURBED_NOTE = (
     "‡ disturbed: the machine did other things while it was measured, or its times do not fit each other; not to be read."
 )
 LOSSY_NOTE = "† lossy: its acceptance rule does not keep the target's distribution."
+BOLD_NOTE = "Bold: the fastest lossless method of its group."
+BATCHED_NOTE = (
+    "naive_batching is held against the same prompts one after another, the others against plain decoding of the same batch."
+)
 FAILED_NOTE = "Struck through: the audit found output that differs from the target's own."
 
 
@@ -79,6 +83,12 @@ def method_marker(method: str) -> str:
     """The marker of a method. Methods that share a colour have different markers."""
     number = _number(method)
     return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]
+
+
+def method_hatch(method: str, *, lossless: bool) -> str:
+    """The hatch of a method's bars: oblique if it is lossy, level if another method has its colour."""
+    shares = method not in BASELINES and _number(method) >= len(PALETTE)
+    return ("" if lossless else "///") + ("---" if shares else "")
 
 
 def method_name(method: str, *, variant: str = "", lossless: bool = True, disturbed: bool = False) -> str:

@@ -194,27 +194,25 @@ def _by_identity(grouped: dict[str, list[Record]]) -> dict[Key, list[Record]]:
     return {identity(members[0].cell): members for members in grouped.values()}
 
 
-def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, Sweep]:
-    """Values of `LEVELS` -> k -> task -> log speedups, for the cells that have a speedup."""
-    found: dict[Key, Sweep] = {}
+def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, dict[float, Sweep]]:
+    """Values of `LEVELS` but the temperature -> temperature -> k -> task -> log speedups, for the cells that have a speedup."""
+    found: dict[Key, dict[float, Sweep]] = {}
     for row in row_dicts(cells.dropna(subset=["speedup"])):
         row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""
-        by_k = found.setdefault(tuple(row[level] for level in LEVELS), {})
+        by_k = found.setdefault(_but_temperature(row), {}).setdefault(row["temperature"], {})
         by_k.setdefault(row["k"], {})[row["task"]] = logs[row_identity(row)]
     return found
 
 
-def _choice(row: dict[str, Any], sweeps: dict[Key, Sweep]) -> tuple[Sweep, Sweep]:
+def _choice(row: dict[str, Any], sweeps: dict[Key, dict[float, Sweep]]) -> tuple[Sweep, Sweep]:
     """(the sweep that chooses a row's k, the sweep that judges it). The lowest temperature chooses where it can."""
-    own = {
-        key: sweep
-        for key, sweep in sweeps.items()
-        if all(value == row[level] for level, value in zip(LEVELS, key, strict=True) if level != "temperature")
-    }
-    place = LEVELS.index("temperature")
-    judging = own[tuple(row[level] for level in LEVELS)]
-    coldest = own[min(own, key=lambda key: float(str(key[place])))]
+    own = sweeps[_but_temperature(row)]
+    judging, coldest = own[row["temperature"]], own[min(own)]
     return (coldest if len(set(coldest) & set(judging)) > 1 else judging), judging
+
+
+def _but_temperature(row: dict[str, Any]) -> Key:
+    return tuple(row[level] for level in LEVELS if level != "temperature")
 
 
 def _head(key: Key, members: pd.DataFrame, audit: pd.DataFrame | None) -> dict[str, Any]:

@@ -90,15 +90,7 @@ class Grid:
         """What a pair needs besides its target, the draft first, then heads: for the study's methods on it and on pairs that take what
         is trained for it, and the Medusa heads that Medusa-2 starts from or makes.
         """
-        config = self._config
-        needs = set()
-        for entry in config.methods:
-            for name in entry.pairs or config.pairs:
-                row = config.rows.pairs[name]
-                needs |= {need for need in entry.needs if pair in (name, row.trained_in(need))}
-        if any(pair in (name, row.base) for name, row in config.rows.pairs.items() if row.base):
-            needs.add("medusa")
-        return sorted(needs, key=lambda need: (need != "draft", need))
+        return sorted(self._parts.get(pair, ()), key=lambda need: (need != "draft", need))
 
     def prompt_count(self, batch_size: int) -> int:
         """How many prompts a cell with this batch size runs: the study's `prompts`, or more if that does not fill one batch."""
@@ -106,7 +98,29 @@ class Grid:
 
     def prompts_wanted(self, task: str) -> int:
         """How many prompts the study reads of a task: as many as the task's cell with the largest batch runs."""
-        return self.prompt_count(max((cell.batch_size for _, cell in self.asked if cell.task == task), default=1))
+        return self.prompt_count(self._largest_batches.get(task, 1))
+
+    @cached_property
+    def _parts(self) -> dict[str, set[str]]:
+        """Pair -> its `parts`. All at once: asked pair by pair, each would go through all pairs again."""
+        config = self._config
+        found: dict[str, set[str]] = {}
+        for entry in config.methods:
+            for name, need in product(entry.pairs or config.pairs, entry.needs):
+                for pair in filter(None, (name, config.rows.pairs[name].trained_in(need))):
+                    found.setdefault(pair, set()).add(need)
+        for name, row in config.rows.pairs.items():
+            for pair in (name, row.base) if row.base else ():
+                found.setdefault(pair, set()).add("medusa")
+        return found
+
+    @cached_property
+    def _largest_batches(self) -> dict[str, int]:
+        """Task -> the largest batch size of its cells."""
+        found: dict[str, int] = {}
+        for _, cell in self.asked:
+            found[cell.task] = max(cell.batch_size, found.get(cell.task, 1))
+        return found
 
     def _unserved(self, cell: Cell, missing: dict[str, str | None]) -> str | None:
         """Why no server or installed engine runs a cell; None if one does. A running server needs nothing installed here."""

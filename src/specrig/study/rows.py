@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from specrig.models.gguf import is_gguf
+from specrig.models.precision import precision_here
 from specrig.settings import Settings
 from specrig.study.problems import Problems, StudyError, decoded, nearest, shortened
 
@@ -45,8 +46,14 @@ class Pair(Settings):
     """Commit, branch or tag of a target on the hub; empty: its main branch."""
     draft_revision: MaybeText = None
     """Commit, branch or tag of a draft on the hub; empty: its main branch."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision in which both models compute."""
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"],
+        BeforeValidator(
+            lambda value: precision_here() if value == "auto" else value,
+            json_schema_input_type=Literal["auto", "float32", "bfloat16", "float16"],
+        ),
+    ] = "float32"
+    """Precision in which both models compute; `auto`: bfloat16 where this machine has products for it, else float32."""
     heads: Annotated[str, Field(pattern=r"^((trained(:\S+)?|[a-z0-9_]+=\S*[^\s@])( +|$))*$")] = ""
     """Heads of the target, with spaces between: `eagle=models/eagle` for a folder, `eagle=owner/name` or `eagle=owner/name@revision` for
     one on the hub, `eagle=trained` for one that is trained here; the word `trained` alone stands for every other head that a study's

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import DatasetInput, Run
 
+SQLITE = "sqlite:///"
+ARTIFACTS = "mlartifacts"
+"""The name of the folder beside the study's own store that holds the files of its runs."""
+SERVED = "mlflow-artifacts:/"
+"""How MLflow names a file in the folder that its server is started with (`make ui`): so a study's folder may be moved."""
 MARKER = "tracking-failed.txt"
 """The name of the file that a failure leaves in the study's folder. It says why tracking failed and how to repeat it."""
 
@@ -51,7 +57,7 @@ class Tracked:
 def track(study_dir: Path, report: Path | None = None) -> Tracked:
     """Bring MLflow up to date with `results/<study>` and its report. Never raises: no measurement may be lost because of MLflow.
 
-    Writes to `MLFLOW_TRACKING_URI` if it is set, else to `mlflow.db` and `mlartifacts/` in the study's folder. A failure prints a
+    Writes to `MLFLOW_TRACKING_URI` if it is set, else to `mlflow.db` and `ARTIFACTS` in the study's folder. A failure prints a
     warning, writes the file `MARKER` and returns with `error` set. The next successful call deletes that file.
     """
     study_dir = study_dir.resolve()
@@ -75,7 +81,7 @@ def track(study_dir: Path, report: Path | None = None) -> Tracked:
 
 def tracking_uri(study_dir: Path) -> str:
     """The address that `track` writes to: `MLFLOW_TRACKING_URI`, or the SQLite store in the study's folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{study_dir.resolve() / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{study_dir.resolve() / 'mlflow.db'}"
 
 
 def _track(study: StudyData, report: Path | None) -> Tracked:
@@ -96,8 +102,8 @@ def _client(study_dir: Path) -> MlflowClient:
     for name in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
         logging.getLogger(name).setLevel(logging.WARNING)
     uri = tracking_uri(study_dir)
-    if uri.startswith("sqlite:///"):
-        try_store(Path(uri.removeprefix("sqlite:///")))
+    if uri.startswith(SQLITE):
+        try_store(Path(uri.removeprefix(SQLITE)))
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
@@ -108,8 +114,7 @@ def _experiment(client: MlflowClient, study: StudyData) -> str:
     tags = {"mlflow.experimentKind": "custom_model_development", NOTE: EXPERIMENT, **saved_views()}
     found = client.get_experiment_by_name(study.name)
     if found is None:
-        own_store = not os.environ.get("MLFLOW_TRACKING_URI")
-        location = (study.folder / "mlartifacts").as_uri() if own_store else None
+        location = None if os.environ.get("MLFLOW_TRACKING_URI") else SERVED
         return str(client.create_experiment(study.name, artifact_location=location, tags=tags))
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
@@ -177,14 +182,27 @@ def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
         client.log_batch(run, tags=part)
     if entry.prompts:
         client.log_inputs(run, datasets=[_dataset(prompts) for prompts in entry.prompts])
+    own = _own_folder(client, run)
     for path in entry.artifacts:
         name = path.parent.name
         folder = (
             name if name in ("tables", "figures") or replicate_of(name) else None
         )  # a replicate's records have the first one's names
-        client.log_artifact(run, str(path), artifact_path=folder)
+        if own:
+            (own / (folder or "")).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, own / (folder or "") / path.name)
+        else:
+            client.log_artifact(run, str(path), artifact_path=folder)
     client.set_tag(run, "record_sha", entry.content)
     client.set_terminated(run, status="FINISHED", end_time=entry.measured[1] if entry.measured else None)
+
+
+def _own_folder(client: MlflowClient, run: str) -> Path | None:
+    """The folder of a run's files if they lie beside the study's own store, where no server is needed to write them."""
+    files = client.get_run(run).info.artifact_uri
+    if not (client.tracking_uri.startswith(SQLITE) and files.startswith(SERVED)):
+        return None
+    return Path(client.tracking_uri.removeprefix(SQLITE)).parent / ARTIFACTS / files.removeprefix(SERVED)
 
 
 def _dataset(prompts: Prompts) -> DatasetInput:

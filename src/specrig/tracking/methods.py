@@ -61,7 +61,7 @@ def _entry(
             NOTE: _note(row),
             **surroundings(environment),
         },
-        params={**{level: row[level] for level in LEVELS}, "best_k": row["k"], **digests(environment)},
+        params={**{level: row[level] for level in LEVELS}, "best_k": row["k"], **digests(environment, "target", "draft")},
         metrics=metrics,
         series={} if row["failed"] else _sweeps(cells),
         artifacts=[path for path in (study.folder / "records" / "/".join(job.key) / "environment.json",) if path.is_file()],

@@ -123,7 +123,10 @@ def _finish(agreed: list[dict[int, float]], layers: int, layer: float, k: int, r
         run.curve.write(step, skipped=sorted(order), agreement=round(best, 4), predicted_speedup=round(speedups[-1], 3))
     count = 1 + max(range(len(speedups)), key=speedups.__getitem__)
     skipped = sorted(order[:count])
-    run.curve.say(f"left out: {skipped}; first choices agree in {agreed[count - 1][order[count - 1]]:.3f} of cases")
+    agreement, speedup = agreed[count - 1][order[count - 1]], speedups[count - 1]
+    run.curve.say(
+        f"left out: {skipped}; first choices agree in {agreement:.3f} of cases; predicted speedup at k {k}: {speedup:.2f}"
+    )
     table = torch.full((len(agreed), layers), -1.0)  # by step and layer; -1: not tried
     for step, shares in enumerate(agreed):
         for tried, share in shares.items():

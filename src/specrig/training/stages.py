@@ -6,6 +6,7 @@ also learn from `TEXT`, what the target wrote.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -27,16 +28,28 @@ class Stage:
     needs: tuple[str, ...]
     keys: tuple[str, ...]
     """Keys of the recipe (besides the seed) that decide the result."""
+    reads: Callable[[Recipe], int] | None = None
+    """It reads the target's states of the target's text and of so many sequences of the corpus; None: of nothing."""
+    streams: bool = False
+    """Whether it reads three residual streams besides."""
 
 
 STAGES = {
     "target": Stage("specrig.training.language_model", "train_target", (), ("vocabulary", "target", "target_training")),
-    "draft": Stage("specrig.training.distil", "train_draft", ("target",), ("draft", "draft_training", "distillation")),
-    "medusa": Stage("specrig.training.medusa", "train_heads", ("target",), ("medusa",)),
+    "draft": Stage(
+        "specrig.training.distil", "train_draft", ("target",), ("draft", "draft_training", "distillation"), lambda _: 0
+    ),
+    "medusa": Stage(
+        "specrig.training.medusa", "train_heads", ("target",), ("medusa",), lambda recipe: recipe.medusa.corpus_sequences
+    ),
     "draft_medusa": Stage("specrig.training.medusa", "train_draft_heads", ("draft", "target"), ("medusa",)),
-    "eagle": Stage("specrig.training.eagle", "train_head", ("target",), ("eagle",)),
-    "eagle3": Stage("specrig.training.eagle3", "train_head", ("target",), ("eagle3",)),
-    "hydra": Stage("specrig.training.hydra", "train_heads", ("target",), ("hydra",)),
+    "eagle": Stage("specrig.training.eagle", "train_head", ("target",), ("eagle",), lambda recipe: recipe.eagle.corpus_sequences),
+    "eagle3": Stage(
+        "specrig.training.eagle3", "train_head", ("target",), ("eagle3",), lambda recipe: recipe.eagle3.corpus_sequences, True
+    ),
+    "hydra": Stage(
+        "specrig.training.hydra", "train_heads", ("target",), ("hydra",), lambda recipe: recipe.hydra.corpus_sequences
+    ),
     "layer_skip": Stage("specrig.training.layer_skip", "search", ("target",), ("layer_skip",)),
     "rest": Stage("specrig.training.rest", "make_datastore", ("target",), ()),
 }

@@ -7,7 +7,7 @@ are kept beside the pair's models, so that its other trainings find them too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -16,14 +16,39 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specrig.decoding.heads.eagle3 import choose_aux_layers
+from specrig.training import teacher
+from specrig.training.recipe import Recipe
 from specrig.training.run import STATES
+from specrig.training.stages import STAGES
+from specrig.training.target_text import read_text, with_corpus
 from specrig.training.teacher import Teacher, weights_of
-from specrig.training.trainer import moved, rows_at_once
+from specrig.training.trainer import moved, place, rows_at_once
 
 SHARD = 1 << 28
 """Bytes of a shard at most, but for one of a single text."""
+TEXTS = 16
+"""Texts of a shard at most: trainings whose texts begin alike share the shards of these."""
 KEPT = 1 << 31
 """Bytes of states at most that outlast a training; larger ones go with it. A workflow that has succeeded removes them all."""
+
+
+def prepare(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, trained: Collection[str], device: str = "cpu") -> None:
+    """Compute, in one pass over the texts, the states that the trainings of the models `trained` of a pair will read.
+
+    models: the pair's folder, in which the target's text is; target: the folder of the target. States that are too large to be kept
+    are left to the trainings.
+    """
+    readers = [stage for name in trained if (stage := STAGES[name]).reads is not None]
+    if not readers:
+        return
+    text, tutor = read_text(models), teacher.load(target, place(device))
+    counts = {stage.reads(recipe) for stage in readers if stage.reads}
+    read = [with_corpus(text.train, count, corpus_dir, target, recipe.seed + 3) for count in sorted(counts)]
+    streams = choose_aux_layers(tutor.layers) if any(stage.streams for stage in readers) else ()
+    if 2 * read[-1].tokens.numel() * tutor.hidden * (len(streams) + 1) <= KEPT:
+        for texts in (*read, text.heldout):
+            StoredStates(models / "states", target, tutor, texts.tokens, streams)
 
 
 class StoredStates:
@@ -32,15 +57,15 @@ class StoredStates:
     Each stream lies in files of its own, so that trainings which read the same texts share what they have in common.
     """
 
-    def __init__(self, run: Path, model: Path, teacher: Teacher, texts: Tensor, streams: tuple[int, ...] = ()) -> None:
+    def __init__(self, run: Path, model: Path, tutor: Teacher, texts: Tensor, streams: tuple[int, ...] = ()) -> None:
         """Compute those of `texts` `[N, T]` that are not there yet.
 
-        run: the folder of the training, below that of the pair; model: the folder that the teacher was loaded from.
+        run: the folder of a training, below that of the pair; model: the folder that the teacher was loaded from.
         """
-        self.where = teacher.where
+        self.where = tutor.where
         N, T = texts.shape
-        size = 2 * T * teacher.hidden  # bytes of a text's stream
-        self.rows = max(1, SHARD // size)
+        size = 2 * T * tutor.hidden  # bytes of a text's stream
+        self.rows = max(1, min(TEXTS, SHARD // size))
         folder = (run.parent if N * size * (len(streams) + 1) <= KEPT else run) / STATES
         folder.mkdir(exist_ok=True)
         shards = texts.split(self.rows)
@@ -50,14 +75,14 @@ class StoredStates:
             for part, files in zip(shards, zip(*self.files, strict=True), strict=True):
                 lacking = {stream: file for stream, file in zip((*streams, None), files, strict=True) if _key(file) != key}
                 if lacking:
-                    self._make(lacking, key, teacher, part)
+                    self._make(lacking, key, tutor, part)
 
-    def _make(self, lacking: dict[int | None, Path], key: str, teacher: Teacher, texts: Tensor) -> None:
+    def _make(self, lacking: dict[int | None, Path], key: str, tutor: Teacher, texts: Tensor) -> None:
         """Write the shards of the streams that are lacking. A pass gives the state after the final norm, stream None, in any case."""
         streams = tuple(stream for stream in lacking if stream is not None)
-        made = {stream: torch.empty(*texts.shape, teacher.hidden, dtype=torch.bfloat16) for stream in (*streams, None)}
+        made = {stream: torch.empty(*texts.shape, tutor.hidden, dtype=torch.bfloat16) for stream in (*streams, None)}
         for start, rows in _few(texts, rows_at_once(self.where)):
-            found = teacher.states(moved(rows, self.where), streams).cpu()
+            found = tutor.states(moved(rows, self.where), streams).cpu()
             for whole, part in zip(made.values(), found.chunk(len(made), -1), strict=True):
                 whole[start : start + len(rows)] = part
         for stream, file in lacking.items():

@@ -113,7 +113,9 @@ class Lookahead(Drafter):
         top = 1 + self.width + (self.levels - 1) * self.options.window
         if verdict.logits.shape[1] < top + self.options.window:
             return  # a plain step at the very end of the context: no window rode along
-        new = verdict.logits[:, top : top + self.options.window].argmax(-1).tolist()
+        from specrig.decoding.sampling import argmax
+
+        new = argmax(verdict.logits[:, top : top + self.options.window]).tolist()
         for window, pool, choices in zip(self.windows, self.pools, new, strict=True):
             for column, choice in enumerate(choices):
                 pool.add((*(level[column] for level in window), choice))

@@ -16,6 +16,7 @@ sequence 2/3 · 2/2.5 = .53 and from the datastore 2/3 · 3/9.5 = .21, together 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,9 +73,8 @@ class SuffixBlend(Suffix):
     def best(self, tree: SuffixTree, depth: int) -> tuple[float, list[int], list[int]]:
         """The blended tree of a row, see `likeliest`."""
         options = self.options
-        return likeliest(
-            self.start(tree), lambda place: followers(place, tree, self.store), options.nodes, depth, options.min_token_prob
-        )
+        least = options.min_token_prob
+        return likeliest(self.start(tree), lambda place: followers(place, tree, self.store, least), options.nodes, depth, least)
 
     def start(self, tree: SuffixTree) -> Place:
         """Where the end of the sequence stands in each source."""
@@ -95,8 +95,11 @@ def trust(length: int) -> float:
     return length / (length + 1)
 
 
-def followers(place: Place, tree: SuffixTree, store: Datastore) -> Iterable[Child[Place]]:
-    """What may follow a node of the blended tree, with its chance there; among equals the lower token comes first."""
+def followers(place: Place, tree: SuffixTree, store: Datastore, least: float) -> Iterable[Child[Place]]:
+    """What may follow a node of the blended tree, with its chance there; among equals the lower token comes first.
+
+    Tokens whose chance is below `least` may be missing: after a common token there are hundreds.
+    """
     missed: dict[int, float] = {}  # the chance that no source is right
     own: dict[int, list[tuple[float, Node]]] = {}
     stored: dict[int, tuple[float, Span]] = {}
@@ -109,7 +112,8 @@ def followers(place: Place, tree: SuffixTree, store: Datastore) -> Iterable[Chil
     if place.stored is not None:
         trusted, span = place.stored
         times = span.last - span.first
-        for share, _, token, longer in store.followers(span):
+        enough = math.floor(least * (times + UNSEEN) / trusted)
+        for share, _, token, longer in store.followers(span, enough, own):
             missed[token] = missed.get(token, 1.0) * (1 - trusted * share * times / (times + UNSEEN))
             stored[token] = trusted, longer
     for token, chance in missed.items():

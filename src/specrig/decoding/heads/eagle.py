@@ -47,6 +47,7 @@ class EagleHead(LlamaModel):
     """The head with its cache, and with the target's embedding and LM head. B rows, D hidden width, V vocabulary, Vd the head's."""
 
     title: ClassVar[str] = "EAGLE"
+    norm: Tensor | None = None
     _every: Tensor
     _ids: Sequence[int] = ()
     vocabulary: Tensor | None = None
@@ -75,6 +76,7 @@ class EagleHead(LlamaModel):
         self._counts: list[int] = []
         self._base: list[int] = []
         self._above: Tensor | None = None
+        self.compile()
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         if self.hidden_size != target.hidden_size:
@@ -197,11 +199,17 @@ class EagleHead(LlamaModel):
         return super()._own(n, parents) if self._above is None else self._above
 
     @torch.inference_mode()
-    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
+    def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `LlamaModel.entry`."""
         assert features is not None
         # [B, n, 2D] -> [B, n, D]. There is no input norm: attention reads the residual stream itself.
         x = self.fc(torch.cat((F.embedding(tokens, self.embedding), features), -1))
-        return self.block(0, self.blocks[0], x, self.view(step), reads=x)
+        return x, x
+
+    @torch.inference_mode()
+    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
+        x, reads = self.entry(tokens, features)
+        return self.block(0, self.blocks[0], x, self.view(step), reads)
 
 
 Head = TypeVar("Head", bound=EagleHead)

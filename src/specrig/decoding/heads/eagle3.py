@@ -31,7 +31,7 @@ from specrig.decoding.heads.checkpoint import Shapes, check_places, untrained, w
 from specrig.decoding.heads.eagle import EagleHead, layer_shapes, load_as
 from specrig.decoding.heads.layer import layer_of
 from specrig.decoding.linear import Linear
-from specrig.decoding.model import CachedModel, Step
+from specrig.decoding.model import CachedModel
 from specrig.decoding.types import DecodingError
 
 if TYPE_CHECKING:
@@ -78,12 +78,13 @@ class Eagle3Head(EagleHead):
         return fused
 
     @torch.inference_mode()
-    def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
+    def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See `LlamaModel.entry`."""
         assert features is not None
         x, D = features.clone(), self.hidden_size  # the layer may overwrite its residual stream
         embedded = F.rms_norm(F.embedding(tokens, self.embedding), (D,), self.embedding_norm, self.eps)
         reads = torch.cat((embedded, F.rms_norm(x, (D,), self.feature_norm, self.eps)), -1)
-        return self.block(0, self.blocks[0], x, self.view(step), reads)
+        return x, reads
 
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:

@@ -81,22 +81,20 @@ class Datastore:
                 high = size - 1
         return best
 
-    def followers(self, span: Span) -> Iterator[tuple[float, int, int, Span]]:
+    def followers(self, span: Span, times: float = 1, besides: Iterable[int] = ()) -> Iterator[tuple[float, int, int, Span]]:
         """The tokens that follow a run: (share of its occurrences, `first`, token, where the run and the token occur).
 
-        The shares of a run that ends a text now and then sum to less than 1.
+        times: only those that follow so often at least, and the tokens `besides`. The shares of a run that ends a text now and then sum
+        to less than 1.
         """
         after = self.tokens[self.order[span.first : span.last] + span.length]  # rising, since the order sorts by it
-        starts = np.flatnonzero(np.diff(after, prepend=-1)).tolist()
-        for start, end in zip(starts, [*starts[1:], len(after)], strict=True):
-            token = int(after[start])
-            if token < self.vocabulary:
-                yield (
-                    (end - start) / len(after),
-                    span.first + start,
-                    token,
-                    Span(span.first + start, span.first + end, span.length + 1),
-                )
+        starts = np.flatnonzero(np.diff(after, prepend=-1))
+        ends = np.append(starts[1:], len(after))
+        found = after[starts]
+        asked = (found < self.vocabulary) & ((ends - starts >= times) | np.isin(found, list(besides)))
+        for token, start, end in zip(found[asked].tolist(), starts[asked].tolist(), ends[asked].tolist(), strict=True):
+            places = Span(span.first + start, span.first + end, span.length + 1)
+            yield (end - start) / len(after), places.first, token, places
 
 
 def suffix_order(tokens: NDArray[np.int32], depth: int = SORTED) -> NDArray[np.int32]:

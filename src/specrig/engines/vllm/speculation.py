@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from specrig.cell import Cell
@@ -21,6 +23,21 @@ def _head(cell: Cell, pair: PairFiles) -> dict[str, Any]:
     if cell.method not in pair.heads:
         raise EngineError(f"pair {pair.name}: no trained {cell.method} head")
     return {"method": cell.method, "model": str(pair.heads[cell.method]), **_revision(cell.method, pair)}
+
+
+def _medusa(cell: Cell, pair: PairFiles) -> dict[str, Any]:
+    """Heads that vLLM 0.32 can load: of a cut vocabulary it can load none, since it misses `token_map` among what it has loaded."""
+    found = _head(cell, pair)
+    config = Path(found["model"], "config.json")
+    # Of heads on the hub vLLM says itself what is wrong.
+    said = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    whole = said.get("vocab_size", 0)
+    if (drafted := said.get("truncated_vocab_size") or whole) < whole:
+        raise EngineError(
+            f"pair {pair.name}: vLLM cannot load Medusa heads that draft among {drafted} of {whole} tokens; train them with "
+            "`medusa: {draft_vocabulary: null}`"
+        )
+    return found
 
 
 def _draft_model(_: Cell, pair: PairFiles) -> dict[str, Any]:
@@ -51,7 +68,7 @@ METHODS: dict[str, Configure | None] = {
     "naive_batching": None,
     "draft_model": _draft_model,
     "ngram": _ngram,
-    "medusa": _head,
+    "medusa": _medusa,
     "eagle": _head,
     "eagle3": _head,
     "suffix": _suffix,

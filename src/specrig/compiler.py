@@ -1,0 +1,48 @@
+"""Compile C code of the package for this processor, and load it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno")
+
+
+def load(name: str, beside: str) -> ctypes.CDLL | None:
+    """The code of the file `name` in the folder of the file `beside`, or None where there is no compiler or what it makes does not load.
+
+    It is compiled once for a kind of processor, and kept in the user's cache folder.
+    """
+    compiler, source = shutil.which("gcc") or shutil.which("cc"), Path(beside).with_name(name)
+    if compiler is None:
+        return None
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specrig"
+        made = folder / f"{source.stem}-{_fingerprint(compiler, source)}.so"
+        if not made.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+                part, whole = Path(unfinished) / "part.o", Path(unfinished) / "whole.so"
+                subprocess.run([compiler, *FLAGS, "-c", str(source), "-o", str(part)], check=True, capture_output=True)
+                # This names no OpenMP library: the one that torch has loaded serves, so that no two sets of threads wait for each other.
+                subprocess.run([compiler, "-shared", str(part), "-o", str(whole), "-lm"], check=True, capture_output=True)
+                whole.replace(made)
+        return ctypes.CDLL(str(made))
+    except (OSError, subprocess.CalledProcessError, RuntimeError):
+        return None
+
+
+def _fingerprint(compiler: str, source: Path) -> str:
+    """Of everything that the compiled code depends on: its source, the flags, the compiler and the processor's instructions."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else [platform.processor()]
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
+    told = (source.read_text(encoding="utf-8"), *FLAGS, version, flags)
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]

@@ -1,0 +1,357 @@
+/* Products of a few rows with large weights on a processor, and a narrow forward pass of a Llama-shaped model as one call. See
+ * decoding/compiled.py and decoding/narrow.py.
+ *
+ * Sums are float32; weights, cache and results are of the model's type (float32 or bfloat16). Every sum runs in an order that depends
+ * on nothing but the token's own context: not on the other tokens of the pass, their number or their places. So a token's logits have
+ * the same bits in plain decoding, in a verified chain and on a tree's path.
+ *
+ * Work is split by outputs: each thread computes its share of a product's columns or of the attention's heads; a barrier follows.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include <omp.h>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#define W 16 /* floats in a vector; all widths but that of the LM head are multiples of it */
+typedef float vec __attribute__((vector_size(4 * W), aligned(4)));
+typedef uint32_t bits __attribute__((vector_size(4 * W), aligned(4)));
+typedef int32_t places __attribute__((vector_size(4 * W), aligned(4)));
+typedef uint16_t half __attribute__((vector_size(2 * W), aligned(2)));
+#define INLINE static inline __attribute__((always_inline))
+
+/* How a product's numbers lie. WHOLE: float32. WIDENED: bfloat16 weights, float32 inputs. PAIRED: both bfloat16, multiplied by the
+ * processor's own instruction for pairs of them. */
+enum { WHOLE, WIDENED, PAIRED };
+#ifdef __AVX512BF16__
+enum { OF_BF16 = PAIRED };
+#else
+enum { OF_BF16 = WIDENED };
+#endif
+
+/* Weights [out, in] of a product lie in blocks of 16 outputs, their last padded: float32 as [out / 16, in, 16], bfloat16 as
+ * [out / 16, in / 2, 16, 2]. */
+typedef struct {
+    const void *norm_1, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *norm_2, *gate_up, *down;
+    void *keys, *values;  /* [B, K, S, d] */
+    const uint8_t *mask;  /* [B or 1, n, end]: which slots a token sees; null: all */
+    void *stream;         /* [B * n, D]: the residual stream before this layer goes here; null: nowhere */
+} Layer;
+
+typedef struct {
+    int64_t layers, D, H, K, d, I, V, bf16, threads;
+    double eps;
+    const void *embedding, *norm, *head;
+    const float *cos, *sin; /* [S, d]; the sign of rotate_half is in `sin` */
+    Layer *layer;
+    /* of one pass */
+    int64_t B, n, end, S, mask_rows, wanted; /* mask_rows: B or 1 */
+    const int64_t *tokens, *positions, *slots; /* [B * n] */
+    const int64_t *rows; /* [wanted]: the tokens whose logits are asked for */
+    const void *given, *reads; /* [B * n, D] and [B * n, R]: the stream before the first layer and what its attention reads, of a head */
+    int64_t R;                 /* that follows another model; null for a model that embeds its tokens and norms what attention reads */
+    void *hidden, *logits; /* [B * n, D] after the final norm (before it where `given`), [wanted, V] */
+    float *room;
+} Pass;
+
+INLINE vec load(const void *from, int64_t at, int bf16) {
+    if (!bf16) return *(const vec *)((const float *)from + at);
+    return (vec)(__builtin_convertvector(*(const half *)((const uint16_t *)from + at), bits) << 16);
+}
+
+INLINE void store(void *to, int64_t at, vec x, int bf16) {
+    if (!bf16) { *(vec *)((float *)to + at) = x; return; }
+    bits wide = (bits)x; /* to the nearest, ties to even */
+    *(half *)((uint16_t *)to + at) = __builtin_convertvector((wide + 0x7fff + ((wide >> 16) & 1)) >> 16, half);
+}
+
+/* e^x to float32's precision; 0 below -87. */
+INLINE vec exponential(vec x) {
+    places seen = x > -87.0f;
+    vec within = (vec)((places)x & seen), times = within * 1.44269504f + 12582912.0f; /* + 1.5 * 2^23 rounds to a whole number */
+    places whole = (places)times - 0x4b400000;
+    times -= 12582912.0f;
+    vec rest = within - times * 0.693359375f + times * 2.12194440e-4f;
+    vec y = 1.9875691500e-4f * rest + 1.3981999507e-3f;
+    y = y * rest + 8.3334519073e-3f;
+    y = y * rest + 4.1665795894e-2f;
+    y = y * rest + 1.6666665459e-1f;
+    y = y * rest + 5.0000001201e-1f;
+    y = y * (rest * rest) + rest + 1.0f;
+    return (vec)(((places)y + (whole << 23)) & seen);
+}
+
+/* The sums of 16 vectors' numbers, side by side: each adds the numbers 8 apart, then 4, 2 and 1. */
+INLINE vec sums(vec x[W]) {
+#define FOLD(count, low, high) \
+    for (int i = 0; i < count; i++) x[i] = __builtin_shuffle(x[i], x[i + count], low) + __builtin_shuffle(x[i], x[i + count], high);
+    FOLD(8, ((places){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}), ((places){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}))
+    FOLD(4, ((places){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}), ((places){4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31}))
+    FOLD(2, ((places){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}), ((places){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31}))
+    FOLD(1, ((places){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}), ((places){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31}))
+#undef FOLD
+    return x[0];
+}
+
+INLINE float sum(vec x) {
+    vec alone[W] = {x};
+    return sums(alone)[0];
+}
+
+/* RMSNorm of x [D] (1910.07467); x itself without a weight. */
+INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, int64_t D, double eps, int bf16, int as_bf16) {
+    if (!weight) {
+        for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, i, 0), as_bf16);
+        return;
+    }
+    vec squares = {0};
+    for (int64_t i = 0; i < D; i += W) squares += load(x, i, 0) * load(x, i, 0);
+    float scale = 1.0f / sqrtf(sum(squares) / D + (float)eps);
+    for (int64_t i = 0; i < D; i += W) store(to, at + i, load(x, i, 0) * scale * load(weight, i, bf16), as_bf16);
+}
+
+/* R rows of x [R, in] against N blocks of weights, each of the R * N accumulators in a register: y[r][c] = sum over k of x[r][k] w[c][k].
+ * Meanwhile what lies `ahead` bytes behind these weights is fetched, at 1 / 2^slower of their pace: reading and multiplying go side by side. */
+#define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < count; i++)
+#define TILE(R, N) \
+    INLINE void tile_##R##_##N(vec y[][4], const void *x, const char *const *w, int64_t in, int64_t ahead, int slower, int kind) { \
+        vec acc[R][N]; \
+        EACH(r, R) EACH(c, N) acc[r][c] = (vec){0}; \
+        for (int64_t k = 0, steps = kind == WHOLE ? in : in / 2; k < steps; k++) { \
+            bits weight[N]; \
+            EACH(c, N) weight[c] = *(const bits *)(w[c] + k * 4 * W), __builtin_prefetch(w[c] + ((k * 4 * W) >> slower) + ahead, 0, 2); \
+            EACH(r, R) EACH(c, N) { \
+                if (kind == WHOLE) acc[r][c] += ((const float *)x)[r * in + k] * (vec)weight[c]; \
+                else if (kind == WIDENED) { \
+                    acc[r][c] += ((const float *)x)[r * in + 2 * k] * (vec)(weight[c] << 16); \
+                    acc[r][c] += ((const float *)x)[r * in + 2 * k + 1] * (vec)(weight[c] & 0xffff0000); \
+                } else acc[r][c] = PAIRS(acc[r][c], ((const int32_t *)x)[r * in / 2 + k], weight[c]); \
+            } \
+        } \
+        EACH(r, R) EACH(c, N) y[r][c] = acc[r][c]; \
+    }
+#ifdef __AVX512BF16__
+#define BOTH(acc, x, y) (vec)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)(x), (__m512bh)(y))
+#define PAIRS(acc, pair, weights) BOTH(acc, _mm512_set1_epi32(pair), weights)
+#else
+#define BOTH(acc, x, y) (acc)
+#define PAIRS(acc, pair, weights) (acc)
+#endif
+TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4) TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
+
+/* Rows of a tile at most. More come in parts as even as can be, which have 6 or more; each part fetches its share of what comes next. */
+#define MOST 12
+#define PARTS(rows) \
+    for (int64_t part = 0, parts = ((rows) + MOST - 1) / MOST, slower = parts == 1 ? 0 : parts == 2 ? 1 : 2, first = 0, many; \
+         part < parts && (many = (rows) * (part + 1) / parts - first); first += many, part++)
+
+/* Blocks of the tiles for so many rows: as many as leave room in the registers. */
+INLINE int together(int64_t rows) { return rows <= 4 ? 4 : 2; }
+
+INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int slower, int kind) {
+#define CASE(R, N) case R: tile_##R##_##N(y, x, w, in, ahead, slower, kind); break;
+    switch (rows) {
+        CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4) CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2) CASE(9, 2) CASE(10, 2) CASE(11, 2) CASE(12, 2)
+    }
+#undef CASE
+}
+
+INLINE int64_t bytes_of(int kind) { return kind == PAIRED ? 2 : 4; } /* of an input */
+
+/* Columns of the blocks [from, to) of y [rows, out] = x [rows, in] weight [out, in]^T + bias, added to y where `onto`. */
+INLINE void product(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out, int64_t from,
+                    int64_t to, int onto, int as_bf16, int kind) {
+    const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
+    const int N = together(rows);
+    for (int64_t j = from; j < to; j += N) {
+        const char *at[4];
+        for (int c = 0; c < N; c++) at[c] = weight + (j + c < to ? j + c : j) * block;
+        PARTS(rows) {
+            vec found[MOST][4];
+            tile(found, x + first * in * bytes_of(kind), many, at, in, N * block + part * (block >> slower), slower, kind);
+            for (int64_t r = 0; r < many; r++)
+                for (int c = 0; c < N && j + c < to; c++) {
+                    int64_t column = (j + c) * W, place = (first + r) * out + column;
+                    if (column + W <= out) {
+                        if (bias) found[r][c] += load(bias, column, kind != WHOLE);
+                        if (onto) found[r][c] += load(y, place, 0);
+                        store(y, place, found[r][c], as_bf16);
+                    } else { /* a last block that is padded; it has no bias */
+                        float whole[W];
+                        store(whole, 0, found[r][c], as_bf16);
+                        memcpy((char *)y + place * (as_bf16 ? 2 : 4), whole, (out - column) * (as_bf16 ? 2 : 4));
+                    }
+                }
+        }
+    }
+}
+
+/* Columns of the blocks [from, to) of y [rows, I] = SiLU(x gate^T) (x up^T) (2002.05202). */
+INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, int64_t in, int64_t I, int64_t from, int64_t to, int kind) {
+    const int64_t block = in * W * (kind == WHOLE ? 4 : 2);
+    const int N = together(rows);
+    for (int64_t j = from; j < to; j += N / 2) {
+        const char *at[4];
+        for (int c = 0; c < N; c++) at[c] = gate_up + ((c % 2 ? I / W : 0) + (j + c / 2 < to ? j + c / 2 : j)) * block;
+        PARTS(rows) {
+            vec found[MOST][4];
+            tile(found, x + first * in * bytes_of(kind), many, at, in, N / 2 * block + part * (block >> slower), slower, kind);
+            for (int64_t r = 0; r < many; r++)
+                for (int c = 0; c < N && j + c / 2 < to; c += 2) {
+                    vec gate = found[r][c], up = found[r][c + 1];
+                    store(y, (first + r) * I + (j + c / 2) * W, gate / (1.0f + exponential(-gate)) * up, kind == PAIRED);
+                }
+        }
+    }
+}
+
+/* A head's d numbers, normed where the model does that, then rotated by its position (2104.09864, section 3.4). */
+INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t position, int bf16) {
+    if (norm) rms_norm(x, 0, x, norm, p->d, p->eps, bf16, 0);
+    const float *cos = p->cos + position * p->d, *sin = p->sin + position * p->d;
+    for (int64_t i = 0, h = p->d / 2; i < p->d; i++) to[i] = x[i] * cos[i] + x[i < h ? i + h : i - h] * sin[i];
+}
+
+/* What a query q [d] gives each slot before they are divided by their sum: e^(q . key / sqrt(d) - the highest), and 0 to slots that it does
+ * not see. weights: room for `end` numbers, rounded up to whole vectors. */
+INLINE void weigh(float *weights, const void *q, const void *keys, const uint8_t *mask, int64_t end, int64_t d, int paired, int bf16) {
+    const float scale = 1.0f / sqrtf((float)d);
+    float highest = -INFINITY;
+    for (int64_t first = 0; first < end; first += W) {
+        vec dots[W] = {{0}};
+        EACH(s, W) {
+            int64_t key = (first + s < end ? first + s : end - 1) * d;
+            if (paired) for (int64_t i = 0; i < d; i += 2 * W) dots[s] = BOTH(dots[s], *(const bits *)((const uint16_t *)q + i), *(const bits *)((const uint16_t *)keys + key + i));
+            else for (int64_t i = 0; i < d; i += W) dots[s] += load(q, i, 0) * load(keys, key + i, bf16);
+        }
+        store(weights, first, sums(dots) * scale, 0);
+        for (int64_t s = first; s < first + W; s++) {
+            if (s >= end || (mask && !mask[s])) weights[s] = -INFINITY;
+            if (weights[s] > highest) highest = weights[s];
+        }
+    }
+    for (int64_t s = 0; s < end; s += W) store(weights, s, exponential(load(weights, s, 0) - highest), 0);
+}
+
+/* The values [end, d] in these proportions, for G queries, in the order of the slots; what none sees may be no number. */
+#define MIX(G) \
+    INLINE void mix_##G(void *to, int64_t at, const float *weights, int64_t room, const void *values, int64_t end, int64_t d, int bf16, int as_bf16) { \
+        int64_t i = 0; \
+        BLOCK(G, 4) BLOCK(G, 1) /* four vectors at a time hide how long an addition takes */ \
+    }
+#define BLOCK(G, count) \
+    for (; i + count * W <= d; i += count * W) { \
+        vec mixed[G][count]; \
+        float total[G]; \
+        EACH(g, G) { total[g] = 0.0f; EACH(c, count) mixed[g][c] = (vec){0}; } \
+        for (int64_t s = 0; s < end; s++) { \
+            if (!(weights[s] > 0.0f) SEEN_##G) continue; \
+            vec value[count]; \
+            EACH(c, count) value[c] = load(values, s * d + i + c * W, bf16); \
+            EACH(g, G) { float own = weights[g * room + s]; total[g] += own; EACH(c, count) mixed[g][c] += own * value[c]; } \
+        } \
+        EACH(g, G) EACH(c, count) store(to, at + g * d + i + c * W, mixed[g][c] / total[g], as_bf16); \
+    }
+/* A slot is passed over where no query of the group gives it anything: adding nothing changes no bit, and a group sees the same slots. */
+#define SEEN_1
+#define SEEN_2 && !(weights[room + s] > 0.0f)
+#define SEEN_3 SEEN_2 && !(weights[2 * room + s] > 0.0f)
+#define SEEN_4 SEEN_3 && !(weights[3 * room + s] > 0.0f)
+MIX(1) MIX(2) MIX(3) MIX(4)
+#define GROUP 4 /* queries at most that share the reading of values */
+
+static inline int64_t shared(int64_t rows, const Pass *p) { /* floats that all threads share */
+    return rows * (p->D + (p->H + 2 * p->K) * p->d + p->H * p->d + p->I);
+}
+
+INLINE int64_t slots_of(const Pass *p) { return (p->S + W - 1) / W * W; }
+
+static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each thread */
+    return rows * (p->R > p->D ? p->R : p->D) + 2 * p->d + GROUP * slots_of(p);
+}
+
+int64_t room(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
+
+/* A thread's share of `count` pieces. */
+#define SHARE(count) int64_t from = (count) * t / T, to = (count) * (t + 1) / T;
+
+INLINE void run(const Pass *p, int t, int T, int kind) {
+    const int bf16 = kind != WHOLE, inputs = kind == PAIRED; /* the type of weights, cache and results; that of products' inputs */
+    const int64_t rows = p->B * p->n, D = p->D, H = p->H, K = p->K, d = p->d, I = p->I, Q = (H + 2 * K) * d;
+    float *x = p->room, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
+    float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * (p->R > D ? p->R : D), *query = turned + d, *weights = query + d;
+    const int64_t groups = (H / K + GROUP - 1) / GROUP; /* of the queries that share a key head */
+    const int paired = kind == PAIRED && d % (2 * W) == 0; /* queries times keys by pairs of numbers */
+    char *const input = (char *)normed;
+    { SHARE(rows) for (int64_t r = from; r < to; r++) {
+        const void *first = p->given ? p->given : p->embedding;
+        for (int64_t i = 0; i < D; i += W) store(x, r * D + i, load(first, (p->given ? r : p->tokens[r]) * D + i, bf16), 0);
+    } }
+    #pragma omp barrier
+    for (int64_t l = 0; l < p->layers; l++) {
+        const Layer *layer = p->layer + l;
+        if (layer->stream) { SHARE(rows * D / W) for (int64_t i = from * W; i < to * W; i += W) store(layer->stream, i, load(x, i, 0), bf16); }
+        const int own_input = !p->reads || l > 0;
+        const int64_t width = own_input ? D : p->R;
+        if (own_input) for (int64_t r = 0; r < rows; r++) rms_norm(input, r * D, x + r * D, layer->norm_1, D, p->eps, bf16, inputs);
+        else for (int64_t i = 0; i < rows * width; i += W) store(input, i, load(p->reads, i, bf16), inputs);
+        { SHARE(Q / W) product(qkv, input, rows, layer->qkv, layer->qkv_bias, width, Q, from, to, 0, 0, kind); }
+        #pragma omp barrier
+        { SHARE(rows * K) for (int64_t item = from; item < to; item++) { /* keys and values into the cache */
+            int64_t r = item / K, head = item % K, place = ((r / p->n * K + head) * p->S + p->slots[r]) * d;
+            float *key = qkv + r * Q + (H + head) * d, *value = key + K * d;
+            rotate(turned, key, layer->k_norm, p, p->positions[r], bf16);
+            for (int64_t i = 0; i < d; i += W) store(layer->keys, place + i, load(turned, i, 0), bf16), store(layer->values, place + i, load(value, i, 0), bf16);
+        } }
+        #pragma omp barrier
+        { SHARE(rows * K * groups) for (int64_t item = from; item < to; item++) {
+            int64_t r = item / groups / K, k = item / groups % K, b = r / p->n, place = (b * K + k) * p->S * d * (bf16 ? 2 : 4);
+            int64_t g = item % groups * GROUP, last = g + GROUP < H / K ? g + GROUP : H / K, first = r * H + k * (H / K) + g;
+            const char *keys = (const char *)layer->keys + place, *values = (const char *)layer->values + place;
+            const uint8_t *mask = layer->mask ? layer->mask + ((p->mask_rows > 1 ? b : 0) * p->n + r % p->n) * p->end : 0;
+            for (int64_t q = 0; q < last - g; q++) {
+                rotate(turned, qkv + r * Q + (k * (H / K) + g + q) * d, layer->q_norm, p, p->positions[r], bf16);
+                for (int64_t i = 0; i < d; i += W) store(query, i, load(turned, i, 0), paired);
+                weigh(weights + q * slots_of(p), query, keys, mask, p->end, d, paired, bf16);
+            }
+#define CASE(G) case G: mix_##G(attended, first * d, weights, slots_of(p), values, p->end, d, bf16, inputs); break;
+            switch (last - g) { CASE(1) CASE(2) CASE(3) CASE(4) }
+#undef CASE
+        } }
+        #pragma omp barrier
+        { SHARE(D / W) product(x, (char *)attended, rows, layer->out, layer->out_bias, H * d, D, from, to, 1, 0, kind); }
+        #pragma omp barrier
+        for (int64_t r = 0; r < rows; r++) rms_norm(input, r * D, x + r * D, layer->norm_2, D, p->eps, bf16, inputs);
+        { SHARE(I / W) swiglu(inner, input, rows, layer->gate_up, D, I, from, to, kind); }
+        #pragma omp barrier
+        { SHARE(D / W) product(x, (char *)inner, rows, layer->down, 0, I, D, from, to, 1, 0, kind); }
+        #pragma omp barrier
+    }
+    { SHARE(rows) for (int64_t r = from; r < to; r++) rms_norm(p->hidden, r * D, x + r * D, p->given ? 0 : p->norm, D, p->eps, bf16, bf16); }
+    for (int64_t i = 0; i < p->wanted; i++) rms_norm(input, i * D, x + p->rows[i] * D, p->norm, D, p->eps, bf16, inputs);
+    { SHARE((p->V + W - 1) / W) product(p->logits, input, p->wanted, p->head, 0, D, p->V, from, to, 0, bf16, kind); }
+}
+
+static void run_float32(const Pass *p, int t, int T) { run(p, t, T, WHOLE); }
+static void run_bfloat16(const Pass *p, int t, int T) { run(p, t, T, OF_BF16); }
+
+void forward(const Pass *p) {
+    #pragma omp parallel num_threads(p->threads)
+    (p->bf16 ? run_bfloat16 : run_float32)(p, omp_get_thread_num(), omp_get_num_threads());
+}
+
+/* y [rows, out] = x [rows, in] weight [out, in]^T + bias, x and y of the weight's type; PAIRED or WHOLE alone. */
+void linear(void *y, const char *x, int64_t rows, const char *weight, const void *bias, int64_t in, int64_t out, int bf16, int threads) {
+    #pragma omp parallel num_threads(threads)
+    {
+        int t = omp_get_thread_num(), T = omp_get_num_threads();
+        SHARE((out + W - 1) / W)
+        if (bf16) product(y, x, rows, weight, bias, in, out, from, to, 0, 1, OF_BF16);
+        else product(y, x, rows, weight, bias, in, out, from, to, 0, 0, WHOLE);
+    }
+}
+
+/* Bytes of an input of `linear` for a bfloat16 weight. */
+int64_t input_bytes(void) { return bytes_of(OF_BF16); }

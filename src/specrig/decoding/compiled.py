@@ -1,0 +1,78 @@
+"""Code that is compiled for this processor (`compiled.c`), where there is a compiler: products of a few rows, and whole passes of a few tokens.
+
+Libraries for matrix products are made for many rows at once. A pass of decoding has a few, and waits for the weights to be read: here they
+lie in the order in which they are read, and as many rows as registers hold are multiplied while a weight is at hand.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_int, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specrig import compiler
+
+VECTOR = 16
+"""Floats in a vector; every width is a multiple of it, but for the number of a product's outputs."""
+WIDEST = 64
+"""Most rows of a product, and most tokens of a pass. For wider ones, as for prompts, libraries for large products are better."""
+ALONE = 6 << 20
+"""Bytes of weights up to which one thread computes: what a core's own caches nearly hold is read faster than threads can agree."""
+
+
+@cache
+def library() -> Any:
+    """The compiled code, or None where there is no compiler or what it makes does not load."""
+    loaded = compiler.load("compiled.c", __file__)
+    if loaded is not None:
+        loaded.room.restype = loaded.input_bytes.restype = c_int64
+        loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
+        loaded.linear.restype = loaded.forward.restype = None
+    return loaded
+
+
+def blocked(weight: Tensor) -> Tensor:
+    """A weight `[out, in]` in blocks of `VECTOR` outputs, the last padded: `[out / 16, in, 16]`, bfloat16 `[out / 16, in / 2, 16, 2]`."""
+    out, into = weight.shape
+    together = 2 if weight.dtype == torch.bfloat16 else 1  # inputs whose numbers lie side by side
+    whole = torch.nn.functional.pad(weight, (0, 0, 0, -out % VECTOR))
+    return whole.view(-1, VECTOR, into // together, together).transpose(1, 2).contiguous()
+
+
+def knows(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is compiled code for weights there, of that precision."""
+    return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and library() is not None
+
+
+def multiplies(weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether `product` can serve a weight `[out, in]` here."""
+    out, into = weight.shape
+    return (
+        knows(weight.device, weight.dtype)
+        and into % VECTOR == 0
+        and (bias is None or out % VECTOR == 0)
+        and (weight.dtype == torch.float32 or library().input_bytes() == weight.dtype.itemsize)
+    )
+
+
+def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
+    """`x @ weight.T + bias` of x `[..., in]`, `WIDEST` rows at most, with the weight `[out, in]` in `blocks` (see `blocked`)."""
+    x = x.contiguous()
+    into = x.shape[-1]
+    y = x.new_empty((*x.shape[:-1], out))
+    threads = 1 if blocks.nbytes <= ALONE else torch.get_num_threads()
+    library().linear(
+        y.data_ptr(),
+        x.data_ptr(),
+        x.numel() // into,
+        blocks.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        into,
+        out,
+        x.dtype == torch.bfloat16,
+        threads,
+    )
+    return y

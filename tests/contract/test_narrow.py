@@ -1,0 +1,190 @@
+"""Passes in compiled code: the same logits as torch's, and the same bits whatever runs beside a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from models import Lab, shared_lab
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from specrig import compiler
+from specrig.decoding import compiled, narrow
+from specrig.decoding.compiled import WIDEST
+from specrig.decoding.drafters import registry
+from specrig.decoding.heads import eagle, eagle3
+from specrig.decoding.heads.eagle import EagleHead
+from specrig.decoding.heads.eagle3 import Eagle3Head
+from specrig.decoding.linear import choice
+from specrig.decoding.llama_model import LlamaModel
+from specrig.decoding.loop import generate
+from specrig.decoding.transformers_model import cached_model
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 67,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+MODELS: dict[str, Callable[[], Any]] = {
+    "grouped heads": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "biases": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True)),
+    "norms of queries and keys": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)),
+    "biases of queries, keys and values": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+    "a window": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
+}
+
+
+@pytest.fixture(autouse=True)
+def back_to_timing() -> Iterator[None]:
+    if compiled.library() is None:
+        pytest.skip("no C compiler here: passes run in torch, which the other tests cover")
+    yield
+    choice.pin(None)
+
+
+def model(make: Callable[[], Any], way: Any, dtype: torch.dtype = torch.float32) -> LlamaModel:
+    torch.manual_seed(0)
+    choice.pin(None, compiled=way)
+    made = make()
+    with torch.no_grad():  # biases begin as zeros and norms as ones, which would hide that they are left out
+        for weight in made.parameters():
+            if weight.dim() == 1:
+                weight.add_(0.2 * torch.randn_like(weight))
+    found = cached_model(made.to(dtype))
+    assert isinstance(found, LlamaModel)
+    assert (found.compiled is not None) == (way == "always")
+    return found
+
+
+def said(model: LlamaModel) -> list[torch.Tensor]:
+    """Logits, hidden states and streams: of two rows of different length, of trees, after the kept paths; of a chain; of a prompt."""
+    model.feature_layers = (0, 2)
+    model.start(2, 128)
+    found = [model.catch_up([list(range(11)), [3, 4, 5]], [False, False])]
+    logits, hidden = model.forward(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), parents=[[-1, -1, 0, 1], [-1, 0, 0, 2]])
+    assert model.features is not None
+    found += [logits, hidden, model.features]
+    model.keep([[1, 3], [0, 2]])
+    found += model.forward(torch.tensor([[21], [22]]))
+    model.start(1, 128)
+    found += [model.catch_up([list(range(40))], [False]), *model.forward(torch.tensor([[1, 2, 3, 4]]))]
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
+def test_compiled_passes_say_what_torch_says(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    for mine, theirs in zip(said(model(MODELS[name], "always", dtype)), said(model(MODELS[name], "never", dtype)), strict=True):
+        assert mine.shape == theirs.shape
+        assert (mine - theirs).float().norm() <= tolerance * theirs.float().norm()
+
+
+def followed(kind: Any, config: Any, target: LlamaModel, way: Any) -> list[torch.Tensor]:
+    """Logits and predicted features of a head: of two rows of different length, of a step, of two levels of a tree."""
+    choice.pin(None, compiled=way)
+    torch.manual_seed(1)
+    weights = untrained(kind)(config, 3, 0.1)
+    head: EagleHead = kind(config, {n: x + 0.2 * torch.randn_like(x) if "norm" in n else x for n, x in weights.items()}, target)
+    assert (head.compiled is not None) == (way == "always")
+    head.start(2, 128)
+    features = torch.randn((2, 12, SHAPE["hidden_size"])).to(target.dtype)
+    found = [*head.run(torch.arange(12).expand(2, 12), features, last=[11, 4])]
+    head.keep([range(12), range(5)])
+    found += head.step(torch.tensor([7, 8]), features[:, 0])
+    head._base = list(head.lengths)
+    found += head.branch(torch.tensor([[1, 2], [3, 4]]), features[:, 1:3])
+    found += head.branch(torch.tensor([[5, 6, 7], [8, 9, 10]]), features[:, 3:6], torch.tensor([[0, 1, 1], [1, 0, 0]]))
+    return found
+
+
+def untrained(kind: Any) -> Callable[..., dict[str, torch.Tensor]]:
+    return eagle3.random_tensors if kind is Eagle3Head else eagle.random_tensors
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
+@pytest.mark.parametrize("kind", [EagleHead, Eagle3Head])
+def test_compiled_passes_of_a_head_say_what_torch_says(kind: Any, dtype: torch.dtype, tolerance: float) -> None:
+    target = model(MODELS["grouped heads"], "never", dtype)
+    module, few = (eagle3, 16) if kind is Eagle3Head else (eagle, torch.arange(0, 48, 3))
+    for config in (module.head_config(target.config), module.head_config(target.config, few)):
+        both = (followed(kind, config, target, way) for way in ("always", "never"))
+        for mine, theirs in zip(*both, strict=True):
+            assert mine.shape == theirs.shape
+            assert (mine - theirs).float().norm() <= tolerance * theirs.float().norm()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> None:
+    """To the last bit: one by one, as a chain, on a tree's path, and in a batch beside a longer row."""
+    found = model(MODELS[name], "always", dtype)
+    tokens = [(7 * place + 3) % SHAPE["vocab_size"] for place in range(WIDEST)]
+
+    def begun(*prompts: list[int]) -> None:
+        found.start(len(prompts), 128)
+        for count in range(max(map(len, prompts))):  # one by one: prompts of different widths may be computed differently
+            rows = [prompt[: count + 1] for prompt in prompts]
+            found.catch_up(rows, [False] * len(rows))
+
+    prompt = list(range(20))
+    begun(prompt)
+    plain = []
+    for token in tokens:
+        plain.append(found.forward(torch.tensor([[token]]))[0][0, 0])
+        found.keep([[0]])
+    expected = torch.stack(plain)
+    for width in (*range(2, 14), 24, 25, WIDEST - 1, WIDEST):  # every tile, and passes of several
+        begun(prompt)
+        assert torch.equal(found.forward(torch.tensor([tokens[:width]]))[0][0], expected[:width]), width
+    tokens, expected = tokens[:5], expected[:5]
+    begun(prompt)
+    tree = torch.tensor([[3, *tokens, 1, 2]])
+    assert torch.equal(found.forward(tree, parents=[[-1, -1, 1, 2, 3, 4, 0, 0]])[0][0, 1:6], expected)
+    begun(list(range(30)), prompt)
+    assert torch.equal(found.forward(torch.tensor([[1, 2, 3, 4, 5], tokens]))[0][1], expected)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    choice.pin(None, compiled="always")
+    yield shared_lab(vocab_size=40, hidden=64)
+    choice.pin(None)
+
+
+@pytest.mark.parametrize("method", sorted(registry()))
+def test_methods_decode_what_plain_decoding_does(lab: Lab, method: str) -> None:
+    assert isinstance(lab.target, LlamaModel)
+    if not narrow.serves(lab.target):
+        pytest.fail(f"the tests' own model has widths that compiled passes do not serve: {lab.target.config}")
+    prompts = [[5, 9, 11, 5, 9, 5], [3, 7, 3, 7]]
+    plain, found = (
+        generate(lab.target, lab.drafter(name), prompts, k=3, max_new_tokens=24, temperature=0.0)
+        for name in ("autoregressive", method)
+    )
+    assert [generation.tokens for generation in found] == [generation.tokens for generation in plain]
+
+
+def test_without_a_compiler_passes_run_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
+    compiled.library.cache_clear()
+    try:
+        choice.pin(None, compiled="always")
+        assert cached_model(MODELS["grouped heads"]()).compiled is None
+    finally:
+        compiled.library.cache_clear()

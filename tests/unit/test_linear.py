@@ -1,0 +1,73 @@
+"""Which kernel computes a product, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from specrig.decoding import compiled, linear
+from specrig.decoding.linear import Choice, Linear, reorderable
+
+
+@pytest.fixture(autouse=True)
+def choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Choice]:
+    found = Choice()
+    monkeypatch.setattr(linear, "choice", found)
+    yield found
+
+
+def test_the_faster_kernel_is_taken_once_for_each_shape(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {(256, 128): 0.5, (128, 256): 0.97, (128, 128): 2.0}
+    asked = []
+
+    def timed(weight: torch.Tensor) -> dict[linear.Kernel, list[float]]:
+        asked.append(tuple(weight.shape))
+        return {"plain": [times[tuple(weight.shape)]] * 2, "reordered": [1.0] * 2}
+
+    monkeypatch.setattr(linear, "timed", timed)
+    if not reorderable(torch.randn(128, 128)):
+        pytest.skip("this build of torch has no reordered weights")
+    found = [choice.of(torch.randn(shape)) for shape in (*times, *times)]
+    assert found == ["plain", "reordered", "reordered"] * 2  # 3 % faster is noise
+    assert asked == list(times)
+    assert choice.record() == {"float32 256x128": "plain", "float32 128x256": "reordered", "float32 128x128": "reordered"}
+    choice.pin("plain")
+    assert choice.of(torch.randn(128, 256)) == "plain"
+    choice.pin(None)
+    assert choice.of(torch.randn(128, 256)) == "reordered"
+    assert asked == list(times)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", get_args(linear.Kernel))
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 9, 13, 16, 40])
+@pytest.mark.parametrize("bias", [torch.randn(256), None], ids=["bias", "no bias"])
+def test_every_kernel_gives_the_product(
+    choice: Choice, dtype: torch.dtype, kernel: linear.Kernel, rows: int, bias: torch.Tensor | None
+) -> None:
+    outputs = 256 if bias is not None else 251  # a last block that is not whole
+    weight, bias, x = (
+        torch.randn(outputs, 128).to(dtype),
+        None if bias is None else bias.to(dtype),
+        torch.randn(rows, 128).to(dtype),
+    )
+    layer = Linear(weight, bias, kernel=kernel)
+    assert layer.packed == (kernel != "plain" and reorderable(weight))
+    assert (layer.blocks is not None) == (kernel == "compiled" and compiled.multiplies(weight, bias))
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    for shape in ((rows, 128), (1, rows, 128)):
+        found = layer(x.view(shape)).double()
+        torch.testing.assert_close(found.view(rows, -1), expected, atol=0.3 if dtype == torch.bfloat16 else 1e-4, rtol=0.02)
+
+
+def test_what_is_timed_is_every_kernel_at_every_row_count() -> None:
+    if not reorderable(torch.randn(128, 128)):
+        pytest.skip("this build of torch has no reordered weights")
+    found = linear.timed(torch.randn(128, 128))
+    expected = {"plain", "reordered"} | ({"compiled"} if compiled.multiplies(torch.randn(128, 128), None) else set())
+    assert {kernel: len(seconds) for kernel, seconds in found.items()} == dict.fromkeys(expected, len(linear.ROWS))
+    assert all(0 < seconds < 60 for times in found.values() for seconds in times)
