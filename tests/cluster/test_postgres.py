@@ -19,7 +19,9 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from undisturbed import RESULTS, command, copied
+from undisturbed import RESULTS, copied
+
+from runs import command
 
 pytestmark = pytest.mark.workflow
 TRACKED = str(RESULTS / "tracked.txt")

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from undisturbed import CONFIG, REPOSITORY, RESULTS, copied, outputs, run, stamps, timeless, without_measurements
+from undisturbed import RESULTS, copied, outputs, run, stamps, timeless, without_measurements
+
+from runs import CONFIG, REPOSITORY
 
 pytestmark = pytest.mark.workflow
 SLURM = Path(__file__).with_name("slurm.sh")
