@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -17,11 +15,11 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
+from runs import REPOSITORY, run
+
 # A busy machine fails no test: what is timed belongs into a benchmark.
 settings.register_profile("specrig", deadline=None)
 settings.load_profile("specrig")
-
-REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
@@ -67,12 +65,8 @@ def finished(once: Once) -> Path:
 
     def build(folder: Path) -> None:
         shutil.copytree(REPOSITORY / "configs", folder / "configs")
-        snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")]
-        profile = ["--workflow-profile", str(REPOSITORY / "profiles/default"), "--configfile", "configs/test.yaml"]
         with (folder / "said.txt").open("w") as said:
-            code = subprocess.run(
-                [*snakemake, *profile], cwd=folder, env=os.environ | secrets, stdout=said, stderr=said, timeout=1800
-            ).returncode
+            code = run(folder, env=os.environ | secrets, stdout=said).returncode
         assert code == 0, (folder / "said.txt").read_text()
 
     return once("study", build)

@@ -1,8 +1,11 @@
-"""The image's recipe and the manifest for Kubernetes, without a cluster: what they name is there, and Kubernetes takes it."""
+"""The image's recipe and the manifest for Kubernetes, without a cluster: what they name is there, Kubernetes takes it, and it plans."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -43,3 +46,18 @@ def test_kubernetes_takes_the_manifest() -> None:
     [folder] = re.findall(r"^WORKDIR (\S+)", RECIPE, flags=re.M)
     kept = {Path(mount["mountPath"]).relative_to(folder).as_posix() for mount in container()["volumeMounts"]}
     assert kept == {"results", "reports", ".snakemake"}, "what the next pod needs to go on"
+
+
+@pytest.mark.parametrize("size", ["cpu", "gpu"])
+def test_what_the_pod_runs_can_be_planned(size: str, tmp_path: Path) -> None:
+    for name in ("Snakefile", "workflow", "profiles", "configs"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    arguments = container()["args"]
+    if size == "gpu":
+        [said] = re.findall(r"args \[(.*?)\]", (REPOSITORY / "containers/kubernetes.yaml").read_text())
+        arguments = shlex.split(said.replace(",", " "))
+    result = subprocess.run(
+        [sys.executable, "-m", "specrig", *arguments, "--dry-run"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Measuring" in result.stderr + result.stdout

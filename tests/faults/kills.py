@@ -20,7 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from undisturbed import CELLS, REPOSITORY, command, copied, run, stamps, timeless, without_measurements
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from undisturbed import CELLS, copied, run, stamps, timeless, without_measurements
+
+from runs import REPOSITORY, command
 
 
 def prepared(work: Path) -> tuple[Path, Path, float]:

@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 
 import pytest
-from undisturbed import CELLS, RECORDS, RESULTS, command, copied, outputs, run, stamps, without_measurements
+from undisturbed import CELLS, RECORDS, RESULTS, copied, outputs, run, stamps, without_measurements
+
+from runs import command
 
 pytestmark = pytest.mark.workflow
 MEASURED = str(RESULTS / "measured/native/embedded/together")
@@ -86,6 +88,28 @@ def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(folder: Path, f
     assert "unlock" not in second.stdout and "Traceback" not in second.stdout
     result = run(folder, MEASURED)
     assert result.returncode == 0, result.stdout
+    assert outputs(folder) == outputs(finished)
+
+
+def test_a_kill_between_two_cells_of_a_job_keeps_the_first(folder: Path, finished: Path) -> None:
+    """The random moments of kills.py fell between no two: here the job of six cells is killed as soon as it has a record."""
+    without_measurements(folder)
+    with (folder / "killed.txt").open("w") as log:
+        process = subprocess.Popen(command(MEASURED), cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        try:
+            while not stamps(folder):
+                assert process.poll() is None, (folder / "killed.txt").read_text()
+                time.sleep(0.002)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    kept = stamps(folder)
+    assert 0 < len(kept) < 6
+    result = run(folder, MEASURED)
+    assert result.returncode == 0 and "Traceback" not in result.stdout, result.stdout
+    after = stamps(folder)
+    assert len(after) == 6
+    assert {name: after[name] for name in kept} == kept, "not measured again"
     assert outputs(folder) == outputs(finished)
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+import runs
 from specrig.measurement.records import study_records
 
-REPOSITORY = Path(__file__).parents[2]
-CONFIG = "configs/test.yaml"
 RESULTS = Path("results/test")
 RECORDS = RESULTS / "records"
 CELLS = RESULTS / "tables/cells.csv"
@@ -23,15 +21,9 @@ TIMELESS += ["acceptance_rate", "acceptance_length", "alpha"]
 """Columns of the table of cells in which no time is."""
 
 
-def command(*arguments: str) -> list[str]:
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")]
-    return [*snakemake, "--workflow-profile", str(REPOSITORY / "profiles/default"), *arguments, "--configfile", CONFIG]
-
-
 def run(folder: Path, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
     """Run the study in `folder` to the target in `arguments`, by default the tables; settings: of the process."""
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 900}
-    return subprocess.run(command(*arguments or [str(CELLS)]), cwd=folder, **pipes, **settings)
+    return runs.run(folder, *arguments or [str(CELLS)], **settings)
 
 
 def copied(start: Path, folder: Path) -> Path:
@@ -49,8 +41,7 @@ def without_measurements(folder: Path) -> None:
 
 def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Record file -> (time of writing, content)."""
-    files = sorted((folder / RECORDS).rglob("*.jsonl"))
-    return {path.relative_to(folder / RECORDS).as_posix(): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+    return runs.stamps(folder / RECORDS)
 
 
 def timeless(folder: Path) -> dict[str, Any]:

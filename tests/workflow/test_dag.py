@@ -8,16 +8,16 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+import runs
+from runs import REPOSITORY, command, run
 from specrig.measurement.recording import set_aside
 
-REPOSITORY = Path(__file__).parents[2]
 CELLS = "results/test/tables/cells.csv"
 """As a target: measuring and the tables, without figures, MLflow and report."""
 RECORDS = Path("results/test/records/native/embedded")
@@ -25,29 +25,9 @@ RECORDS = Path("results/test/records/native/embedded")
 pytestmark = pytest.mark.workflow
 
 
-def command(config: str, *arguments: str) -> list[str]:
-    profile = REPOSITORY / "profiles/default"
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")]
-    return [*snakemake, "--workflow-profile", str(profile), *arguments, "--configfile", config]
-
-
-def run(folder: Path, config: str = "configs/test.yaml", *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(config, *arguments),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=1800,
-    )
-
-
 def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Record file -> (time of writing, content)."""
-    return {
-        path.relative_to(folder / RECORDS).as_posix(): (path.stat().st_mtime_ns, path.read_bytes())
-        for path in (folder / RECORDS).rglob("*.jsonl")
-    }
+    return runs.stamps(folder / RECORDS)
 
 
 def jobs_run(output: str) -> int:
@@ -110,7 +90,7 @@ def test_one_more_k_measures_only_its_cells_and_what_leaves_the_study_leaves_the
     methods = [{"method": "draft_model", "k": [2, 3, 4]}, {"method": "ngram", "k": 3}]
     config = edit(copied, "configs/test.yaml", "configs/more.yaml", methods=methods)
     before = stamps(copied)
-    result = run(copied, config, CELLS)
+    result = run(copied, CELLS, config=config)
     assert result.returncode == 0, result.stdout
     after = stamps(copied)
     assert jobs_run(result.stdout) > 0, "else counting them shows nothing elsewhere"
@@ -120,7 +100,7 @@ def test_one_more_k_measures_only_its_cells_and_what_leaves_the_study_leaves_the
         assert stage not in result.stdout
     assert rows_of_cells(copied) == 8
     # And back, with a task less: nothing is measured again, the cells stay on disk, the tables show the study's own.
-    assert run(copied, "configs/test.yaml", CELLS, "--config", "tasks=code").returncode == 0
+    assert run(copied, CELLS, "--config", "tasks=code").returncode == 0
     assert rows_of_cells(copied) == 3
     assert stamps(copied) == after
 
@@ -133,7 +113,7 @@ def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_set_asid
     before = stamps(copied)
     methods = [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": [3, 5]}]
     config = edit(copied, "configs/test.yaml", "configs/twice.yaml", methods=methods, replicates=2)
-    result = run(copied, config, CELLS)
+    result = run(copied, CELLS, config=config)
     assert result.returncode == 0, result.stdout
     order = re.findall(r"Measuring ([\w ]+) on embedded with native, replicate (\d)", result.stdout)
     assert order == [("draft_model ngram", "0"), ("draft_model ngram", "1")]
@@ -145,20 +125,20 @@ def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_set_asid
     for _ in range(2):  # a cell may be disturbed a second time
         before = stamps(copied)
         set_aside(copied / RECORDS / "ngram/replicate-1", ["code-k5-t0-b1"])
-        result = run(copied, config, CELLS)
+        result = run(copied, CELLS, config=config)
         assert result.returncode == 0, result.stdout
         again = re.findall(r"Measuring .* replicate (\d)", result.stdout)
         assert again == ["1"]
         changed = [path for path, stamp in stamps(copied).items() if before.get(path) != stamp]
         assert changed == ["ngram/replicate-1/code-k5-t0-b1.jsonl"]
-        assert "Nothing to be done" in run(copied, config, CELLS).stdout
+        assert "Nothing to be done" in run(copied, CELLS, config=config).stdout
 
 
 def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: Path) -> dict[str, tuple[int, bytes]]:
     """Run until so many cells are measured, send the signal to all processes of the run, and say what is finished."""
     with log.open("w") as output:
         process = subprocess.Popen(
-            command(config, CELLS),
+            command(CELLS, config=config),
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -187,7 +167,7 @@ def test_a_run_cut_midway_goes_on_where_it_was(copied: Path) -> None:
     assert {name.split("-")[0] for name in first} == {"draft_model/code"}
     second = cut_after(copied, config, len(first) + 1, signal.SIGKILL, copied / "killed.txt")
     assert len(first) < len(second) < 12
-    result = run(copied, config, CELLS)
+    result = run(copied, CELLS, config=config)
     assert result.returncode == 0, result.stdout
     after = stamps(copied)
     assert len(after) == 12
@@ -206,7 +186,7 @@ def test_spec_bench_runs_on_the_trained_pair_by_rows_alone(copied: Path) -> None
     rows = [f"mt_{name}\t{QUESTIONS}\tquestion_id\t{{turns.0:.400}}\tcategory={value}\n" for name, value in tasks.items()]
     (copied / "configs/own.tsv").write_text("task\tsource\tid_field\tprompt_template\twhere\n" + "".join(rows))
     own = {"tasks": [f"mt_{name}" for name in tasks], "tables": {"tasks": "configs/own.tsv"}}
-    result = run(copied, edit(copied, "configs/test.yaml", "configs/own.yaml", **own), "results/test/audit/records.csv")
+    result = run(copied, "results/test/audit/records.csv", config=edit(copied, "configs/test.yaml", "configs/own.yaml", **own))
     assert result.returncode == 0, result.stdout
     assert "Training" not in result.stdout, "the models are there"
     verdicts = (copied / "results/test/audit/records.csv").read_text()
@@ -235,19 +215,15 @@ def test_mlflow_out_of_reach_fails_nothing_and_the_next_run_tries_again(copied: 
 
 
 def test_snakemake_writes_its_own_report(finished: Path) -> None:
-    result = run(finished, "configs/test.yaml", "--report", "snakemake.html")
+    result = run(finished, "--report", "snakemake.html")
     assert result.returncode == 0, result.stdout
     assert (finished / "snakemake.html").stat().st_size > 10_000
 
 
 def test_the_default_study_is_quick_and_config_changes_it(finished: Path) -> None:
-    arguments = command("")
-    del arguments[-2:]
-    result = subprocess.run(
-        [*arguments, "--dry-run", "--config", "prompts=4", "study=mine"], cwd=finished, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "reports/mine/report.html" in result.stdout + result.stderr
+    result = run(finished, "--dry-run", "--config", "prompts=4", "study=mine", config=None)
+    assert result.returncode == 0, result.stdout
+    assert "reports/mine/report.html" in result.stdout
 
 
 def test_a_failing_cell_is_named_and_the_rest_is_kept(copied: Path) -> None:
@@ -257,7 +233,7 @@ def test_a_failing_cell_is_named_and_the_rest_is_kept(copied: Path) -> None:
     tasks = copied / "configs/tasks.tsv"
     tasks.write_text(tasks.read_text() + "long\tlong.jsonl\t\t\t\t\t\n")
     config = edit(copied, "configs/test.yaml", "configs/mixed.yaml", tasks=["code", "long"])
-    result = run(copied, config, CELLS)
+    result = run(copied, CELLS, config=config)
     assert "Traceback" not in result.stdout
     index = json.loads((copied / RECORDS / "ngram/index.json").read_text())
     assert set(index["cells"]) == {"code-k3-t0-b1"}

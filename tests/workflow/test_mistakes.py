@@ -6,23 +6,14 @@ Two go through Snakemake, which shows that it hands on what the loader and a job
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from runs import run
 from specrig import cli
-
-REPOSITORY = Path(__file__).parents[2]
-
-
-def snakemake(*arguments: str) -> subprocess.CompletedProcess[str]:
-    base = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")]
-    profile = ["--workflow-profile", str(REPOSITORY / "profiles/default")]
-    return subprocess.run([*base, *profile, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
 
 
 def replace(file: str, old: str, new: str) -> None:
@@ -46,7 +37,7 @@ def check(said: str, expected: str) -> None:
 
 def test_snakemake_hands_on_what_is_wrong_with_a_study(workplace: Path) -> None:
     replace("configs/test.yaml", "method: ngram", "method: ngrm")
-    result = snakemake("--configfile", "configs/test.yaml")
+    result = run(Path())
     assert result.returncode == 1
     check(result.stdout, "did you mean 'ngram'?")
 
@@ -110,7 +101,7 @@ def test_a_job_that_fails_says_why_and_where_its_log_is(workplace: Path) -> None
     replace("configs/tasks.tsv", "code\tcorpus", "code\tprompts.jsonl")
     replace("configs/test.yaml", "[code, translation]", "[code]")
     replace("configs/test.yaml", "  - method: draft_model\n    k: [2, 4]\n", "")
-    result = snakemake("results/test/measured/native/embedded/together", "--configfile", "configs/test.yaml")
+    result = run(Path(), "results/test/measured/native/embedded/together")
     assert result.returncode == 1
     assert "Traceback" not in result.stdout
     assert "Logs: results/test/logs" in result.stdout

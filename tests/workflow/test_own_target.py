@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
+from runs import REPOSITORY, run
 from specrig import cli
 from specrig.provenance.trained_for import identity
 
-REPOSITORY = Path(__file__).parents[2]
 STORIES = REPOSITORY.parent / "shared/data/stories260K"
 HEADS = ["draft_medusa", "eagle", "eagle3", "medusa"]
 STUDY = {
@@ -51,10 +49,7 @@ def write(target: str, **changes: object) -> str:
 def test_a_model_of_ones_own_gets_a_draft_and_heads_by_rows_alone(workplace: Path) -> None:
     config = write(str(STORIES))
     cells = "results/own/tables/cells.csv"
-    base = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")]
-    profile = ["--workflow-profile", str(REPOSITORY / "profiles/default")]
-    command = [*base, *profile, cells, "--configfile", config]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900)
+    result = run(Path(), cells, config=config)
     assert result.returncode == 0, result.stdout
     models = Path("results/own/models/mine")
     assert not (models / "target").exists(), "the target is the user's"

@@ -33,9 +33,11 @@ rule audit:
         f"{ROOT}/logs/audit/records.log",
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: JOB_CORES
     resources:
         gpu=GPU,
+        mem_mb=memory(auditing),
+        runtime=minutes(auditing),
     params:
         study=STUDY_FILE,
         code=stage_digest("audit"),

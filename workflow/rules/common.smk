@@ -20,6 +20,8 @@ from specrig.measurement.damage import (
 )
 from specrig.measurement.recording import aside
 from specrig.measurement.records import replicate_folder, write_atomically
+from specrig.planning.demand import Demand, measuring_demand, training_demand
+from specrig.planning.estimate import pair_sizes
 from specrig.decoding.drafters import registry as methods
 from specrig.provenance.digests import (
     audit_digest,
@@ -31,6 +33,7 @@ from specrig.engines import registry as engines
 from specrig.study.load import load_study
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
+from specrig.study.gpus import OWN
 from specrig.study.grid import TOGETHER
 from specrig.study.lock import BusyError, claim
 from specrig.study.problems import StudyError
@@ -63,17 +66,22 @@ UNTRACKED = f"{ROOT}/tracking-failed.txt"
 TRACKING_STORE = digest(os.environ.get("MLFLOW_TRACKING_URI", ""))
 RESUME = "Finished cells are kept; the same command goes on from there."
 
-# Jobs run with the interpreter that runs Snakemake, which has the package; a conda environment brings its own interpreter.
-# The path is a prefix and not in the rules, so that moving the virtual environment makes no result stale.
-if not workflow.deployment_settings.deployment_method:
-    shell.prefix(
-        f"set -euo pipefail; export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
-    )
-
 # A job that uses all cores runs alone, so that no other job disturbs its timing.
 ALL_CORES = workflow.resource_settings.cores or 1
-# Only one job at a time uses the GPU: profiles/default limits this resource to 1.
 GPU = int(STUDY.uses_gpu())
+# How many GPUs jobs may use at a time: profiles/default limits this resource to 1; on a cluster, which deals them out itself, nothing does.
+GPUS = int(workflow.global_resources.get("gpu").value or 0)
+# Where jobs share a machine's GPUs, each takes its own (`study.gpus`) and the same share of the cores.
+SHARED = GPU and GPUS > 1 and workflow.local_exec and not workflow.remote_exec
+JOB_CORES = max(1, ALL_CORES // GPUS) if SHARED else ALL_CORES
+# Jobs run with the interpreter that runs Snakemake, which has the package; a conda environment brings its own interpreter.
+# The path is a prefix and not in the rules, so that moving the virtual environment makes no result stale.
+PREFIX = f"export {OWN}=1; " if SHARED else ""
+if not workflow.deployment_settings.deployment_method:
+    PREFIX += f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; "
+if PREFIX:
+    shell.prefix(f"set -euo pipefail; {PREFIX}")
+
 # Priority of the first replicate and of all jobs that it waits for; later replicates have lower ones (`measuring_order`).
 FIRST = STUDY.replicates
 
@@ -278,7 +286,51 @@ def training_threads(wildcards):
 
     Two of these small models side by side, each on half of the cores, are ready sooner than one after the other.
     """
-    return max(1, ALL_CORES // 2) if STAGES[wildcards.model].needs else ALL_CORES
+    return max(1, JOB_CORES // 2) if STAGES[wildcards.model].needs else JOB_CORES
+
+
+@cache
+def sizes():
+    """Name of a pair -> the sizes of its models."""
+    return {size.pair: size for size in pair_sizes(STUDY)}
+
+
+@cache
+def measuring_asks(engine, pair, process):
+    return measuring_demand(STUDY, (engine, pair, process), sizes()[pair])
+
+
+@cache
+def training_asks(pair, model):
+    return training_demand(STUDY, pair, model)
+
+
+def measuring(wildcards):
+    """What a measuring job asks a cluster for."""
+    return measuring_asks(wildcards.engine, wildcards.pair, wildcards.process)
+
+
+def training(model=None):
+    """What a training asks a cluster for: of `model`, or of the one that the wildcard names."""
+    return lambda wildcards: training_asks(wildcards.pair, model or wildcards.model)
+
+
+def auditing(wildcards):
+    """What the audit asks for, which loads one pair after the other and reads every output once: as much as any measuring job."""
+    asked = [measuring_asks(*process) for process in STUDY.grid.processes]
+    return Demand(
+        max(each.memory_mb for each in asked), max(each.minutes for each in asked)
+    )
+
+
+def memory(demand):
+    """Megabytes of main memory; a quarter more in each further attempt (a cluster's profile says `retries`)."""
+    return lambda wildcards, attempt: demand(wildcards).memory_mb * (3 + attempt) // 4
+
+
+def minutes(demand):
+    """Minutes of run time; as many again in each further attempt."""
+    return lambda wildcards, attempt: demand(wildcards).minutes * attempt
 
 
 def joint_teachers(wildcards):
@@ -371,6 +423,13 @@ def job_settings(wildcards):
     return digest([{key: getattr(STUDY, key) for key in keys}, pair, options, servers])
 
 
+def measuring_gpus(wildcards):
+    """How many GPUs a measuring job uses: more than one for an engine that splits the pair over them, as far as there are so many."""
+    split = not engines()[wildcards.engine].paired
+    wanted = GPU * (STUDY.rows.pairs[wildcards.pair].tensor_parallel if split else 1)
+    return min(wanted, GPUS or wanted)
+
+
 def replicate(wildcards):
     """The number of a measuring job's replicate, from 0."""
     return int(wildcards.again[1:] or 0)
@@ -381,7 +440,7 @@ def measuring_order(wildcards):
 
     Replicates are ordered by priority and not by inputs, so that a failed job does not keep the others from their second time, and
     a job that is measured again makes no other stale. Since a measuring job takes all cores, it never starts while a job of higher
-    priority runs or could run.
+    priority runs or could run; only on several GPUs, a last one of higher priority may still run beside it.
     """
     return FIRST - replicate(wildcards)
 

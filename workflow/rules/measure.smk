@@ -14,9 +14,11 @@ rule measure:
     priority: measuring_order
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: JOB_CORES
     resources:
-        gpu=GPU,
+        gpu=measuring_gpus,
+        mem_mb=memory(measuring),
+        runtime=minutes(measuring),
     params:
         study=STUDY_FILE,
         cells=job_cell_names,

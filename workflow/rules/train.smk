@@ -34,9 +34,11 @@ rule write_text:
     priority: FIRST
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: JOB_CORES
     resources:
         gpu=GPU,
+        mem_mb=memory(training("draft")),
+        runtime=minutes(training("draft")),
     params:
         study=STUDY_FILE,
         recipe=lambda wildcards: (
@@ -67,6 +69,8 @@ rule train:
     threads: training_threads
     resources:
         gpu=GPU,
+        mem_mb=memory(training()),
+        runtime=minutes(training()),
     params:
         study=STUDY_FILE,
         recipe=lambda wildcards: (
@@ -101,9 +105,11 @@ rule train_jointly:
     priority: FIRST
     conda:
         "../../environment.yml"
-    threads: ALL_CORES
+    threads: JOB_CORES
     resources:
         gpu=GPU,
+        mem_mb=memory(training("joint")),
+        runtime=minutes(training("joint")),
     params:
         study=STUDY_FILE,
         recipe=lambda wildcards: (

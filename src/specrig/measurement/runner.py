@@ -51,6 +51,7 @@ def measure(study: Study, engine_name: str, pair_name: str, wanted: Sequence[str
     `index.json` of each method. A cell that fails is listed in the index with the reason and does not stop the others. Raises
     EngineError and ModelError if the target cannot be loaded, EngineError for what the study does not have.
     """
+    study.resolved_device(_gpus(engines()[engine_name], study.rows.pairs[pair_name].tensor_parallel))
     jobs = {method: Job(study, (engine_name, pair_name, method), replicate) for method in wanted}
     pair = study.paths.pair_files(pair_name, study.root).only([need for method in wanted for need in methods()[method].needs])
     prompts, unusable = _prompts(study, {cell.task for job in jobs.values() for cell in job.cells}, pair)
@@ -97,7 +98,12 @@ def _metered(engine: Engine) -> AbstractContextManager[Meter]:
     """The meter of the devices that an engine uses: all GPUs over which it splits the target; none for servers elsewhere."""
     if not engine.loads_pairs:
         return nullcontext(Meter())
-    return metered(engine.device, 1 if engine.paired else engine.pair.tensor_parallel)
+    return metered(engine.device, _gpus(type(engine), engine.pair.tensor_parallel))
+
+
+def _gpus(engine: type[Engine], tensor_parallel: int) -> int:
+    """How many GPUs an engine uses for a pair whose row says `tensor_parallel`: only engines that serve split a model."""
+    return 1 if engine.paired else tensor_parallel
 
 
 def _whole(cells: Sequence[Cell]) -> Iterator[list[Cell]]:

@@ -116,29 +116,33 @@ def hours(study: Study, sizes: list[PairSize], bandwidth: float | None = None) -
     """
     device = "cuda" if study.uses_gpu() else "cpu"
     bandwidth, here = bandwidth or BANDWIDTH[device], bandwidth is not None
-    pass_s = {
-        size.pair: max(
-            size.target.active_parameters * BYTES[size.dtype] / (bandwidth * REACHED),
-            size.target.layers * LAYER_S[device],
-        )
-        for size in sizes
-        if size.target is not None
-    }
-    seconds = 0.0
-    for (engine, pair, _), names in study.grid.processes.items():
-        if pair not in pass_s:
-            continue
-        cells = [cell for method in names for cell in study.grid.jobs[engine, pair, method]]
-        for block in blocks(cells):
-            for cell in (*block, baseline_of(block[0])):
-                rounds = -(-study.grid.prompt_count(block[0].batch_size) // cell.batch_size) * study.repeats
-                seconds += (rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS) * pass_s[pair]
-        seconds += next(size.weight_bytes for size in sizes if size.pair == pair) / LOADING
+    known = {size.pair: size for size in sizes if size.target is not None}
+    processes = (process for process in study.grid.processes if process[1] in known)
+    seconds = sum(process_seconds(study, process, known[process[1]], bandwidth) for process in processes)
     seconds *= study.replicates
     machine = "measured here" if here else "an A100 80 GB" if device == "cuda" else "CPU"
     text = ASSUMPTION.format(bandwidth=f"{bandwidth / GB:,.0f}", machine=machine)
     unknown = [size.pair for size in sizes if size.target is None]
     return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
+
+
+def process_seconds(study: Study, process: tuple[str, str, str], size: PairSize, bandwidth: float | None = None) -> float:
+    """Seconds that one measuring job takes in one replicate, by the same bound as `hours`.
+
+    process: a key of the grid's `processes`. size: of its pair, whose target's shape is known. bandwidth: as in `hours`.
+    """
+    assert size.target is not None
+    device = "cuda" if study.uses_gpu() else "cpu"
+    read_s = size.target.active_parameters * BYTES[size.dtype] / ((bandwidth or BANDWIDTH[device]) * REACHED)
+    pass_s = max(read_s, size.target.layers * LAYER_S[device])
+    engine, pair, _ = process
+    cells = [cell for method in study.grid.processes[process] for cell in study.grid.jobs[engine, pair, method]]
+    passes = 0
+    for block in blocks(cells):
+        for cell in (*block, baseline_of(block[0])):
+            rounds = -(-study.grid.prompt_count(block[0].batch_size) // cell.batch_size) * study.repeats
+            passes += rounds * study.max_new_tokens + study.warmup * WARMUP_TOKENS
+    return passes * pass_s + size.weight_bytes / LOADING
 
 
 def needs(study: Study) -> str:
@@ -177,7 +181,7 @@ def training_cost(study: Study) -> TrainingCost:
         named += [f"{model} of {pair}" for model in models]
         if not models:
             continue
-        target, costs = _taught(study, pair), ["joint"] if study.rows.pairs[pair].base else models
+        target, costs = shape_taught(study, pair), ["joint"] if study.rows.pairs[pair].base else models
         if target is None:
             unknown.append(pair)
             continue
@@ -216,11 +220,11 @@ def time_text(seconds: float) -> str:
     return f"{amount} {unit}" + ("" if float(amount.replace(",", "")) == 1 else "s")
 
 
-def _taught(study: Study, pair: str) -> Shape | None:
+def shape_taught(study: Study, pair: str) -> Shape | None:
     """The shape of the target from which the models of a pair learn."""
     row = study.rows.pairs[pair]
     if row.base:
-        return _taught(study, row.base)
+        return shape_taught(study, row.base)
     return (
         _shape(row.target)
         if row.trained_in("target") is None
@@ -229,7 +233,7 @@ def _taught(study: Study, pair: str) -> Shape | None:
 
 
 def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
-    row, target = study.rows.pairs[pair], _taught(study, pair)
+    row, target = study.rows.pairs[pair], shape_taught(study, pair)
     draft = _shape(row.draft)
     if row.trained_in("draft") is not None and target is not None:
         draft = embedded_shape(study.training.draft, int(target.config["vocab_size"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from matplotlib.transforms import Bbox
 
 from specrig.analysis.acceptance import emitted_lengths
 from specrig.analysis.cells import IDENTITY, identity
-from specrig.measurement.records import write_atomically
+from specrig.measurement.records import Record, write_atomically
 from specrig.reporting import curves, plots
 from specrig.reporting.batching import batching
 from specrig.reporting.engines import engines_figure
@@ -30,7 +30,7 @@ from specrig.reporting.names import FIGURES
 from specrig.reporting.order import order_figure
 from specrig.reporting.panels import PAPER_SHEETS, PHONE, SCREEN, NothingError, Sheet, empty
 from specrig.reporting.reported import reported_against
-from specrig.reporting.study_data import StudyData, read_study
+from specrig.reporting.study_data import read_study
 from specrig.reporting.style import rc
 from specrig.reporting.summary import base_setting, best_rows, speedup_summary
 
@@ -60,20 +60,23 @@ class Drawing:
 def drawings(exhibits: Exhibits) -> Iterator[Drawing]:
     """All figures of a study. A figure shows one engine and one pair, at the lowest temperature and the smallest batch."""
     study, cells = exhibits.study, exhibits.cells
-    settings = [frame for _, frame in cells.groupby(["engine", "pair"], sort=False)] or [cells]
-    for number, frame in enumerate(settings):
+    settings: dict[Hashable, pd.DataFrame] = dict(list(cells.groupby(["engine", "pair"], sort=False))) or {("", ""): cells}
+    measured: dict[Hashable, list[list[Record]]] = {key: [] for key in settings}
+    for members in study.cells.values():
+        measured[members[0].cell.engine, members[0].cell.pair].append(members)
+    for number, (key, frame) in enumerate(settings.items()):
         chosen = base_setting(frame)
         setting = "{engine}-{pair}".format(**chosen.iloc[0]) if number else ""
         if number and chosen["method"].nunique() < 2:
             continue  # there is nothing to compare it with: tables say it all
-        for name, draw in _of_setting(study, chosen).items():
+        for name, draw in _of_setting(study.tasks, measured[key], chosen).items():
             yield Drawing(name, setting, draw)
     # Batch sizes are what it compares, so it sees the cells of all of them.
-    first = settings[0]
+    first = next(iter(settings.values()))
     tasks = [task for task in study.tasks if task in set(first["task"])]
     yield Drawing("batching", "", lambda sheet: batching(first, tasks, sheet))
-    measured = [members[0].cell for members in study.cells.values()]
-    yield Drawing("latency", "", lambda sheet: latency(base_setting(first), measured, tasks, sheet))
+    every = [members[0].cell for members in study.cells.values()]
+    yield Drawing("latency", "", lambda sheet: latency(base_setting(first), every, tasks, sheet))
     yield Drawing("engines", "", lambda sheet: engines_figure(base_setting(exhibits.compared), study.tasks, sheet))
     yield Drawing("reported", "", lambda sheet: reported_against(exhibits.judged, sheet))
     yield Drawing("order", "", lambda sheet: order_figure(exhibits.orders, sheet))
@@ -147,24 +150,28 @@ def training_curves(models: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["pair", "model", "seconds", "kind", "loss"])
 
 
-def _of_setting(study: StudyData, cells: pd.DataFrame) -> dict[str, Callable[[Sheet], Figure]]:
-    tasks = [task for task in study.tasks if task in set(cells["task"])]
-    summary, best = speedup_summary(cells, study.records, tasks), best_rows(cells)
+def _of_setting(
+    tasks: Sequence[str], measured: Sequence[list[Record]], cells: pd.DataFrame
+) -> dict[str, Callable[[Sheet], Figure]]:
+    """The figures of one engine and pair. measured: the records of each of their cells, also of those that `cells` leaves out."""
+    tasks = [task for task in tasks if task in set(cells["task"])]
+    records = [record for members in measured for record in members]
+    summary, best = speedup_summary(cells, records, tasks), best_rows(cells)
     return {
         "k_sweep": lambda sheet: plots.k_sweep(cells, tasks, sheet),
         "heatmap": lambda sheet: plots.heat_map(summary, tasks, sheet),
         "speedup_bars": lambda sheet: plots.speedup_bars(summary, tasks, sheet),
         "predicted": lambda sheet: plots.predicted(best, tasks, sheet),
-        "emitted_lengths": lambda sheet: curves.emitted_lengths(_lengths(study, best), tasks, sheet),
+        "emitted_lengths": lambda sheet: curves.emitted_lengths(_lengths(measured, best), tasks, sheet),
     }
 
 
-def _lengths(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
+def _lengths(measured: Iterable[list[Record]], cells: pd.DataFrame) -> pd.DataFrame:
     """One row per cell and emitted length: method, variant, k, lossless, task, emitted, share of the rounds that were not cut."""
     wanted = set(cells[IDENTITY].itertuples(index=False, name=None))
     rows: list[dict[str, Any]] = []
     columns = ["method", "variant", "k", "lossless", "task", "emitted", "share"]
-    for members in study.cells.values():
+    for members in measured:
         cell = members[0].cell
         if identity(cell) not in wanted:
             continue

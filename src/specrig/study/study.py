@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specrig.corpus.overlap import plain
 from specrig.study.config import Config
+from specrig.study.gpus import take
 from specrig.study.grid import Grid
 from specrig.study.paths import Paths
 from specrig.study.problems import Problem, StudyError
@@ -69,10 +70,14 @@ class Study(Config):
         """Whether jobs will want a GPU: `device` says so or, for `auto`, this machine has an NVIDIA driver. Imports no torch."""
         return self.device == "cuda" or (self.device == "auto" and Path("/proc/driver/nvidia/version").exists())
 
-    def resolved_device(self) -> str:
-        """`cuda` or `cpu`, decided on this machine. Imports torch. Raises StudyError if `device` is cuda and there is no GPU."""
+    def resolved_device(self, gpus: int = 1) -> str:
+        """`cuda` or `cpu`, decided on this machine. Imports torch. Raises StudyError if `device` is cuda and there is no GPU.
+
+        Where jobs share the machine's GPUs, the first call takes so many of them for this process (`study.gpus`).
+        """
         if self.device == "cpu":
             return self.device
+        take(gpus)
         import torch
 
         found = torch.cuda.is_available()

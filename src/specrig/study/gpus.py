@@ -1,0 +1,59 @@
+"""Where several jobs share the GPUs of one machine, each takes some for itself. The operating system holds the locks, so that they go
+with their process, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+OWN = "SPECRIG_OWN_GPU"
+"""Environment variable that the workflow sets where more than one of its jobs may use a GPU at a time."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def take(count: int = 1, *, every_s: float = 1.0) -> None:
+    """Take `count` free GPUs (all, if there are fewer) until this process ends: VISIBLE then names these alone, also to its children.
+
+    Waits while too few are free; `every_s` seconds later it looks again. Does nothing where `OWN` is not set, or where there is no GPU.
+    Must come before CUDA starts, which reads VISIBLE once.
+    """
+    if os.environ.pop(OWN, None) is None or not (names := visible()):
+        return
+    count, waited = min(count, len(names)), False
+    while not (found := _free(names, count)):
+        if not waited:
+            print(f"waiting for {count} of the GPUs {', '.join(names)}: other jobs use them", file=sys.stderr, flush=True)
+        waited = True
+        time.sleep(every_s)
+    os.environ[VISIBLE] = ",".join(found)
+
+
+def visible() -> list[str]:
+    """The GPUs that this process may use: those that VISIBLE names, or the numbers of all that the driver knows."""
+    if (named := os.environ.get(VISIBLE)) is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    return [str(number) for number, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
+
+
+def _free(names: list[str], count: int) -> list[str]:
+    """Lock the first `count` GPUs that nobody has; none where there are fewer, so that no two jobs wait for each other."""
+    found: dict[str, int] = {}
+    for name in names:
+        file = Path(tempfile.gettempdir(), f"specrig-gpu-{os.getuid()}-{name.replace('/', '_')}.lock")
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)  # never closed where it is locked: the lock goes with the process
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            continue
+        found[name] = handle
+        if len(found) == count:
+            return list(found)
+    for handle in found.values():
+        os.close(handle)
+    return []

@@ -1,0 +1,51 @@
+"""What jobs ask a cluster for: memory and minutes follow from the pair's row and the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specrig.planning.demand import MARGIN, STARTING, Demand, measuring_demand, training_demand
+from specrig.planning.estimate import hours, pair_sizes
+from specrig.study.load import load_study
+from specrig.study.study import Study
+from specrig.training.budget import training_flop
+
+
+def study(**changes: object) -> Study:
+    config = yaml.safe_load(Path("configs/test.yaml").read_text()) | changes
+    Path("configs/own.yaml").write_text(yaml.safe_dump(config))
+    return load_study(Path("configs/own.yaml"))
+
+
+def test_a_measuring_job_asks_for_its_pairs_memory_and_its_cells_time(workplace: Path) -> None:
+    both = study(pairs=["llama31_8b", "embedded"], device="cuda", jobs="method", prompts=8, repeats=64, max_new_tokens=256)
+    sizes = {size.pair: size for size in pair_sizes(both)}
+    asked = {process: measuring_demand(both, process, sizes[process[1]]) for process in both.grid.processes}
+    assert len(asked) == 4
+    draft_model, ngram = (asked["native", "llama31_8b", method] for method in ("draft_model", "ngram"))
+    assert draft_model.memory_mb == ngram.memory_mb == pytest.approx(sizes["llama31_8b"].memory_bytes / 1e6, abs=1)
+    assert draft_model.memory_mb > 18_000 > 2_000 > asked["native", "embedded", "ngram"].memory_mb
+    # Two cells and their baseline a task against one: 3 against 2 of 8 × 64 × 256 passes.
+    assert (draft_model.minutes - STARTING) / (ngram.minutes - STARTING) == pytest.approx(3 / 2, rel=0.05)
+    together = sum(each.minutes - STARTING for each in asked.values())
+    assert together == pytest.approx(MARGIN * 60 * hours(both, list(sizes.values()))[0], abs=4)
+
+
+def test_a_training_asks_for_what_it_learns(workplace: Path) -> None:
+    own = study(training={"target_training": {"steps": 100_000}})
+    target, draft = (training_demand(own, "embedded", model) for model in ("target", "draft"))
+    assert target.memory_mb > draft.memory_mb > 1_500
+    flop = training_flop(own.training, ["target"], pair_sizes(own)[0].target)
+    assert target.minutes - STARTING == pytest.approx(MARGIN * flop / 1.5e11 / 60, abs=1)
+    assert target.minutes > 1_000
+
+
+def test_what_is_not_known_gets_a_fixed_measure(workplace: Path) -> None:
+    rows = Path("configs/pairs.tsv")
+    rows.write_text(rows.read_text() + "mine\tnobody/knows\tnobody/either\t\t\tfloat32\t\t\t\t\n")
+    own = study(pairs=["mine"], methods=[{"method": "ngram", "k": 3}])
+    [process] = own.grid.processes
+    assert measuring_demand(own, process, *pair_sizes(own)) == Demand()
