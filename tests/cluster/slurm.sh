@@ -32,6 +32,7 @@ chmod 700 "$folder/munge"
 munged --force --socket="$folder/munge/socket" --key-file="$folder/munge/key" --pid-file="$folder/munge.pid" \
   --log-file="$folder/log/munge" --seed-file="$folder/munge/seed"
 
+cores=$(env --unset=OMP_NUM_THREADS nproc)  # nproc would take that for the number of cores
 cat > "$folder/slurm.conf" <<END
 ClusterName=one
 SlurmctldHost=$host(127.0.0.1)
@@ -64,7 +65,7 @@ ReturnToService=2
 MinJobAge=7200
 KillWait=5
 GresTypes=gpu
-NodeName=$host NodeAddr=127.0.0.1 CPUs=$(nproc) RealMemory=$(awk '/^MemTotal/ {print int($2 * 0.9 / 1024)}' /proc/meminfo) Gres=gpu:2 State=UNKNOWN
+NodeName=$host NodeAddr=127.0.0.1 CPUs=$cores RealMemory=$(awk '/^MemTotal/ {print int($2 * 0.9 / 1024)}' /proc/meminfo) Gres=gpu:2 State=UNKNOWN
 PartitionName=cpu Nodes=$host Default=YES MaxTime=INFINITE State=UP
 PartitionName=gpu Nodes=$host MaxTime=INFINITE State=UP
 END
