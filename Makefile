@@ -3,7 +3,7 @@
 .ONESHELL:
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: study test lint docs ui vllm arctic help lock clean
+.PHONY: study test lint advisories docs ui vllm arctic help lock clean
 
 # A study: make CONFIG=configs/standard.yaml. More for Snakemake: make ARGS="--config prompts=8".
 CONFIG ?= configs/quick.yaml
@@ -35,13 +35,17 @@ WORKERS ?= $(if $(IS_VLLM),0,auto)
 test: $(READY_DEV)  ## run the tests
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: $(READY_DEV)  ## check formatting, lint, types and the directions of imports
+lint: $(READY_DEV)  ## check formatting, lint, types, the directions of imports, and the licences of all that runs
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/pip-licenses --summary --packages $$(sed -n 's/==.*//p' $(LOCK))
+
+advisories: $(READY_DEV)  ## ask PyPI for known vulnerabilities of what is installed to run
+	@$(BIN)/pip-audit --no-deps --disable-pip --progress-spinner off -r $(LOCK)
 
 # In an environment of its own, so that its pins and ours do not meet.
 DOCS_VENV := .venv-docs
