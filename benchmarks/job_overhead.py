@@ -64,7 +64,7 @@ def prepare(folder: Path, cores: str) -> None:
 def run(folder: Path, way: list[str], cores: str, targets: list[str]) -> None:
     snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile"), "--cores", cores]
     done = subprocess.run(
-        [*snakemake, *way, *targets, "--configfile", "configs/own.yaml"],
+        [*snakemake, *targets, *way, "--configfile", "configs/own.yaml"],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
