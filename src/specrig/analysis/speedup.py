@@ -49,7 +49,7 @@ def log_ratios(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
     are (prefill_s + decode_s) / tokens. A group in which either side decoded no token (end of sequence came first) is left out.
     """
     prefill, tokens = (0.0, "decode_tokens") if scope == "decode" else (1.0, "tokens")
-    column = {name: times[name].to_numpy(dtype=float) for name in times}
+    column = dict(zip(times, times.to_numpy(dtype=float).T, strict=True))  # column by column pandas makes a new index for each
     with np.errstate(divide="ignore", invalid="ignore"):
         method, baseline = (
             (prefill * column[f"{side}prefill_s"] + column[f"{side}decode_s"]) / column[f"{side}{tokens}"]
