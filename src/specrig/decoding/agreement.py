@@ -75,7 +75,10 @@ def ask(model: Any, device: torch.device) -> Said:
 
 
 def layout(cache: Any) -> list[LayerShape]:
-    """What each layer wrote to a model's own cache. Raises DecodingError where that is not keys and values of every token."""
+    """What each layer wrote to a model's own cache, and where, if on several devices.
+
+    Raises DecodingError where that is not keys and values of every token.
+    """
     layers = cache.layers if isinstance(cache, Cache) else []
     plain = (DynamicLayer, DynamicSlidingWindowLayer)
     others = {type(layer).__name__ for layer in layers if type(layer) not in plain or layer.keys is None}
@@ -84,7 +87,11 @@ def layout(cache: Any) -> list[LayerShape]:
         raise DecodingError(
             f"it keeps more than keys and values of each token ({kept}), which cannot be rolled back when drafts are rejected"
         )
-    return [LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers]
+    split = len({layer.keys.device for layer in layers}) > 1
+    return [
+        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.device if split else None)
+        for layer in layers
+    ]
 
 
 def check(model: CachedModel, said: Said) -> None:
