@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -18,13 +19,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "npy"
+GENERATOR = torch.Generator
 aten = torch.ops.aten
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 """Their indices may lie on the CPU."""
 CROSSING = {aten._to_copy.default, aten.copy_.default}
 
 
-class Misplaced(RuntimeError):
+class MisplacedError(RuntimeError):
     """An operation was given tensors of two devices."""
 
 
@@ -43,13 +45,16 @@ class Pretended(Tensor):
     def tolist(self) -> Any:
         return self.held.tolist()
 
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return compute(function, args, kwargs or {})
 
 
 def compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation on the values held, and let its results lie where CUDA would put them. Raises Misplaced."""
+    """Run an operation on the values held, and let its results lie where CUDA would put them. Raises MisplacedError."""
     if function.overloadpacket is aten.to:  # into `_to_copy`, where it moves anything
         with Operations():
             return function.decompose(*args, **kwargs)
@@ -62,7 +67,7 @@ def compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return function(*args, **kwargs)
     if function not in CROSSING:
         _check(function, args, tensors)
-    place = args[0].device if function is aten.copy_.default or goes is None and not pretended else goes or pretended[0].device
+    place = goes or (args[0] if function is aten.copy_.default else pretended[0]).device
     if goes is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     held = tree_map(lambda leaf: leaf.held if isinstance(leaf, Pretended) else leaf, (args, kwargs))
@@ -84,7 +89,7 @@ def _check(function: Any, args: Any, tensors: list[Tensor]) -> None:
     free = {id(leaf) for leaf in tree_leaves(args[1])} if function in INDEXING else set()
     on_cpu = any(not isinstance(tensor, Pretended) and tensor.dim() > 0 and id(tensor) not in free for tensor in tensors)
     if len(places) > 1 or (places and on_cpu):
-        raise Misplaced(f"{function}: tensors on {', '.join(sorted(places) + ['cpu'] * on_cpu)}")
+        raise MisplacedError(f"{function}: tensors on {', '.join(sorted(places) + ['cpu'] * on_cpu)}")
 
 
 class Operations(TorchDispatchMode):
@@ -115,5 +120,6 @@ def register() -> None:
 @contextmanager
 def devices() -> Iterator[None]:
     """Within, tensors can lie on `npy:0` and so on, all without gradients: views of one made with are not to be had without."""
-    with torch.inference_mode(), Constants(), Operations():
+    # Random numbers are drawn by the CPU, so they are those that it draws otherwise.
+    with torch.inference_mode(), Constants(), Operations(), patch("torch.Generator", lambda device="cpu": GENERATOR()):
         yield

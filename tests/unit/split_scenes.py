@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # its threads would know nothing of pretended devices
 
@@ -26,17 +27,26 @@ from specrig.cell import Cell
 from specrig.decoding.cache import KeyValueCache
 from specrig.decoding.drafters import registry
 from specrig.decoding.transformers_model import TransformersModel, cached_model, float32_logits
+from specrig.decoding.types import DecodingError
 from specrig.engines.native import Native
 from specrig.engines.transformers import Transformers
-from specrig.models import facts, split
+from specrig.models import split
 from specrig.models.pair import PairFiles
 from specrig.models.random_weights import random_model
 
-FIRST, SECOND = places = "npy:0", "npy:1"
+FIRST, SECOND = PLACES = "npy:0", "npy:1"
+"""Where the target lies."""
 PROMPTS = [list(laboratory.PROMPT), list(laboratory.PROMPT[4:])]
 REMOTE = {"remote_draft"}
 """Its draft runs in another process, which knows no pretended devices."""
+SHAPE = {
+    "model_type": "llama", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "tie_word_embeddings": True,
+}  # fmt: skip
 METHODS = sorted(registry().keys() - REMOTE)
+
+SAMPLED = ("autoregressive", "draft_model", "eagle2", "layer_skip", "tree")
+"""Methods that are also tried above temperature 0."""
 
 
 def _cell(method: str, k: int, **given: Any) -> Cell:
@@ -44,9 +54,10 @@ def _cell(method: str, k: int, **given: Any) -> Cell:
     return Cell.model_validate({"method": method, "k": k, **named, **given})
 
 
-def _decoded(engine: Any, cell: Cell) -> list[list[int]]:
+def _decoded(engine: Any, cell: Cell) -> list[tuple[list[int], list[int]]]:
+    """Of each prompt the tokens, and how many of a round's drafted ones were accepted."""
     made = engine.generate(cell, PROMPTS[: cell.batch_size], max_new_tokens=24, seeds=[3, 4][: cell.batch_size])
-    return [generation.tokens for generation in made]
+    return [(generation.tokens, [each.accepted for each in generation.rounds]) for generation in made]
 
 
 class Laboratory:
@@ -72,9 +83,7 @@ class Laboratory:
         assert isinstance(target, TransformersModel)
         layers = [str(next(layer.parameters()).device) for layer in target.model.model.layers]
         caches = [str(keys.device) for keys, _ in target.cache.layers]
-        others = {
-            str(weight.device) for name, weight in target.model.named_parameters() if not name.startswith("model.layers.")
-        }
+        others = {str(weight.device) for name, weight in target.model.named_parameters() if not name.startswith("model.layers.")}
         stacks = sorted(str(stack.device) for stack in target.cache._stacks)
         found = (layers == caches, sorted(set(layers)), others, stacks)
         expected = (True, [FIRST, SECOND], {FIRST}, [FIRST] * 2 + [SECOND] * 2)
@@ -86,7 +95,7 @@ def architecture(name: str) -> str:
     source = tiny(name)
     whole, model = cached_model(source, direct=False), tiny(name)
     with pretended.devices():
-        places_of = split.device_map(model, places)
+        places_of = split.device_map(model, PLACES)
         model = dispatch_model(model, places_of, skip_keys=model._skip_keys_device_placement)
         found = _walk(cached_model(model, device=FIRST), FIRST)
     expected = _walk(whole, "cpu")
@@ -108,35 +117,22 @@ def _walk(model: Any, device: str) -> list[torch.Tensor]:
     return [tensor.cpu() for tensor in seen]
 
 
-def misplaced(part: str) -> str:
+def misplaced() -> str:
     """What is left on the first device is noticed, not computed."""
-    lost = {"rows": (KeyValueCache, "_rows_at", lambda self, _: self._rows)}[part]
-    own = getattr(*lost[:2])
-    setattr(*lost)
-    try:
-        outcome = architecture("llama")
-    except Exception as error:
-        outcome = "" if "tensors on npy:0, npy:1" in str(error) else repr(error)
-    else:
-        outcome = f"not noticed ({outcome})"
-    finally:
-        setattr(*lost[:2], own)
-    return outcome
+    with patch.object(KeyValueCache, "_rows_at", lambda self, _: self._rows):
+        try:
+            return f"not noticed ({architecture('llama')})"
+        except DecodingError as error:
+            return "" if f"tensors on {FIRST}, {SECOND}" in str(error) else str(error)
 
 
 def random_weights() -> str:
     """Shapes alone are split as well."""
-    config = facts.models()["sshleifer/tiny-gpt2"].config if "sshleifer/tiny-gpt2" in facts.models() else _small()
     with pretended.devices():
-        model = random_model(config, devices=places, dtype=torch.float32)
+        model = random_model(SHAPE, devices=PLACES, dtype=torch.float32)
         model.start(1, 32)
         logits = model.catch_up([[1, 2, 3]], [False])
     return "" if logits.isfinite().all() and {shape.device for shape in model.layout} != {None} else "not split"
-
-
-def _small() -> dict[str, Any]:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
-    return {"model_type": "llama", "vocab_size": 60, "max_position_embeddings": 64, "tie_word_embeddings": True, **sizes}
 
 
 def transformers(pair: PairFiles) -> str:
@@ -145,7 +141,6 @@ def transformers(pair: PairFiles) -> str:
     expected = _decoded(Transformers(pair), cell)
     with pretended.devices():
         engine = Transformers(replace(pair, tensor_parallel=2), device=FIRST)
-        engine.now = lambda: 0.0  # type: ignore[method-assign]
         found = _decoded(engine, cell)
     return "" if found == expected else f"{found} instead of {expected}"
 
@@ -153,11 +148,12 @@ def transformers(pair: PairFiles) -> str:
 def scenes(folder: Path) -> dict[str, Callable[[], str]]:
     """Name -> scene."""
     lab = Laboratory(folder)
-    decoded = {f"{method} at {t}": lambda m=method, t=t: lab.decode(m, t) for method in METHODS for t in (0.0, 1.0)}
+    asked = [*((method, 0.0) for method in METHODS), *((method, 1.0) for method in SAMPLED)]
+    decoded = {f"{method} at {t:g}": lambda m=method, t=t: lab.decode(m, t) for method, t in asked}
     kinds = {f"architecture {name}": lambda n=name: architecture(n) for name in ("llama", "gemma4_text", "gpt2", "mistral")}
     others = {
         "placed": lab.placed,
-        "misplaced rows": lambda: misplaced("rows"),
+        "misplaced": misplaced,
         "random weights": random_weights,
         "transformers": lambda: transformers(lab.pair.only(())),
     }
@@ -167,7 +163,8 @@ def scenes(folder: Path) -> dict[str, Callable[[], str]]:
 def main() -> None:
     """Print name -> outcome, a scene's traceback where it fails."""
     pretended.register()
-    split.devices_of = lambda pair, device: list(places) if device != "cpu" and pair.tensor_parallel > 1 else [device]
+    split.devices_of = lambda pair, device: list(PLACES) if device != "cpu" and pair.tensor_parallel > 1 else [device]
+    Transformers.now = lambda _: 0.0  # type: ignore[method-assign]  # nothing here has a clock
     found = {}
     for name, scene in scenes(Path(sys.argv[1])).items():
         try:

@@ -149,7 +149,9 @@ class RandomWeights(Weights):
         reason = needs.unmet(self.configs[part])
         try:
             if reason is None:
-                return random_model(self.configs[part], devices=self.devices(part, device), dtype=self.dtype(), beside=self.beside())
+                return random_model(
+                    self.configs[part], devices=self.devices(part, device), dtype=self.dtype(), beside=self.beside()
+                )
         except (DecodingError, KeyError, ValueError) as error:
             reason = first_line(error)
         raise ModelError(f"pair {self.pair.name}, {part}: {NOT_NATIVE}: {reason}")
