@@ -90,12 +90,12 @@ class Laboratory:
         return "" if found == expected else f"{found} instead of {expected}"
 
 
-def architecture(name: str) -> str:
-    """A batch of two rows of different length, a tree and a chain on it, in one dtype of logits and another."""
+def architecture(name: str, beside: int = 0) -> str:
+    """A batch of two rows of different length, a tree and a chain on it, features and logits in float32."""
     source = tiny(name)
     whole, model = cached_model(source, direct=False), tiny(name)
     with pretended.devices():
-        places_of = split.device_map(model, PLACES)
+        places_of = split.device_map(model, PLACES, beside)
         model = dispatch_model(model, places_of, skip_keys=model._skip_keys_device_placement)
         found = _walk(cached_model(model, device=FIRST), FIRST)
     expected = _walk(whole, "cpu")
@@ -154,6 +154,7 @@ def scenes(folder: Path) -> dict[str, Callable[[], str]]:
     others = {
         "placed": lab.placed,
         "misplaced": misplaced,
+        "no layer on the first": lambda: architecture("llama", beside=1 << 30),
         "random weights": random_weights,
         "transformers": lambda: transformers(lab.pair.only(())),
     }

@@ -71,11 +71,11 @@ def ask(model: Any, device: torch.device) -> Said:
     logits = [output.logits[index, lengths[index // 2] - 1 : len(path)] for index, path in enumerate(paths)]
     if not all(bool(found.isfinite().all()) for found in logits):
         raise DecodingError(f"its own forward pass gives logits that are no numbers in {model.dtype}; try another dtype")
-    return Said(rows, [logits[:2], logits[2:]], layout(getattr(output, "past_key_values", None)))
+    return Said(rows, [logits[:2], logits[2:]], layout(getattr(output, "past_key_values", None), output.logits.device))
 
 
-def layout(cache: Any) -> list[LayerShape]:
-    """What each layer wrote to a model's own cache, and where, if on several devices.
+def layout(cache: Any, home: torch.device) -> list[LayerShape]:
+    """What each layer wrote to a model's own cache, and where, if not on the device `home`, which has the logits.
 
     Raises DecodingError where that is not keys and values of every token.
     """
@@ -87,10 +87,10 @@ def layout(cache: Any) -> list[LayerShape]:
         raise DecodingError(
             f"it keeps more than keys and values of each token ({kept}), which cannot be rolled back when drafts are rejected"
         )
-    split = len({layer.keys.device for layer in layers}) > 1
+    places = [None if layer.keys.device == home else layer.keys.device for layer in layers]
     return [
-        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.device if split else None)
-        for layer in layers
+        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], place)
+        for layer, place in zip(layers, places, strict=True)
     ]
 
 

@@ -44,7 +44,7 @@ class KeyValueCache:
         self._layers = [next(places[shape]) for shape in layout]
         self._places = list(range(batch_size))  # where each row lies in the stacks
         self._rows = torch.arange(batch_size, device=device).unsqueeze(1)  # where in `_layers`, [B, 1]
-        self._elsewhere = [shape.device is not None and shape.device != device for shape in layout]  # of each layer
+        self._elsewhere = [shape.device is not None for shape in layout]  # whether a layer lies on another device
         self._sent: dict[torch.device, Tensor] = {}  # `_rows` there
         self._apart = False  # whether the rows do not lie side by side
         self.lengths = [0] * batch_size

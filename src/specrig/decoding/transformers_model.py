@@ -125,7 +125,8 @@ def cached_model(model: Any, *, device: torch.device | str = "cpu", direct: bool
     device = torch.device(device)
     said = agreement.ask(model, device)
     wrapped: CachedModel
-    if direct and said.layout[0].device is None and LlamaModel.serves(model.config):
+    split = any(shape.device is not None for shape in said.layout)
+    if direct and not split and LlamaModel.serves(model.config):
         wrapped = LlamaModel(model, device=device, dtype=model.dtype)
     else:
         wrapped = TransformersModel(model, device=device, dtype=model.dtype, layout=said.layout)
