@@ -131,10 +131,9 @@ def test_what_cannot_be_compared_is_said_and_condemns_nothing(windowed: Path) ->
     assert not audit_failures(cells(engine="server"), audit).any()
     assert "1 of 1 baselines; the table says why" in sentence(audit)
     assert {row[-2].text for row in verdict_grid(audit).rows} == {"not judged", "passed, 100 % identical"}
-    whole = study.model_copy(update={"engines": ["vllm"]})
-    files = replace(whole.paths.pair_files("tiny", whole.root).only(()), tensor_parallel=2)
+    files = replace(study.paths.pair_files("tiny", study.root).only(()), quantization="awq")
     (made,) = reference.compare_baselines(study_records(study.root / "records"), study, files, study.root, lambda *_: [])
-    assert made.passed is None and "divided over 2 GPUs" in made.finding
+    assert made.passed is None and "quantized as awq" in made.finding
 
 
 def test_a_tie_is_told_apart(windowed: Path) -> None:

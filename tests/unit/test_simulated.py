@@ -112,7 +112,7 @@ def test_shipped_shapes_count_their_parameters_as_transformers_does(name: str) -
     ids=["untied", "qwen2", "qwen3", "gpt2", "gpt_neox"],
 )  # fmt: skip
 def test_random_models_run_in_their_dtype_and_are_not_degenerate(config: dict[str, Any]) -> None:
-    model = random_model(config, device="cpu", dtype=torch.bfloat16)
+    model = random_model(config, devices=["cpu"], dtype=torch.bfloat16)
     assert isinstance(model, LlamaModel) == (config["model_type"] not in ("gpt2", "gpt_neox"))
     model.start(1, 32)
     logits, hidden = model.forward(torch.tensor([[1, 2, 3]]))

@@ -35,7 +35,7 @@ rule audit:
         "../../environment.yml"
     threads: JOB_CORES
     resources:
-        gpu=GPU,
+        gpu=auditing_gpus,
         mem_mb=memory(auditing),
         runtime=minutes(auditing),
     params:

@@ -425,9 +425,14 @@ def job_settings(wildcards):
 
 def measuring_gpus(wildcards):
     """How many GPUs a measuring job uses: more than one for an engine that splits the pair over them, as far as there are so many."""
-    split = not engines()[wildcards.engine].paired
+    split = engines()[wildcards.engine].splits
     wanted = GPU * (STUDY.rows.pairs[wildcards.pair].tensor_parallel if split else 1)
     return min(wanted, GPUS or wanted)
+
+
+def auditing_gpus(wildcards):
+    """How many GPUs the audit of the records uses: as many as the pair that is split over most."""
+    return min(wanted := GPU * STUDY.most_gpus(), GPUS or wanted)
 
 
 def replicate(wildcards):

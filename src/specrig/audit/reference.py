@@ -85,9 +85,7 @@ def generate(record: Record, study: Study, files: PairFiles, root: Path) -> Own:
 
     if not registry()[record.cell.engine].loads_pairs:
         raise EngineError("the model lies with its servers")
-    if files.tensor_parallel > 1:
-        raise EngineError(f"the target is divided over {files.tensor_parallel} GPUs")
-    engine = Transformers(files, device=study.resolved_device(), threads=study.threads)
+    engine = Transformers(files, device=study.resolved_device(study.most_gpus()), threads=study.threads)
     texts = {prompt.id: prompt.text for prompt in prepared(study, record.cell.task, files, root)}
     prompt = engine.encode(texts[record.prompt_id])
     cell = _greedy_cell(record, engine.name)

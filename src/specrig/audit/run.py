@@ -111,7 +111,7 @@ class Target:
         """The pair in the native engine."""
         from specrig.engines.native import Native
 
-        return Native(self.files, device=self.study.resolved_device(), threads=self.study.threads)
+        return Native(self.files, device=self.study.resolved_device(self.study.most_gpus()), threads=self.study.threads)
 
     @cache  # noqa: B019
     def prompts(self, task: str) -> dict[str, list[int]]:
@@ -134,7 +134,7 @@ class Target:
             return self.engine()
         files = replace(self.files, dtype="float32", engine_options={})
         try:
-            return Native(files, device=self.study.resolved_device(), threads=self.study.threads)
+            return Native(files, device=self.study.resolved_device(self.study.most_gpus()), threads=self.study.threads)
         except torch.OutOfMemoryError:
             return Native(files, threads=self.study.threads)
 

@@ -71,11 +71,14 @@ def ask(model: Any, device: torch.device) -> Said:
     logits = [output.logits[index, lengths[index // 2] - 1 : len(path)] for index, path in enumerate(paths)]
     if not all(bool(found.isfinite().all()) for found in logits):
         raise DecodingError(f"its own forward pass gives logits that are no numbers in {model.dtype}; try another dtype")
-    return Said(rows, [logits[:2], logits[2:]], layout(getattr(output, "past_key_values", None)))
+    return Said(rows, [logits[:2], logits[2:]], layout(getattr(output, "past_key_values", None), output.logits.device))
 
 
-def layout(cache: Any) -> list[LayerShape]:
-    """What each layer wrote to a model's own cache. Raises DecodingError where that is not keys and values of every token."""
+def layout(cache: Any, home: torch.device) -> list[LayerShape]:
+    """What each layer wrote to a model's own cache, and where, if not on the device `home`, which has the logits.
+
+    Raises DecodingError where that is not keys and values of every token.
+    """
     layers = cache.layers if isinstance(cache, Cache) else []
     plain = (DynamicLayer, DynamicSlidingWindowLayer)
     others = {type(layer).__name__ for layer in layers if type(layer) not in plain or layer.keys is None}
@@ -84,7 +87,11 @@ def layout(cache: Any) -> list[LayerShape]:
         raise DecodingError(
             f"it keeps more than keys and values of each token ({kept}), which cannot be rolled back when drafts are rejected"
         )
-    return [LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers]
+    places = [None if layer.keys.device == home else layer.keys.device for layer in layers]
+    return [
+        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], place)
+        for layer, place in zip(layers, places, strict=True)
+    ]
 
 
 def check(model: CachedModel, said: Said) -> None:

@@ -16,18 +16,19 @@ from specrig.decoding.device import on_device
 
 
 class LayerShape(NamedTuple):
-    """What a layer writes of a token: key/value heads, the width of a key and that of a value."""
+    """What a layer writes of a token: key/value heads, the width of a key and that of a value; and where, None: on the cache's device."""
 
     heads: int
     key_width: int
     value_width: int
+    device: torch.device | None = None
 
 
 class KeyValueCache:
     """Keys and values of all layers, of one layer `[B, H, S, d]` (H key/value heads, S slots, d key or value width).
 
     The first `lengths[b]` slots of row b hold its context. A forward pass writes n entries a row behind them (`write`); these become
-    context only when `keep` names them. Layers of one shape share one tensor, so that a path is kept for all of them at once.
+    context only when `keep` names them. Layers of one shape and device share one tensor, so that a path is kept for all at once.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class KeyValueCache:
     ) -> None:
         counts = Counter(layout)
         self._stacks = [
-            torch.zeros((layers, batch_size, shape.heads, slots, width), dtype=dtype, device=device)
+            torch.zeros((layers, batch_size, shape.heads, slots, width), dtype=dtype, device=shape.device or device)
             for shape, layers in counts.items()
             for width in (shape.key_width, shape.value_width)
         ]
@@ -43,6 +44,8 @@ class KeyValueCache:
         self._layers = [next(places[shape]) for shape in layout]
         self._places = list(range(batch_size))  # where each row lies in the stacks
         self._rows = torch.arange(batch_size, device=device).unsqueeze(1)  # where in `_layers`, [B, 1]
+        self._elsewhere = [shape.device is not None for shape in layout]  # whether a layer lies on another device
+        self._sent: dict[torch.device, Tensor] = {}  # `_rows` there
         self._apart = False  # whether the rows do not lie side by side
         self.lengths = [0] * batch_size
         self.slots = slots
@@ -59,7 +62,8 @@ class KeyValueCache:
             view._layers = [(keys[first:end], values[first:end]) for keys, values in self._layers]
             view._rows = self._rows[: len(rows)]
         else:
-            view._rows, view._apart = on_device(rows, self._stacks[0].device).unsqueeze(1), True
+            view._rows, view._apart = on_device(rows, self._rows.device).unsqueeze(1), True
+        view._sent = {}
         return view
 
     @property
@@ -89,18 +93,20 @@ class KeyValueCache:
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor | slice, end: int) -> tuple[Tensor, Tensor]:
         """Write keys and values `[B, H, n, d]` of one layer; return views `[B, H, end, d]` of its first `end` slots.
 
-        slots: where they go, `[B, n]`, or a slice where all rows are alike.
+        slots: where they go, `[B, n]` on the layer's device, or a slice where all rows are alike.
         """
-        own = self._layers[layer]
+        own, index = self._layers[layer], self._rows
+        if self._elsewhere[layer]:
+            index = self._rows_at(keys.device)
         if self._apart and isinstance(slots, slice):
             slots = torch.arange(slots.start, slots.stop, device=keys.device).unsqueeze(0)
         for held, new in zip(own, (keys, values), strict=True):
             if isinstance(slots, slice):
                 held[:, :, slots] = new
             else:
-                held[self._rows, :, slots] = new.transpose(1, 2)  # by row and slot: [B, n, H, d]
+                held[index, :, slots] = new.transpose(1, 2)  # by row and slot: [B, n, H, d]
         if self._apart:
-            rows = self._rows[:, 0]
+            rows = index[:, 0]
             return own[0][rows, :, :end], own[1][rows, :, :end]
         return own[0][:, :, :end], own[1][:, :, :end]
 
@@ -110,10 +116,16 @@ class KeyValueCache:
             start, place = self.lengths[row], self._places[row]
             if kept and kept[-1] != len(kept) - 1:  # not simply the first entries: a path through a tree
                 # Gather the path's entries, wherever they lie among those written, right behind the context.
-                source = on_device([start + node for node in kept], self._stacks[0].device)
+                path = [start + node for node in kept]
+                sources = {device: on_device(path, device) for device in {stack.device for stack in self._stacks}}
                 for stack in self._stacks:
-                    stack[:, place, :, start : start + len(kept)] = stack[:, place, :, source]
+                    stack[:, place, :, start : start + len(kept)] = stack[:, place, :, sources[stack.device]]
             self.lengths[row] += len(kept)
+
+    def _rows_at(self, device: torch.device) -> Tensor:
+        if device not in self._sent:
+            self._sent[device] = self._rows.to(device)
+        return self._sent[device]
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Roll rows back to at most these lengths."""

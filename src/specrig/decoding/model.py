@@ -70,7 +70,7 @@ class CachedModel(ABC):
         self.layers: int = text.num_hidden_layers
         self.max_positions: int = getattr(text, "max_position_embeddings", None) or 1 << 20
         self.layout = list(layout or [_uniform(text)] * self.layers)
-        self.kv_heads, self.head_width, _ = self.layout[0]
+        self.kv_heads, self.head_width = self.layout[0][:2]
         reaches = layer_patterns(text)
         self.patterns = list(dict.fromkeys([FULL, *reaches]))
         self.pattern_of = [self.patterns.index(pattern) for pattern in reaches]  # a layer's

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -106,6 +108,12 @@ def _without(model: Any, skipped: frozenset[int], layers: int, device: torch.dev
 def _copied(module: Any) -> Any:
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
+    own = vars(twin)
+    if (
+        "_old_forward" in own
+    ):  # accelerate put its own forward on a split model's modules, which would still run the one it was put on
+        own["_old_forward"] = MethodType(own["_old_forward"].__func__, twin)
+        own["forward"] = partial(own["forward"].func, twin)
     return twin
 
 

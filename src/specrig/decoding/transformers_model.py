@@ -24,9 +24,12 @@ class _CacheView(Cache):
     def __init__(self, cache: KeyValueCache, step: Step) -> None:
         super().__init__(layers=[])
         self.memory, self.step = cache, step
+        self._slots: Tensor | slice = step.slots
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return self.memory.write(layer_idx, key_states, value_states, self.step.slots, self.step.end)
+        if isinstance(self._slots, Tensor) and self._slots.device != key_states.device:
+            self._slots = self._slots.to(key_states.device)  # the first layer on another device; those that follow are there too
+        return self.memory.write(layer_idx, key_states, value_states, self._slots, self.step.end)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self.memory.lengths)
@@ -44,6 +47,8 @@ class TransformersModel(CachedModel):
         self, model: Any, *, device: torch.device, dtype: torch.dtype, layout: Sequence[LayerShape] | None = None
     ) -> None:
         """`model`: a loaded `…ForCausalLM` in eval mode on `device`; layout: what its layers write to a cache (`CachedModel`).
+
+        Its layers may lie on several devices (`models.split`), if all else is on `device`: it then moves what passes between them itself.
 
         Raises DecodingError where layers of one type differ in their window: a model takes one mask a type.
         """
@@ -110,6 +115,8 @@ def float32_logits(model: CachedModel) -> None:
 def cached_model(model: Any, *, device: torch.device | str = "cpu", direct: bool = True, drafts: bool = False) -> CachedModel:
     """Wrap a loaded `…ForCausalLM`: directly where the architecture allows (and `direct`), else through its own forward.
 
+    A model that lies on several devices, the first of which is `device`, always runs through its own.
+
     drafts: it is a draft model, so where its config says `specrig.drafted` (token ids) it drafts among those alone.
 
     Raises DecodingError for a model that says something else over our cache than by itself (`agreement`).
@@ -118,7 +125,8 @@ def cached_model(model: Any, *, device: torch.device | str = "cpu", direct: bool
     device = torch.device(device)
     said = agreement.ask(model, device)
     wrapped: CachedModel
-    if direct and LlamaModel.serves(model.config):
+    split = any(shape.device is not None for shape in said.layout)
+    if direct and not split and LlamaModel.serves(model.config):
         wrapped = LlamaModel(model, device=device, dtype=model.dtype)
     else:
         wrapped = TransformersModel(model, device=device, dtype=model.dtype, layout=said.layout)

@@ -43,6 +43,8 @@ class Engine(ABC):
     """How many samples the exact audit takes of a method that this engine runs one prompt at a time."""
     audit_options: ClassVar[Mapping[str, Any]] = {}
     """Options by which the exact audit starts the engine more quickly; none that changes how it samples."""
+    splits: ClassVar[bool] = False
+    """Whether it splits a pair over as many GPUs as its row says (`tensor_parallel`)."""
     simulates: ClassVar[bool] = False
     """Whether it runs pairs of random weights with a declared acceptance."""
 

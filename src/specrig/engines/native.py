@@ -19,6 +19,8 @@ from specrig.models.hub import fetch_folder
 from specrig.models.pair import ModelError, PairFiles
 
 if TYPE_CHECKING:
+    import torch
+
     from specrig.decoding.model import CachedModel
     from specrig.engines.http.remote import Remote
     from specrig.engines.http.services import DraftProcess
@@ -29,6 +31,7 @@ class Native(TokenizedEngine):
 
     name = "native"
     simulates = True
+    splits = True
 
     class Options(EngineOptions):
         """Options of the native engine."""
@@ -124,16 +127,17 @@ class Native(TokenizedEngine):
         if self.target.device.type == "cuda":
             import torch
 
-            torch.cuda.reset_peak_memory_stats(self.target.device)
+            for gpu in self._devices():
+                torch.cuda.reset_peak_memory_stats(gpu)
         else:
             super().reset_peak_memory()
 
     def peak_memory_mb(self) -> float:
-        """Of the GPU's allocator where there is one, else of this process; without what other methods have loaded."""
+        """Of the GPU's allocator where there is one, of several GPUs the sum, else of this process; without what other methods have loaded."""
         if self.target.device.type == "cuda":
             import torch
 
-            return torch.cuda.max_memory_allocated(self.target.device) / 2**20 - self._unused_mb
+            return sum(map(torch.cuda.max_memory_allocated, self._devices())) / 2**20 - self._unused_mb
         return super().peak_memory_mb() - self._unused_mb
 
     def model(self, name: str) -> CachedModel:
@@ -181,10 +185,14 @@ class Native(TokenizedEngine):
             self._loaded_mb[key] = max(0.0, self._memory_mb() - before - models)
         return self._drafters[key]
 
+    def _devices(self) -> set[torch.device]:
+        """Those that the target lies on."""
+        return {shape.device or self.target.device for shape in self.target.layout} | {self.target.device}
+
     def _memory_mb(self) -> float:
-        """What the GPU's allocator, else this process, holds now, in MiB."""
+        """What the GPUs' allocators, else this process, hold now, in MiB."""
         if self.target.device.type == "cuda":
             import torch
 
-            return torch.cuda.memory_allocated(self.target.device) / 2**20
+            return sum(map(torch.cuda.memory_allocated, self._devices())) / 2**20
         return psutil.Process().memory_info().rss / 2**20

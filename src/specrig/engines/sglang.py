@@ -44,6 +44,7 @@ class Sglang(HttpEngine):
 
     name = "sglang"
     paired = False
+    splits = True
     in_process = False
     untested = "its client is tested against a small server that speaks SGLang's API, never yet against SGLang on a GPU"
     differences: ClassVar[Mapping[str, str]] = {

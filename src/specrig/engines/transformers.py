@@ -78,6 +78,7 @@ class Transformers(TokenizedEngine):
     """Target and draft are loaded once; baseline and methods alternate."""
 
     name = "transformers"
+    splits = True
     differences: ClassVar[Mapping[str, str]] = {
         "draft_model": "the first pass verifies drafts together with the prompt; a draft stops at its own end of sequence",
         "ngram": "transformers takes the earliest match of the longest suffix, the native method the latest",

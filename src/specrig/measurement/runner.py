@@ -102,8 +102,8 @@ def _metered(engine: Engine) -> AbstractContextManager[Meter]:
 
 
 def _gpus(engine: type[Engine], tensor_parallel: int) -> int:
-    """How many GPUs an engine uses for a pair whose row says `tensor_parallel`: only engines that serve split a model."""
-    return 1 if engine.paired else tensor_parallel
+    """How many GPUs an engine uses for a pair whose row says `tensor_parallel`."""
+    return tensor_parallel if engine.splits else 1
 
 
 def _whole(cells: Sequence[Cell]) -> Iterator[list[Cell]]:

@@ -36,7 +36,7 @@ class PairFiles:
     servers: tuple[Endpoint, ...] = ()
     """Servers that already run the pair, of any engine and method."""
     tensor_parallel: int = 1
-    """GPUs that share each layer; this and the next three are for engines that serve."""
+    """GPUs that the target is split over, by engines that do (`Engine.splits`); the next three are for engines that serve."""
     quantization: str | None = None
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None

@@ -1,10 +1,10 @@
-"""A model of a given shape with random weights. It is made on its device, in its dtype, a layer at a time, so that it takes memory only
+"""A model of a given shape with random weights. It is made where it runs, in its dtype, a layer at a time, so that it takes memory only
 once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,19 +15,25 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.model import CachedModel
 from specrig.decoding.transformers_model import cached_model
+from specrig.models import split
 
 SPREAD = 0.02
 """Standard deviation of the weights: what most models start their training from."""
 
 
-def random_model(config: dict[str, Any], *, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> CachedModel:
+def random_model(
+    config: dict[str, Any], *, devices: Sequence[torch.device | str], dtype: torch.dtype, beside: int = 0, seed: int = 0
+) -> CachedModel:
     """A model with random weights, ready for the native loop. config: the keys of a config.json.
 
+    devices: where its layers lie, the first holds all else, and `beside` bytes of other models (`models.split`).
     Raises ValueError or KeyError for an architecture that transformers does not know, DecodingError for one that our cache cannot serve.
     """
     shape = AutoConfig.for_model(**config)
-    device = torch.device(device)
+    device = torch.device(devices[0])
     torch.manual_seed(seed)
+    if len(devices) > 1:
+        return cached_model(_split(shape, [str(place) for place in devices], dtype, beside), device=device)
     if not LlamaModel.serves(shape):
         with device:
             model = AutoModelForCausalLM.from_config(shape, dtype=dtype)
@@ -55,13 +61,28 @@ def _layers(body: Any, device: torch.device) -> Iterator[nn.Module]:
         body.layers[index] = nn.Identity()
 
 
+def _split(shape: Any, devices: Sequence[str], dtype: torch.dtype, beside: int) -> nn.Module:
+    from accelerate import dispatch_model
+
+    model = split.empty(shape, dtype)
+    places = split.device_map(model, devices, beside)
+    for name, weight in list(model.named_parameters()):  # each once, wherever it is tied to
+        place = next(place for above, place in places.items() if f"{name}.".startswith(f"{above}."))
+        above, _, own = name.rpartition(".")
+        made = _drawn(own, torch.empty_like(weight, device=place, requires_grad=False))
+        setattr(model.get_submodule(above), own, nn.Parameter(made, requires_grad=False))
+    model.tie_weights()
+    return dispatch_model(model, places, skip_keys=model._skip_keys_device_placement)
+
+
 @torch.no_grad()
 def _filled(module: nn.Module, device: torch.device) -> nn.Module:
     """Give memory and values to a module that has none: matrices are drawn, norms are one, biases zero."""
     module.to_empty(device=device)
     for name, weight in module.named_parameters():
-        if weight.dim() > 1:
-            weight.normal_(0.0, SPREAD)
-        else:
-            weight.fill_(0.0 if name.endswith("bias") else 1.0)
+        _drawn(name, weight)
     return module
+
+
+def _drawn(name: str, weight: torch.Tensor) -> torch.Tensor:
+    return weight.normal_(0.0, SPREAD) if weight.dim() > 1 else weight.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specrig.models import needs
+from specrig.models import facts, needs, split
 from specrig.models.gate import check_pair, config, config_of
 from specrig.models.hub import tokenizer
 from specrig.models.pair import ModelError, PairFiles, first_line
@@ -36,6 +36,15 @@ class Weights(ABC):
     @abstractmethod
     def model(self, part: str, device: str) -> Any:
         """`target` or `draft` as a `…ForCausalLM` of the pair's precision. Raises ModelError where it cannot be loaded."""
+
+    def devices(self, part: str, device: str) -> list[str]:
+        """Where `target` or `draft` lies: a split target on several GPUs. Raises ModelError where these or accelerate are missing."""
+        return split.devices_of(self.pair, device) if part == "target" else [device]
+
+    def beside(self) -> int:
+        """Bytes of the draft's weights, which lie on a split target's first GPU; 0 where there is none or its size is not known."""
+        shape = facts.shape_of(config_of(self.pair).get("draft"))
+        return 0 if shape is None else shape.weight_bytes(self.pair.dtype)
 
     def dtype(self) -> torch.dtype:
         """The pair's precision. Raises ModelError for what is none."""
@@ -71,27 +80,34 @@ class PretrainedWeights(Weights):
             raise ModelError(f"{source}: {NOT_NATIVE}: {reason}")
         try:
             agreement.check_architecture(AutoConfig.from_pretrained(source, revision=revision))
-            return cached_model(self.model(part, device), device=device, drafts=part == "draft")
+            return cached_model(self.model(part, device), device=self.devices(part, device)[0], drafts=part == "draft")
         except (DecodingError, OSError, KeyError, ValueError) as error:
             raise ModelError(f"{source}: {NOT_NATIVE}: {first_line(error)}") from error
 
     def model(self, part: str, device: str) -> Any:
         """See `Weights`."""
+        import torch
         from safetensors import SafetensorError
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-        pair = self.pair
+        pair, dtype = self.pair, self.dtype()
         if pair.quantization is not None:
             raise ModelError(
                 f"pair {pair.name}: only an engine that serves (vllm) runs a target quantized as {pair.quantization}; "
                 "give the pair another row without it for this one"
             )
         source, revision = self._source(part)
+        devices, places = self.devices(part, device), None
         try:
-            model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=self.dtype())
+            if len(devices) > 1:
+                shape = AutoConfig.from_pretrained(source, revision=revision)
+                places = split.device_map(split.empty(shape, dtype), devices, self.beside())
+            model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=dtype, device_map=places)
+        except torch.OutOfMemoryError:
+            raise
         except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
             raise ModelError(f"{source}: cannot be loaded ({first_line(error)})") from error
-        return model.to(device).eval()
+        return (model.to(device) if places is None else model).eval()
 
     def _source(self, part: str) -> tuple[str, str | None]:
         pair = self.pair
@@ -133,7 +149,9 @@ class RandomWeights(Weights):
         reason = needs.unmet(self.configs[part])
         try:
             if reason is None:
-                return random_model(self.configs[part], device=device, dtype=self.dtype())
+                return random_model(
+                    self.configs[part], devices=self.devices(part, device), dtype=self.dtype(), beside=self.beside()
+                )
         except (DecodingError, KeyError, ValueError) as error:
             reason = first_line(error)
         raise ModelError(f"pair {self.pair.name}, {part}: {NOT_NATIVE}: {reason}")

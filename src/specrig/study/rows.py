@@ -59,7 +59,8 @@ class Pair(Settings):
     one on the hub, `eagle=trained` for one that is trained here; the word `trained` alone stands for every other head that a study's
     methods need, and `trained:<pair>` for those of that row. Empty: of a `trained` target all are trained, of another there are none."""
     tensor_parallel: int = Field(1, ge=1)
-    """Over how many GPUs each layer is split. This key and the next three are for engines that serve (vllm, sglang)."""
+    """Over how many GPUs the target is split: engines that serve (vllm, sglang) split each layer, native and transformers give each GPU
+    some of the layers, which needs accelerate. On a processor it changes nothing. The next three keys are for engines that serve."""
     quantization: Literal["awq", "gptq", "fp8"] | None = None
     """Format of the target's quantized weights; fp8 can also quantize them while they load. Empty: as the model's config says."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)

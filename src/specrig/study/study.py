@@ -70,6 +70,10 @@ class Study(Config):
         """Whether jobs will want a GPU: `device` says so or, for `auto`, this machine has an NVIDIA driver. Imports no torch."""
         return self.device == "cuda" or (self.device == "auto" and Path("/proc/driver/nvidia/version").exists())
 
+    def most_gpus(self) -> int:
+        """The largest number of GPUs that a pair with cells to measure is split over (`tensor_parallel`)."""
+        return max((self.rows.pairs[cell.pair].tensor_parallel for cell in self.grid.cells), default=1)
+
     def resolved_device(self, gpus: int = 1) -> str:
         """`cuda` or `cpu`, decided on this machine. Imports torch. Raises StudyError if `device` is cuda and there is no GPU.
 

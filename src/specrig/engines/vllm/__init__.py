@@ -48,6 +48,7 @@ class Vllm(TokenizedEngine):
 
     name = "vllm"
     paired = False
+    splits = True
     in_process = False
     differences: ClassVar[Mapping[str, str]] = {
         "draft_model": "above temperature 0 vLLM drafts greedily and treats the draft as certain, unless draft_sampling is probabilistic",
