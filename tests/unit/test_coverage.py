@@ -1,4 +1,4 @@
-"""Intervals hold the truth as often as they claim: simulated with the code that makes them. `benchmarks/coverage.py` prints the whole table."""
+"""Intervals hold the truth as often as they claim: simulated with the code that makes them. `benchmarks/interval_coverage.py` prints the whole table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST = {4: 0.92}
 
 @pytest.fixture(scope="module")
 def simulation() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "coverage.py"
+    path = Path(__file__).parents[2] / "benchmarks" / "interval_coverage.py"
     spec = importlib.util.spec_from_file_location("coverage_benchmark", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -14,7 +14,7 @@ moves each by itself averages out. How much of which is not assumed: means over 
 other methods over as many tasks. The degrees of freedom are those of jobs, not of cells, and jobs that the same replicate moved
 alike (a slow morning) count as fewer jobs, depending on how strongly they correlate.
 
-Coverage of the 95 % intervals, simulated (benchmarks/coverage.py): 92 to 97 % where each job, or each cell, has an effect of its own
+Coverage of the 95 % intervals, simulated (benchmarks/interval_coverage.py): 92 to 97 % where each job, or each cell, has an effect of its own
 of up to 10 %. With two replicates it is 90 % for a mean over tasks and 93 % for a cell, where one effect of 10 % moved all jobs alike
 or there is only one job. With a single replicate the term cannot be estimated, and intervals leave it out.
 """

@@ -1,6 +1,6 @@
 """Simulates how often the intervals of `specrig.analysis` contain the true value, compared with the percentile bootstrap.
 
-    python benchmarks/coverage.py            # about a minute; --samples 4000 for a quick look
+    python benchmarks/interval_coverage.py            # about a minute; --samples 4000 for a quick look
 
 The first table draws prompts of one task or of four, whose mean is taken. "log ratio" is the mean of log speedups; "ratio" is
 tokens per target pass, Σ tokens / Σ passes, where passes differ by prompt. The second table draws replicates: the same prompts in
