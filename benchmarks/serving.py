@@ -69,7 +69,13 @@ def vllm(stack: ExitStack, pair: Path, threads: int) -> dict[str, Way]:
     if openmp.is_file():
         os.environ["LD_PRELOAD"] = str(openmp)
     # Not vllm's own command: it asks for a package of that name, which the CPU build is not.
-    serve = ["-m", "vllm.entrypoints.openai.api_server", f"--model={pair / 'target'}", "--served-model-name=target", "--dtype=float32"]
+    serve = [
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        f"--model={pair / 'target'}",
+        "--served-model-name=target",
+        "--dtype=float32",
+    ]
     serve += ["--max-model-len=512", f"--max-num-seqs={SEATS}", "--no-enable-prefix-caching", "--host=127.0.0.1"]
     drafts = json.dumps({"method": "draft_model", "model": str(pair / "draft"), "num_speculative_tokens": K})
     return {
