@@ -1,4 +1,4 @@
-"""The image's recipe and the manifest for Kubernetes, without a cluster: what they name is there, Kubernetes takes it, and it plans."""
+"""Image, manifest for Kubernetes and Compose file, without Docker or a cluster: what they name is there, and what they run runs here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 from packaging.specifiers import SpecifierSet
+
+from specrig.audit.laboratory import PROMPT, build
+from specrig.engines.http.launch import ServerProcess, free_port
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPE = (REPOSITORY / "containers/Dockerfile").read_text()
@@ -61,3 +65,36 @@ def test_what_the_pod_runs_can_be_planned(size: str, tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "Measuring" in result.stderr + result.stdout
+
+
+def test_what_compose_starts_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its three commands as processes here, on a processor, at ports of this machine."""
+    monkeypatch.setenv("SPECRIG_API_KEY", "a key")
+    services = yaml.safe_load((REPOSITORY / "containers/compose.yaml").read_text())["services"]
+    pair, ports = build(tmp_path), {name: str(free_port()) for name in services}
+    here = {
+        "/models/target": pair.target,
+        "/models/draft": str(pair.draft),
+        "0.0.0.0": "127.0.0.1",
+        "cuda": "cpu",
+        "bfloat16": "float32",
+    }
+    here |= {f"http://{name}:{port}": f"http://127.0.0.1:{ports[name]}" for name, port in (("target", 8001), ("draft", 8002))}
+    running = []
+    try:
+        for name, service in services.items():
+            arguments = [here.get(word, word) for word in service["command"]]
+            at = arguments.index("--port")
+            assert arguments[at + 1] in str(service.get("healthcheck", service.get("ports"))), "where it is asked how it is"
+            arguments[at + 1] = ports[name]
+            url = f"http://127.0.0.1:{ports[name]}"
+            running.append(ServerProcess([sys.executable, "-m", "specrig", *arguments], url, health="/health", ready_s=120))
+        url, body = f"http://127.0.0.1:{ports['coordinator']}/v1/completions", {"prompt": list(PROMPT), "max_tokens": 8}
+        assert requests.post(url, json=body, timeout=60).status_code == 401
+        answer = requests.post(url, json=body, headers={"Authorization": "Bearer a key"}, timeout=60)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8, answer.text
+    finally:
+        for process in running:
+            process.close()
+    gpus = [services[name]["deploy"]["resources"]["reservations"]["devices"][0] for name in ("target", "draft")]
+    assert all(gpu["driver"] == "nvidia" and gpu["capabilities"] == ["gpu"] for gpu in gpus)
