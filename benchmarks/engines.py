@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,10 @@ from specrig.engines import registry
 from specrig.engines.base import Engine
 from specrig.models import gguf
 from specrig.models.pair import PairFiles
+
+
+REST_S = 0.3
+"""Between two turns: threads of Intel's OpenMP, which vLLM brings, spin for 0.2 s when their work is done, and would take the next engine's cores."""
 
 
 def pair_of(model: str, dtype: str, folder: Path) -> PairFiles:
@@ -75,6 +80,7 @@ def contest(engines: dict[str, Engine], method: str, k: int, prompts: list[list[
     for number, prompt in enumerate([prompts[0], *prompts]):  # the first time to warm up
         turn = number % len(labels)
         for label in labels[turn:] + labels[:turn]:
+            time.sleep(REST_S)
             made[label] += running[label].generate(cells[label], [prompt], max_new_tokens=tokens, seeds=[0])
     made = {label: found[1:] for label, found in made.items()}
     rates = {

@@ -111,8 +111,9 @@ def test_prompts_are_checked_again_before_the_models_load(config: Path) -> None:
     longer = study.model_copy(update={"max_new_tokens": 480})
     code = (
         "import sys; from pathlib import Path; from specrig.study.load import load_study; from specrig.measurement import runner\n"
+        "from specrig.engines.native import Native\n"
         "study = load_study(Path(sys.argv[1]))\n"
-        "runner.engines = lambda: sys.exit('a model is being loaded')\n"
+        "Native.__init__ = lambda *_, **__: sys.exit('a model is being loaded')\n"
         "runner.measure(study, 'native', 'stories', ['draft_model'])\n"
     )
     Path("study.json").write_text(longer.model_dump_json())
