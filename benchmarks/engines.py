@@ -31,7 +31,6 @@ from specrig.engines.base import Engine
 from specrig.models import gguf
 from specrig.models.pair import PairFiles
 
-
 REST_S = 0.3
 """Between two turns: threads of Intel's OpenMP, which vLLM brings, spin for 0.2 s when their work is done, and would take the next engine's cores."""
 
