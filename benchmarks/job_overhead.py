@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,16 +18,19 @@ from pathlib import Path
 import yaml
 
 REPOSITORY = Path(__file__).parents[1]
+sys.path.insert(0, str(REPOSITORY / "tests"))
+
+from runs import QUICKLY, run  # noqa: E402
+
 METHODS = ["ngram", "suffix", "suffix_blend", "token_recycling", "lookahead", "draft_model"]
 MEASURED = [f"results/test/measured/native/embedded/{method}" for method in METHODS]
-SLURM = ["--workflow-profile", str(REPOSITORY / "profiles/slurm"), "--seconds-between-status-checks", "2"]
-SLURM += ["--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5"]
-WAYS = {
-    "local": ["--workflow-profile", str(REPOSITORY / "profiles/default")],
-    "slurm": SLURM,
-    "array": [*SLURM, "--slurm-array-jobs", "measure"],
-    "group": [*SLURM, "--groups", "measure=cells", "--group-components", f"cells={len(METHODS)}"],
+WAYS: dict[str, tuple[str, list[str]]] = {
+    "local": ("default", []),
+    "slurm": ("slurm", QUICKLY),
+    "array": ("slurm", [*QUICKLY, "--slurm-array-jobs", "measure"]),
+    "group": ("slurm", [*QUICKLY, "--groups", "measure=cells", "--group-components", f"cells={len(METHODS)}"]),
 }
+"""Name -> profile and options."""
 
 
 def main() -> None:
@@ -47,7 +49,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(start, folder, copy_function=shutil.copy2)
         begun = time.monotonic()
-        run(folder, WAYS[way], given.cores, MEASURED)
+        measure(folder, WAYS[way], given.cores, MEASURED)
         print(f"{way:6} {time.monotonic() - begun:6.1f} s for {len(METHODS)} jobs", flush=True)
 
 
@@ -58,18 +60,13 @@ def prepare(folder: Path, cores: str) -> None:
     methods = [{"method": method, "k": 3} for method in METHODS]
     config = yaml.safe_load((folder / "configs/test.yaml").read_text()) | {"methods": methods, "jobs": "method"}
     (folder / "configs/own.yaml").write_text(yaml.safe_dump(config))
-    run(folder, WAYS["local"], cores, [f"results/test/models/embedded/{model}/config.json" for model in ("target", "draft")])
+    measure(folder, WAYS["local"], cores, [f"results/test/models/embedded/{model}/config.json" for model in ("target", "draft")])
 
 
-def run(folder: Path, way: list[str], cores: str, targets: list[str]) -> None:
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile"), "--cores", cores]
-    done = subprocess.run(
-        [*snakemake, *targets, *way, "--configfile", "configs/own.yaml"],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def measure(folder: Path, way: tuple[str, list[str]], cores: str, targets: list[str]) -> None:
+    """Make the targets in `folder`. They stand before the options, of which some take every word behind them."""
+    profile, options = way
+    done = run(folder, "--cores", cores, *targets, *options, config="configs/own.yaml", profile=profile)
     if done.returncode:
         sys.exit(done.stdout)
 

@@ -16,7 +16,8 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from undisturbed import RESULTS, copied, outputs, run, stamps, timeless, without_measurements
 
-from runs import CONFIG, REPOSITORY
+import runs
+from runs import REPOSITORY
 
 pytestmark = pytest.mark.workflow
 SLURM = Path(__file__).with_name("slurm.sh")
@@ -46,9 +47,7 @@ def command(*arguments: str) -> list[str]:
     """The study over profiles/slurm, with what this node needs."""
     # As many cores as the local run takes: trainings on other threads give other models.
     cores = ["--cores", str(len(os.sched_getaffinity(0)))]
-    snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile"), *cores]
-    quickly = ["--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5"]
-    return [*snakemake, "--workflow-profile", str(REPOSITORY / "profiles/slurm"), *quickly, *arguments, "--configfile", CONFIG]
+    return runs.command(*cores, *runs.QUICKLY, *arguments, profile="slurm")
 
 
 def over_slurm(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

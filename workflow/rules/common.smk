@@ -423,16 +423,20 @@ def job_settings(wildcards):
     return digest([{key: getattr(STUDY, key) for key in keys}, pair, options, servers])
 
 
+def gpus(over):
+    """How many GPUs a job uses whose pair is split over so many: none on a processor, and no more than jobs may use."""
+    return min(GPU * over, GPUS or over)
+
+
 def measuring_gpus(wildcards):
-    """How many GPUs a measuring job uses: more than one for an engine that splits the pair over them, as far as there are so many."""
+    """GPUs of a measuring job: more than one for an engine that splits the pair over them."""
     split = engines()[wildcards.engine].splits
-    wanted = GPU * (STUDY.rows.pairs[wildcards.pair].tensor_parallel if split else 1)
-    return min(wanted, GPUS or wanted)
+    return gpus(STUDY.rows.pairs[wildcards.pair].tensor_parallel if split else 1)
 
 
 def auditing_gpus(wildcards):
-    """How many GPUs the audit of the records uses: as many as the pair that is split over most."""
-    return min(wanted := GPU * STUDY.most_gpus(), GPUS or wanted)
+    """GPUs of the audit of the records: as many as the pair that is split over most."""
+    return gpus(STUDY.most_gpus())
 
 
 def replicate(wildcards):

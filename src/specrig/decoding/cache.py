@@ -43,6 +43,7 @@ class KeyValueCache:
         places = {shape: zip(*self._stacks[2 * at : 2 * at + 2], strict=True) for at, shape in enumerate(counts)}
         self._layers = [next(places[shape]) for shape in layout]
         self._places = list(range(batch_size))  # where each row lies in the stacks
+        self._devices = {stack.device for stack in self._stacks}
         self._rows = torch.arange(batch_size, device=device).unsqueeze(1)  # where in `_layers`, [B, 1]
         self._elsewhere = [shape.device is not None for shape in layout]  # whether a layer lies on another device
         self._sent: dict[torch.device, Tensor] = {}  # `_rows` there
@@ -117,7 +118,7 @@ class KeyValueCache:
             if kept and kept[-1] != len(kept) - 1:  # not simply the first entries: a path through a tree
                 # Gather the path's entries, wherever they lie among those written, right behind the context.
                 path = [start + node for node in kept]
-                sources = {device: on_device(path, device) for device in {stack.device for stack in self._stacks}}
+                sources = {device: on_device(path, device) for device in self._devices}
                 for stack in self._stacks:
                     stack[:, place, :, start : start + len(kept)] = stack[:, place, :, sources[stack.device]]
             self.lengths[row] += len(kept)

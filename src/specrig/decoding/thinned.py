@@ -109,9 +109,7 @@ def _copied(module: Any) -> Any:
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     own = vars(twin)
-    if (
-        "_old_forward" in own
-    ):  # accelerate put its own forward on a split model's modules, which would still run the one it was put on
+    if "_old_forward" in own:  # accelerate's own forward, of a split model's module, still runs the module that it was put on
         own["_old_forward"] = MethodType(own["_old_forward"].__func__, twin)
         own["forward"] = partial(own["forward"].func, twin)
     return twin
