@@ -1,8 +1,31 @@
-"""The base class of every block of a config and of every row of a table."""
+"""The base class of every block of a config and of every row of a table, and the type of their paths."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import os
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+Place = TypeVar("Place", str, Path, str | None)
+
+
+def _can_be_a_path(place: Place) -> Place:
+    """The place itself. Raises ValueError where no file could be of that name: asking for one would fail then, wherever it is asked."""
+    path = Path(place or "")
+    if "\0" in str(path) or any(len(os.fsencode(part)) > 255 for part in path.parts):
+        raise ValueError("no file can be of this name: it holds a zero byte or more than 255 bytes between slashes")
+    try:
+        path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"there is no user {path.parts[0].removeprefix('~')!r} here, whose home it could mean") from error
+    return place
+
+
+as_path = AfterValidator(_can_be_a_path)
+AnyPath = Annotated[Path, as_path]
+"""A file or folder, whether it is there or not."""
 
 
 class Settings(BaseModel):

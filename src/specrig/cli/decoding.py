@@ -74,12 +74,17 @@ def _options(given: Sequence[str]) -> dict[str, Any]:
     """The method's options from `name=value`, values as YAML reads them."""
     import yaml
 
+    from specrig.study.problems import OnceOnly, shortened
+
     found = {}
     for each in given:
         name, sign, value = each.partition("=")
         if not sign:
             raise typer.BadParameter(f"{each!r} is no name=value", param_hint="--option")
-        found[name.strip()] = yaml.safe_load(value)
+        try:
+            found[name.strip()] = yaml.load(value, OnceOnly)
+        except (yaml.YAMLError, RecursionError) as error:
+            raise typer.BadParameter(f"{shortened(each)} has no value that YAML can read", param_hint="--option") from error
     return found
 
 

@@ -23,6 +23,9 @@ Acceptance = Literal["exact", "block", "typical"]
 """How drafted tokens are accepted. `exact` (greedy match at temperature 0, above it rejection sampling token by token) and `block`
 (rejection sampling of a chain as a whole) keep the target's distribution; `typical` does not."""
 
+LEAST_TEMPERATURE = 1e-6
+"""Lowest temperature above 0 that is sampled at: logits divided by less are no longer finite numbers."""
+
 
 Criterion: TypeAlias = "Callable[[Tensor], Tensor]"
 """Typical acceptance: from distributions `[..., V]` to the probability `[...]` that a token must exceed to be accepted."""

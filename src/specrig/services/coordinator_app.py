@@ -28,6 +28,8 @@ from specrig.services.openai import Asked, Chat, Completion, Reply, Wording, rea
 START_S, DRAFT_START_S = 600.0, 20.0
 """How long the coordinator waits for target and draft service to load; without a target it cannot start, without a draft it can."""
 DRAFT_BATCH = 32
+MOST_CHARACTERS = 64
+"""Characters of a prompt for each token of the context, where the vocabulary has no longer token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,13 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
     def samples() -> list[Sample]:
         return state["coordinator"].samples()
 
+    longest = max(MOST_CHARACTERS, *map(len, tokenizer.get_vocab()))
+
+    def may_fit(characters: int) -> None:
+        """Refuse a text that is beyond any context before it is taken apart, which would hold up all others."""
+        if characters > (most := state["coordinator"].context * longest):
+            raise RefusedError(422, f"a prompt of {characters} characters, the most are {most}", "shorten it", where="prompt")
+
     app = make_app("coordinator", health, samples, works, key)
 
     @app.get("/v1/models")
@@ -103,6 +112,7 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         asked = read(Completion, await json_of(request))
+        may_fit(len(asked.prompt) if isinstance(asked.prompt, str) else 0)
         prompt = tokenizer(asked.prompt)["input_ids"] if isinstance(asked.prompt, str) else asked.prompt
         return await answer(asked, prompt, asked.max_tokens)
 
@@ -112,6 +122,7 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
         if not tokenizer.chat_template:
             fix = "ask /v1/completions, or serve an instruction-tuned model"
             raise RefusedError(422, f"the tokenizer of {model} has no chat template", fix, where="messages")
+        may_fit(sum(len(message.content) for message in asked.messages))
         turns = [message.model_dump(exclude_none=True) for message in asked.messages]
         try:
             found = tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=True, return_dict=True)

@@ -8,12 +8,19 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from specrig.decoding.types import LEAST_TEMPERATURE
 from specrig.engines.http.wire import MAX_DRAFT_TOKENS
 from specrig.services.app import RefusedError
 
 Kind = TypeVar("Kind", bound="Asked")
+
+
+def _warm_enough(temperature: float) -> float:
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(f"Input should be 0 or greater than or equal to {LEAST_TEMPERATURE:g}")
+    return temperature
 
 
 class StreamOptions(BaseModel):
@@ -28,7 +35,7 @@ class Asked(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
-    temperature: float = Field(1.0, ge=0, le=10)
+    temperature: Annotated[float, Field(ge=0, le=10), AfterValidator(_warm_enough)] = 1.0
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -92,7 +99,7 @@ def read(kind: type[Kind], body: Any) -> Kind:
             raise RefusedError(422, "it is missing", "add it", where=where) from error
         given = repr(issue["input"])
         given = given if len(given) <= 80 else given[:77] + "..."
-        raise RefusedError(422, issue["msg"], f"you gave {given}", where=where) from error
+        raise RefusedError(422, issue["msg"].removeprefix("Value error, "), f"you gave {given}", where=where) from error
 
 
 class Wording:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from specrig.models.endpoint import Endpoint
-from specrig.settings import Settings
+from specrig.settings import AnyPath, Settings
 from specrig.study.entries import BatchSizes, MethodEntry, Names, Temperatures
 from specrig.study.rows import Name, Pair, Task
 from specrig.training.recipe import Recipe
@@ -17,11 +17,11 @@ from specrig.training.recipe import Recipe
 class Tables(Settings):
     """The three tables that a study reads: pairs, tasks and reported figures, each with one row an entry."""
 
-    pairs: Path = Path("configs/pairs.tsv")
+    pairs: AnyPath = Path("configs/pairs.tsv")
     """File with one row a pair of models."""
-    tasks: Path = Path("configs/tasks.tsv")
+    tasks: AnyPath = Path("configs/tasks.tsv")
     """File with one row a task."""
-    reported: Path | None = Path("configs/reported.csv")
+    reported: AnyPath | None = Path("configs/reported.csv")
     """File with one row a reported figure; null: the study is compared with no reported figures."""
 
 
@@ -83,9 +83,9 @@ class Config(Settings):
     """How the models of `trained` pairs are trained."""
     tables: Tables = Tables()
     """Files that describe the pairs, the tasks and the reported figures."""
-    results: Path = Path("results")
+    results: AnyPath = Path("results")
     """Folder in which each study has a folder for everything it makes except its report."""
-    reports: Path = Path("reports")
+    reports: AnyPath = Path("reports")
     """Folder in which each study has a folder for its report."""
     rows: Rows = Rows()
     """The table rows that the study uses; filled in when the study is read, never written by its author."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -91,7 +90,7 @@ def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[st
 
     Invalid parts are left out, so that the later checks still see the rest. Raises StudyError if no valid study is left.
     """
-    config = copy.deepcopy(config)
+    config = _own(config, (), problems)
     if not config.get("study"):
         problems.key(["study"], "the study has no name", "add `study: <name>`")
         config["study"] = "unnamed"
@@ -114,6 +113,21 @@ def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[st
     except ValidationError:  # what is left leans on what was cut
         problems.stop()
         raise
+
+
+def _own(value: Any, path: tuple[str | int, ...], problems: Problems) -> Any:
+    """A copy of a config in which no two places share a list or block, as they do behind YAML's aliases: one may be cut.
+
+    Numbers beyond 64 bits, which no stage can compute with, become 1 and are added to `problems`.
+    """
+    if isinstance(value, dict):
+        return {key: _own(item, (*path, key), problems) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_own(item, (*path, index), problems) for index, item in enumerate(value)]
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        problems.key(path, "a number beyond 64 bits", "give one below 2^63")
+        return 1
+    return value
 
 
 def _inside(config: Any, path: Sequence[str | int]) -> list[str | int]:

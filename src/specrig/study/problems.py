@@ -41,6 +41,8 @@ LONGEST = 200
 """Characters of what a user gave that a message repeats."""
 MOST = 20
 """Problems that a message lists; more are counted."""
+MOST_REPEATED = 100_000
+"""Values that the aliases of a YAML file may repeat altogether."""
 
 
 def shortened(value: Any) -> str:
@@ -61,17 +63,66 @@ def decoded(file: Path) -> str:
 
 
 class OnceOnly(yaml.SafeLoader):
-    """YAML in which a key stands once: where it stands twice, PyYAML (and so Snakemake) would silently take the last."""
+    """YAML in which a key is a text that stands once: where it stands twice, PyYAML (and so Snakemake) would silently take the last.
+
+    What is repeated by aliases is bounded, so that a short file does not fill the memory. Every error knows its line.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._sizes: dict[int, int] = {}  # of each finished node, how many values it holds, those behind aliases included
+        self._repeated = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node. Raises ComposerError for an alias inside of what it names, and for aliases that repeat too much."""
+        alias = self.peek_event() if self.check_event(yaml.AliasEvent) else None
+        node: yaml.Node | None = super().compose_node(parent, index)
+        if node is None:
+            return None
+        if alias is not None:
+            if id(node) not in self._sizes:
+                raise _mistake(f"the alias *{alias.anchor} stands inside of what it names", alias)
+            self._repeated += self._sizes[id(node)]
+            if self._repeated > MOST_REPEATED:
+                raise _mistake(f"aliases repeat more than {MOST_REPEATED:,} values", alias)
+            return node
+        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        below = 0 if isinstance(node, yaml.ScalarNode) else sum(self._sizes[id(part)] for part in parts)
+        self._sizes[id(node)] = 1 + below
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """The node of a mapping. Raises ComposerError, which knows the line, for a key that is there already."""
+        """The node of a mapping. Raises ComposerError for a key that is there already or is no text."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.composer.ComposerError(None, None, f"the key {key.value!r} stands there twice", key.start_mark)
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if not isinstance(key, yaml.ScalarNode):
+                raise _mistake("a list or a mapping stands where a key is to be", key)
+            if key.tag != "tag:yaml.org,2002:str":
+                raise _mistake(f"the key {shortened(key.value)} is no text: put it in quotes", key)
+            if key.value in seen:
+                raise _mistake(f"the key {shortened(key.value)} stands there twice", key)
             seen.add(key.value)
         return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node. Raises ConstructorError for one that looks like a date or number, or is tagged as one, but is none."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError) as error:  # what PyYAML's constructors of scalars raise
+            if not isinstance(node, yaml.ScalarNode):
+                raise
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{shortened(node.value)} is no {kind}; a text stands in quotes", node.start_mark
+            ) from error
+
+
+def _mistake(reason: str, at: Any) -> yaml.YAMLError:
+    """The error with the line of `at`, a node or an event."""
+    return yaml.composer.ComposerError(None, None, reason, at.start_mark)
 
 
 @contextmanager

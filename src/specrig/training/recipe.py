@@ -6,13 +6,12 @@ Budgets are counted in optimiser steps, never in seconds, so a recipe gives the 
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from specrig.corpus.recipe import Corpus
-from specrig.settings import Settings
+from specrig.settings import AnyPath, Settings
 from specrig.training.eagle3_recipe import Eagle3Training
 from specrig.training.eagle_recipe import EagleTraining
 from specrig.training.hydra_recipe import HydraTraining
@@ -131,7 +130,7 @@ class Recipe(Settings):
     """Seed of the corpus, of the initial weights and of the order of the training text."""
     corpus: Corpus = Corpus()
     """The text to learn from, and how much of it is held out."""
-    prompts: Path | None = None
+    prompts: AnyPath | None = None
     """What a target is asked in training: a JSONL, CSV or Parquet file whose rows have `prompt`, `turns` or `messages`; null: the corpus,
     as instructions where the target has a chat template. Prompts of the study's tasks are left out."""
     chat: Literal["auto"] | bool = "auto"

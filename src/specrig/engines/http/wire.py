@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from specrig.decoding.types import LEAST_TEMPERATURE
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -154,8 +156,24 @@ def _check(number: int, ask: Ask) -> None:
         raise WireError(f"row {number} has no new token")
     if drafted > WIDEST_DRAFT:
         raise WireError(f"row {number} has {drafted} draft tokens, the most are {WIDEST_DRAFT}")
-    if not 0 <= ask.temperature < float("inf"):
-        raise WireError(f"row {number} has temperature {ask.temperature}, which is to be a finite number from 0 up")
+    if not 0 <= ask.temperature < float("inf") or 0 < ask.temperature < LEAST_TEMPERATURE:
+        raise WireError(
+            f"row {number} has temperature {ask.temperature}, which is to be 0 or a finite number from {LEAST_TEMPERATURE:g} up"
+        )
+    # Beyond its range a number would draw a token that the model does not have.
+    if not all(0 <= uniform < 1 for uniform in ask.uniforms):
+        raise WireError(f"row {number} has a uniform that is not from 0 up and below 1")
+    if ask.q is not None and ask.q.size and not _can_be_drawn_from(ask.q):
+        raise WireError(f"row {number} has probabilities that nothing can be drawn from: negative, not finite, or all zero")
+
+
+def _can_be_drawn_from(q: Floats) -> bool:
+    """Whether each of the distributions `[n, V]` has finite weights from 0 up, and not only zeros. A NaN passes neither comparison."""
+    import numpy as np
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        totals = q.sum(-1, dtype=np.float32)
+    return bool(q.min() >= 0 and totals.min() > 0 and totals.max() < np.inf)
 
 
 def _array(kind: str, values: Any) -> bytes:
