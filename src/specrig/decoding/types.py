@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,16 @@ Acceptance = Literal["exact", "block", "typical"]
 
 LEAST_TEMPERATURE = 1e-6
 """Lowest temperature above 0 that is sampled at: logits divided by less are no longer finite numbers."""
+
+
+def _sampled_at(temperature: float) -> float:
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(f"a temperature is 0 (greedy decoding) or at least {LEAST_TEMPERATURE:g}")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0, le=10), AfterValidator(_sampled_at)]
+"""As a user may give it."""
 
 
 Criterion: TypeAlias = "Callable[[Tensor], Tensor]"

@@ -8,19 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specrig.decoding.types import LEAST_TEMPERATURE
+from specrig.decoding.types import Temperature
 from specrig.engines.http.wire import MAX_DRAFT_TOKENS
 from specrig.services.app import RefusedError
 
 Kind = TypeVar("Kind", bound="Asked")
-
-
-def _warm_enough(temperature: float) -> float:
-    if 0 < temperature < LEAST_TEMPERATURE:
-        raise ValueError(f"Input should be 0 or greater than or equal to {LEAST_TEMPERATURE:g}")
-    return temperature
 
 
 class StreamOptions(BaseModel):
@@ -35,7 +29,7 @@ class Asked(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
-    temperature: Annotated[float, Field(ge=0, le=10), AfterValidator(_warm_enough)] = 1.0
+    temperature: Temperature = 1.0
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     stream: bool = False
     stream_options: StreamOptions | None = None

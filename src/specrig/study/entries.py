@@ -6,10 +6,10 @@ import re
 from itertools import product
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from specrig.decoding.drafters import registry as methods
-from specrig.decoding.types import LEAST_TEMPERATURE
+from specrig.decoding.types import Temperature
 from specrig.settings import Settings
 
 K_RANGE = range(1, 17)
@@ -17,15 +17,8 @@ K_RANGE = range(1, 17)
 # `k: 4` and `k: [4]` mean the same, so that `--config k=4`-like overrides stay short.
 _listed = BeforeValidator(lambda value: value if isinstance(value, list | tuple) or value is None else [value])
 
-
-def _warm_enough(temperature: float) -> float:
-    if 0 < temperature < LEAST_TEMPERATURE:
-        raise ValueError(f"a temperature is 0 (greedy decoding) or at least {LEAST_TEMPERATURE:g}")
-    return temperature
-
-
 Names = Annotated[list[str], _listed]
-Temperatures = Annotated[list[Annotated[float, Field(ge=0, le=10), AfterValidator(_warm_enough)]], _listed]
+Temperatures = Annotated[list[Temperature], _listed]
 BatchSizes = Annotated[list[Annotated[int, Field(ge=1)]], _listed]
 
 
