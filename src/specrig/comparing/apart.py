@@ -96,7 +96,9 @@ class Apart:
                     held[place] = row
         both = {key: held for key, held in found.items() if {place.side for place in held} == {"A", "B"}}
         order = method_order(key[-1] for key in both)
-        return [Held(*key, both[key]) for key in sorted(both, key=lambda key: (*key[:-1], order.index(key[-1])))]
+        return [
+            Held(key[0], key[1], key[2], both[key]) for key in sorted(both, key=lambda key: (*key[:-1], order.index(key[-1])))
+        ]
 
     @cached_property
     def agreement(self) -> tuple[Place, Place, int, int] | None:
@@ -130,7 +132,7 @@ class Apart:
             return []
         audit = study.audit()
         lengths = acceptance_summary(cells, study.records, tasks, audit)
-        names = [name for name in lengths if name.startswith("mean_")]
+        names = [name for name in map(str, lengths.columns) if name.startswith("mean_")]
         keys = ["engine", "pair", "temperature", "batch_size", "method", "variant", "k"]
         summary = speedup_summary(cells, study.records, tasks, audit).merge(lengths[[*keys, *names]], on=keys, how="left")
         found = []
