@@ -22,6 +22,7 @@ from specrig.comparing.comparison import Comparison, Side
 from specrig.comparing.sentences import headline
 from specrig.comparing.sources import ComparisonError, opened
 from specrig.comparing.tables import as_values
+from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.study_data import read_study
 
 METHODS = ("draft_model", "ngram", "medusa")
@@ -227,7 +228,7 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(
         "no study": (tmp_path, "is no study"),
         "no records": (tmp_path / "empty", "holds no records"),
         "two studies": (tmp_path / "two", "holds 2 studies: name one of"),
-        "nothing common": (tmp_path / "other", "have no cell in common"),
+        "nothing common": (tmp_path / "other", "have no cell in common, nor a method that ran in both"),
     }[what]
     if what == "no records":
         other.mkdir()
@@ -236,12 +237,47 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(
         for name in ("one", "other"):
             shutil.copytree(base, other / name)
     if what == "nothing common":
-        write_study(other, methods=("draft_model",), pairs=("another",), ks=(2,), prompts=2)
+        write_study(other, methods=("suffix",), pairs=("another",), ks=(2,), prompts=2)
     assert run(["compare", str(base), str(other)]) == 2
     said = capfd.readouterr().err
     assert "✗ ComparisonError" in said
     assert says in said
     assert len(said.strip().splitlines()) == 2
+
+
+def test_studies_of_other_pairs_stand_side_by_side(base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    other = write_study(tmp_path / "other", methods=("draft_model", "ngram", "suffix"), pairs=("another",), ks=(2, 4), prompts=4)
+    page = tmp_path / "page.html"
+    assert run(["compare", str(base), str(other), "--json", "--html", str(page)]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["cells"] == []
+    assert "no cell in common" in found["headline"][0]
+    assert "pairs (embedded in A, another in B)" in found["headline"][0]
+    assert any("only one ran it" in sentence and "medusa in A; suffix in B" in sentence for sentence in found["headline"])
+    held = {(row["method"], row["study"]): row for row in found["side_by_side"]}
+    assert set(held) == {(method, study) for method in ("draft_model", "ngram") for study in "ab"}
+    summary = Exhibits(read_study(base)).speedups.set_index("method")
+    assert held["ngram", "a"]["speedup"] == pytest.approx(summary.loc["ngram", "geometric_mean"])
+    assert held["ngram", "a"]["k"] == summary.loc["ngram", "k"]
+    assert "no cell in common" in page.read_text()
+    assert run(["compare", str(base), str(other)]) == 0
+    text = capfd.readouterr().out
+    assert all(
+        re.search(rf"{method} +{pair}", text) for method in ("draft_model", "ngram") for pair in ("A embedded", "B another")
+    )
+
+
+def test_cells_that_were_measured_once_are_no_agreement(base: Path, twin: Path) -> None:
+    assert headline(compared(base, twin))[0].startswith("Both hold the very same records of all 24 common cells")
+    change_records(twin, slower(1.5, "ngram"))
+    found = compared(base, twin)
+    assert len(found.same) == 16
+    assert "16 hold the very same records" in headline(found)[0]
+
+
+def test_what_one_did_not_record_is_said(base: Path, twin: Path) -> None:
+    change_environments(twin, lambda environment: environment.update(memory={"last_level_cache": 32e6}))
+    assert any("A did not record last-level cache" in sentence for sentence in headline(compared(base, twin)))
 
 
 def test_the_command_prints_and_writes_all_of_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -19,11 +20,12 @@ from specrig.decoding import drafters
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
 from specrig.reporting import style
-from specrig.reporting.advised import advised
+from specrig.reporting.advised import _megabytes, advised
 from specrig.reporting.document import write_report
 from specrig.reporting.environment import differing, environment_rows, machine, parameters
 from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.figures import FILES, training_curves, write_figures
+from specrig.reporting.grid import unbroken
 from specrig.reporting.narrative import conclusion, repetition_warnings
 from specrig.reporting.samples import sample, sources, spans
 from specrig.reporting.study_data import Job, read_study
@@ -330,3 +332,13 @@ def test_looping_outputs_are_called_out(study: Path) -> None:
     cells.loc[cells["task"] == "code", "baseline_repeated_4grams"] = 0.6
     warnings = repetition_warnings(cells)
     assert len(warnings) == 1 and "60 %" in warnings[0] and "code" in warnings[0]
+
+
+def test_a_number_keeps_its_unit_beside_it(page: tuple[str, Page]) -> None:
+    assert unbroken("102 % of 5 MB/s, 3 ms, 4 msec, k %") == "102\u00a0% of 5\u00a0MB/s, 3\u00a0ms, 4 msec, k %"
+    assert "95\u00a0%" in page[0]
+    assert "95 % interval" not in re.sub(r'aria-label="[^"]*"', "", page[0])
+
+
+def test_memory_below_the_resolution_is_not_a_saving() -> None:
+    assert [_megabytes(size) for size in (-1.2, 0.0, 0.9, 1.0, 1234.4)] == ["< 1 MB", "< 1 MB", "< 1 MB", "1 MB", "1,234 MB"]

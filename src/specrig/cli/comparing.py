@@ -20,13 +20,13 @@ def compare(
     html: Annotated[Path | None, typer.Option("--html", help="Write a page to this file")] = None,
 ) -> None:
     """Say which cells of two studies differ beyond chance, by how much, and what else differs that could explain it."""
-    from specrig.comparing.comparison import Comparison, Side
+    from specrig.comparing.apart import compared
+    from specrig.comparing.comparison import Side
     from specrig.comparing.sources import opened
-    from specrig.comparing.tables import as_values
-    from specrig.comparing.view import show, write_page
+    from specrig.comparing.view import as_values, show, write_page
 
     with opened(a) as first, opened(b) as second:
-        comparison = Comparison(Side(str(a), first), Side(str(b), second))
+        comparison = compared(Side(str(a), first), Side(str(b), second))
         if as_json:
             print_json(as_values(comparison))
         if html is not None:

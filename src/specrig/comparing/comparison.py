@@ -21,6 +21,7 @@ from specrig.analysis.disturbance import disturbed
 from specrig.audit.family import failures
 from specrig.comparing.sources import ComparisonError
 from specrig.comparing.surroundings import BOTH, NEITHER, ROUNDING, SPEED, Difference, differences
+from specrig.measurement.records import Record, Run
 from specrig.reporting.environment import commit, machine
 from specrig.reporting.study_data import StudyData
 
@@ -94,6 +95,11 @@ class Comparison:
     def common(self) -> list[str]:
         """The names of the cells that both measured."""
         return [name for name in self.a.study.cells if name in self.b.study.cells]
+
+    @cached_property
+    def same(self) -> list[str]:
+        """The names of the common cells whose records are the very same, times included: they were measured once, and copied."""
+        return [name for name in self.common if _runs(self.a.study.cells[name]) == _runs(self.b.study.cells[name])]
 
     @cached_property
     def only(self) -> tuple[list[str], list[str]]:
@@ -179,6 +185,10 @@ def _contained(sides: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[
 def _by_identity(table: pd.DataFrame) -> dict[Identity, dict[str, Any]]:
     frame = table.assign(_disturbed=disturbed(table), variant=table["variant"].fillna(""))
     return {row_identity(row): row for row in row_dicts(frame)}
+
+
+def _runs(records: Sequence[Record]) -> dict[tuple[str, int, int], tuple[Run, Run]]:
+    return {(each.prompt_id, each.replicate, each.repeat): (each.run, each.baseline) for each in records}
 
 
 def _spread(study: StudyData) -> str:

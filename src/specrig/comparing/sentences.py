@@ -11,6 +11,7 @@ from scipy.special import ndtr
 from specrig.analysis.statistics import LEVEL as INTERVAL
 from specrig.analysis.statistics import student
 from specrig.comparing.comparison import LEVEL, Comparison, Row
+from specrig.comparing.surroundings import unrecorded
 from specrig.reporting.grid import interval, number, percent
 
 NOTES = (
@@ -25,6 +26,7 @@ NOTES = (
 def headline(comparison: Comparison) -> list[str]:
     """What to know first: agreement, the shift of all cells, changes beyond chance, acceptance, and what the intervals can tell."""
     said = [
+        _same(comparison),
         _contained(comparison),
         _shift(comparison),
         _changes(comparison.rows),
@@ -32,8 +34,21 @@ def headline(comparison: Comparison) -> list[str]:
         _reach(comparison),
         _marked(comparison.rows),
         _only(comparison),
+        _unrecorded(comparison),
     ]
     return [sentence for sentence in said if sentence]
+
+
+def _same(comparison: Comparison) -> str:
+    same, common = len(comparison.same), len(comparison.common)
+    if not same:
+        return ""
+    if same == common:
+        return f"Both hold the very same records of all {common} common cells, times included: they are one measurement, and that they agree says nothing."
+    return (
+        f"Of {common} common cells {same} hold the very same records in both, times included: these were measured once, so that they agree says nothing, "
+        f"neither below nor of the machine. The other {common - same} were measured anew."
+    )
 
 
 def _contained(comparison: Comparison) -> str:
@@ -137,6 +152,13 @@ def _marked(rows: Sequence[Row]) -> str:
 def _only(comparison: Comparison) -> str:
     ours, theirs = (len(names) for names in comparison.only)
     return f"Cells in A alone: {ours}; in B alone: {theirs}. They are not compared." if ours or theirs else ""
+
+
+def _unrecorded(comparison: Comparison) -> str:
+    sides = zip("AB", unrecorded(comparison.a.study, comparison.b.study), strict=True)
+    return " ".join(
+        f"{name} did not record {', '.join(what)}: whether that differs is not known." for name, what in sides if what
+    )
 
 
 def _share(part: int, whole: int) -> float:

@@ -39,6 +39,7 @@ ENVIRONMENT: tuple[tuple[str, Effect, Read], ...] = (
     ("GPU", ROUNDING, lambda found: ", ".join(str(gpu.get("name", gpu)) for gpu in found.get("gpus") or [])),
     ("device", ROUNDING, lambda found: found.get("device")),
     ("threads", ROUNDING, lambda found: _at(found, "torch", "threads")),
+    ("last-level cache", SPEED, lambda found: _megabytes(_at(found, "memory", "last_level_cache"))),
     ("memory", SPEED, lambda found: f"{found['memory_gb']} GB" if found.get("memory_gb") else None),
     ("system", SPEED, lambda found: found.get("platform")),
     ("Python", SPEED, lambda found: found.get("python")),
@@ -46,6 +47,8 @@ ENVIRONMENT: tuple[tuple[str, Effect, Read], ...] = (
     ("transformers", ROUNDING, lambda found: _at(found, "packages", "transformers")),
     ("precision", BOTH, lambda found: _at(found, "models", "target", "precision")),
     ("engine's build", ROUNDING, lambda found: _at(found, "engine", "build")),
+    ("engine's options", ROUNDING, lambda found: _listed(_at(found, "engine", "options"))),
+    ("compiled passes", ROUNDING, lambda found: _compiled(_at(found, "engine", "kernels", "compiled"))),
 )
 """(what, its effect, how environment.json tells it). A value that one of the two did not record is no difference."""
 SETTINGS = {"max_new_tokens": "tokens to generate", "seed": "seed"}
@@ -66,6 +69,57 @@ def differences(a: StudyData, b: StudyData) -> list[Difference]:
         values = {key: (read(a.environments[key]), read(b.environments[key])) for key in jobs}
         found += _grouped(what, effect, values)
     return found
+
+
+def whole_differences(a: StudyData, b: StudyData) -> list[Difference]:
+    """What differs between two studies that share no job: targets, settings, code, machine. `jobs` stays empty."""
+    reads: list[tuple[str, Effect, Read]] = [("targets", BOTH, _target), *ENVIRONMENT]
+    reads.insert(1, ("code", BOTH, _commit))
+    found = []
+    for key, what in SETTINGS.items():
+        found.append((what, BOTH, str(a.config.get(key, "")), str(b.config.get(key, ""))))
+    for what, effect, read in reads:
+        ours, theirs = (_all_values(study, read) for study in (a, b))
+        found.append((what, effect, ours, theirs))
+    return [
+        Difference(what, ours, theirs, effect, frozenset())
+        for what, effect, ours, theirs in found
+        if ours and theirs and ours != theirs
+    ]
+
+
+def unrecorded(a: StudyData, b: StudyData) -> tuple[list[str], list[str]]:
+    """(what A did not record and B did, what B did not record and A did): whether these differ is not known."""
+    names: tuple[list[str], list[str]] = ([], [])
+    for what, _, read in ENVIRONMENT:
+        known = [bool(_all_values(study, read)) for study in (a, b)]
+        if known[0] != known[1]:
+            names[known.index(False)].append(what)
+    return names
+
+
+def _all_values(study: StudyData, read: Read) -> str:
+    """Every value that the jobs of a study recorded."""
+    found = (read(environment) for environment in study.environments.values())
+    return "; ".join(sorted({str(value) for value in found if value not in (None, "")}))
+
+
+def _target(environment: Mapping[str, Any]) -> str | None:
+    shape = _at(environment, "models", "target", "shape") or {}
+    names = {"num_hidden_layers": "layers", "hidden_size": "wide", "vocab_size": "tokens"}
+    return ", ".join(f"{shape[key]:,} {word}" for key, word in names.items() if shape.get(key)) or None
+
+
+def _megabytes(size: Any) -> str | None:
+    return f"{size / 1e6:,.1f} MB" if isinstance(size, int | float) and size else None
+
+
+def _listed(options: Any) -> str | None:
+    return ", ".join(f"{key} {value}" for key, value in sorted(options.items())) if isinstance(options, Mapping) else None
+
+
+def _compiled(models: Any) -> str | None:
+    return (", ".join(name for name, used in models.items() if used) or "none") if isinstance(models, Mapping) else None
 
 
 def _prompts(a: StudyData, b: StudyData) -> list[Difference]:

@@ -147,6 +147,7 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
             for change, beyond in comparison.means
         ],
         "cells": [_row_values(row) for row in comparison.rows],
+        "same_records": comparison.same,
         "only_a": comparison.only[0],
         "only_b": comparison.only[1],
     }

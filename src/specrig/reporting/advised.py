@@ -70,7 +70,7 @@ def advice_grid(found: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entr
                 Entry(_name(row) if gains else "none", "" if certain else "gain not certain" if gains else "", bold=certain),
                 Entry(str(row["k"]) if gains else "–"),
                 Entry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
-                Entry(f"{round(row['beyond_mb']):,} MB", f"of {grid.number(row['peak_memory_mb'], 0)}") if known else Entry("–"),
+                Entry(_megabytes(row["beyond_mb"]), f"of {grid.number(row['peak_memory_mb'], 0)}") if known else Entry("–"),
                 Entry(", ".join(row["rivals"][:SHOWN]) + (f" and {more} more" if more > 0 else "") or "–"),
                 *links(row),
             ]
@@ -88,6 +88,11 @@ def advice_grid(found: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entr
             "plain decoding's in the same cell, of the whole."
         ),
     )
+
+
+def _megabytes(size: float) -> str:
+    """A difference of two peaks: what falls below their resolution, with either sign, is no saving."""
+    return f"{round(size):,} MB" if size >= 1 else "< 1 MB"
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from specrig.analysis.efficiency import explained_efficiency
 from specrig.measurement.records import NOT_RECORDED, Record
 from specrig.reporting.grid import Entry, Grid, number, percent
 from specrig.reporting.study_data import StudyData
-from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN
+from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN, cell_name
 
 LOST = {
     "OTHERS": "other processes took {} of the processors that the jobs count on",
@@ -91,12 +91,20 @@ def disturbed_grid(study: StudyData) -> Grid | None:
         for replicate in dict.fromkeys(reason.replicate for reason in study.disturbances[name]):
             records = [record for record in study.every[name] if record.replicate == replicate]
             texts = [reason.text for reason in study.disturbances[name] if reason.replicate == replicate]
-            job, _, cell = name.rpartition("/")
-            rows.append([Entry(job), Entry(cell), Entry(str(replicate)), Entry(_when(records)), Entry("; ".join(texts))])
+            cell = records[0].cell
+            rows.append(
+                [
+                    Entry("/".join(cell.job[:2])),
+                    Entry(cell_name(cell)),
+                    Entry(str(replicate)),
+                    Entry(_when(records)),
+                    Entry("; ".join(texts)),
+                ]
+            )
     if not rows:
         return None
     return Grid(
-        ["job", "cell", "replicate", "when (UTC)", "reasons"],
+        ["pair", "cell", "replicate", "when (UTC)", "reasons"],
         rows,
         labels=5,
         caption=f"{DISTURBED_NOTE} When: the probes around its block.",

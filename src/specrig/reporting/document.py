@@ -27,7 +27,7 @@ from specrig.reporting.attachments import Attachments, Embedded, mlflow_runs
 from specrig.reporting.device import floor_notes
 from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.figures import FILES, training_curves, write_figures
-from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.grid import Entry, Grid, unbroken
 from specrig.reporting.inline_svg import inline_svg
 from specrig.reporting.names import FIGURES
 from specrig.reporting.narrative import conclusion, drift_sentence, repetition_warnings
@@ -35,7 +35,7 @@ from specrig.reporting.optimum import optimal_k_sentence
 from specrig.reporting.panels import PHONE
 from specrig.reporting.samples import Sample, sample
 from specrig.reporting.study_data import StudyData, read_study
-from specrig.reporting.style import method_name, task_name
+from specrig.reporting.style import cell_name, method_name, task_name
 from specrig.reporting.summary import MEAN, base_setting
 
 TIMED = ("k_sweep", "heatmap", "speedup_bars", "predicted", "engines", "batching", "latency", "reported", "order")
@@ -57,6 +57,9 @@ def write_report(study_dir: Path, out: Path, attachments: Attachments | None = N
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: (
+            unbroken(value) if type(value) is str else value
+        ),  # what was escaped by hand (outputs) stays as it is
     ).get_template("report.html.j2")
     if attachments is None:
         study = exhibits.study
@@ -204,4 +207,4 @@ def _skipped(study: StudyData) -> list[tuple[str, str, str]]:
         refusals = load_study(study.folder / "study.json").grid.refusals
     except StudyError:
         return []  # a study of another version: its records still make a report
-    return [("/".join(refusal.cell.job), refusal.cell.slug, refusal.reason) for refusal in refusals]
+    return [("/".join(refusal.cell.job[:2]), cell_name(refusal.cell), refusal.reason) for refusal in refusals]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -66,6 +67,14 @@ def number(value: float | None, digits: int = 2) -> str:
 def percent(value: float | None, digits: int = 0) -> str:
     """A share as text in per cent, with `digits` decimals; an en dash where it is undefined."""
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
+
+
+_UNITS = re.compile(r"(?<=\d) (?=(?:%|[kMGT]?i?B(?:/s)?|[mμ]?s|tokens/s|GHz|MHz)(?![\w/]))")
+
+
+def unbroken(text: str) -> str:
+    """`text` for a page that breaks lines: a number keeps its unit beside it."""
+    return _UNITS.sub("\u00a0", text)
 
 
 def interval(low: float, high: float, digits: int = 2) -> str:

@@ -38,7 +38,7 @@ def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> l
 
 def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str], where: str) -> list[str]:
     mean, low, high = top[CROSSFIT], top[f"{CROSSFIT}_low"], top[f"{CROSSFIT}_high"]
-    name = top["method"] + (f" ({top['variant']})" if top["variant"] else "")
+    name = method_name(top["method"], variant=top["variant"])
     spread = f"{interval(low, high)} at 95 %" if np.isfinite(low) else "too few prompts for an interval"
     measured = [task for task in tasks if np.isfinite(top[task])]
     count = f"{len(measured)} task{'s' if len(measured) != 1 else ''}"

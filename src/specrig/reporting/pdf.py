@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specrig.reporting.citations import cited, reference
-from specrig.reporting.grid import Entry, Grid
+from specrig.reporting.grid import Entry, Grid, unbroken
 from specrig.reporting.names import FIGURES
 from specrig.reporting.outline import Caution, Outline, Section, Shown
 from specrig.reporting.panels import PAGE
@@ -63,7 +63,9 @@ def _marked(value: Any, numbers: dict[str, int]) -> Any:
         return {name: _marked(inner, numbers) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_marked(inner, numbers) for inner in value]
-    return cited(value, lambda key: f"[{numbers.setdefault(key, len(numbers) + 1)}]") if isinstance(value, str) else value
+    return (
+        unbroken(cited(value, lambda key: f"[{numbers.setdefault(key, len(numbers) + 1)}]")) if isinstance(value, str) else value
+    )
 
 
 def _section(section: Section, figures: dict[str, list[tuple[str, str]]]) -> dict[str, Any]:

@@ -97,6 +97,12 @@ def method_name(method: str, *, variant: str = "", lossless: bool = True, distur
     return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{signs}"
 
 
+def cell_name(cell: Any) -> str:
+    """A cell in words, without engine and pair, as tables name it that have one column for all of it."""
+    name = method_name(cell.method, variant=cell.variant)
+    return f"{name}, k = {cell.k}, {task_name(cell.task)}, temperature {cell.temperature:g}, batch size {cell.batch_size}"
+
+
 def variant_name(method: str, variant: str) -> str:
     """The label of a variant for readers: `nodes12-top_k4`, as it stands in file names, becomes `nodes=12, top_k=4`."""
     options = methods()[method].Options.model_fields if method in methods() else {}

@@ -2,7 +2,7 @@
 const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 
 // Tables: a click on a column's title sorts each group of rows; a field above longer tables hides the rows without its words.
-const number = (text) => { const found = text.replace(/,(?=\d{3})/g, "").match(/^[-−]?\d[\d.]*/); return found ? parseFloat(found[0]) : NaN; };
+const number = (text) => { const found = text.replace(/,(?=\d{3})/g, "").match(/^(?:< )?([-−]?\d[\d.]*(?:e[-+]?\d+)?)/); return found ? parseFloat(found[1]) : NaN; };
 const compare = (a, b) => {
   const [x, y] = [number(a), number(b)];
   return Number.isNaN(x) && Number.isNaN(y) ? a.localeCompare(b) : Number.isNaN(x) ? 1 : Number.isNaN(y) ? -1 : x - y;
