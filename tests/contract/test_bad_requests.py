@@ -185,7 +185,7 @@ def test_bytes_that_are_no_json_are_refused(urls: dict[str, str], content: bytes
         (b'{"prompt": "a", "\\ud800": 1}', 422, "body: not JSON"),
         (b'{"prompt": "\xff"}', 422, "body: not JSON"),
         (b'{"seed": ' + b"9" * 5000 + b"}", 422, ""),
-        (b'{"prompt": [1], "temperature": 1e-320}', 422, "temperature: Input should be 0 or greater than or equal to 1e-06"),
+        (b'{"prompt": [1], "temperature": 1e-320}', 422, "temperature: a temperature is 0 (greedy decoding) or at least 1e-06"),
         (b'{"prompt": "' + b"a" * (15 << 20) + b'"}', 422, "prompt: a prompt of 15728640 characters, the most are 12800"),
         (b" " * (17 << 20), 413, "the request is longer than 16 MiB"),
     ],
