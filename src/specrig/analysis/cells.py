@@ -66,7 +66,7 @@ def cells_table(records: Iterable[Record]) -> pd.DataFrame:
     and times include how much whole runs differ (see `analysis.replicates`).
     """
     cells = by_cell(records)
-    measures: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
+    measures: dict[str, Callable[[speedup.Times], pd.Series]] = {
         "speedup": speedup.log_ratios,
         "end_to_end": partial(speedup.log_ratios, scope="end_to_end"),
         "rate": speedup.log_rates,

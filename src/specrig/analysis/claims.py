@@ -44,6 +44,8 @@ COLUMNS = [
     *["metric", "reported_low", "reported_high", "measured", "measured_low", "measured_high", "ratio"],
     *["predicted_low", "predicted_high", "cell", "command"],
 ]
+ByMethod = dict[str, list[dict[str, Any]]]
+"""Method -> rows of the table of cells, so that no claim looks through the cells of all methods."""
 COMPARABLE = {"acceptance_rate_alpha": "alpha"}
 """Name of a claim's metric -> column of the cells that holds it, where the two names differ."""
 NAN = float("nan")
@@ -76,7 +78,7 @@ def judge(claims: Sequence[Claim], cells: pd.DataFrame, catalogue: Catalogue) ->
     cells: the result of `analysis.cells.cells_table` with the additional columns `target` and `draft` (hub ids), `hardware` (the
     driver's name of the GPU, or `CPU`), `dtype` and, where it is known, `disturbed`.
     """
-    rows, others = row_dicts(undisturbed(cells)), row_dicts(cells[disturbed(cells)])
+    rows, others = _by_method(row_dicts(undisturbed(cells))), _by_method(row_dicts(cells[disturbed(cells)]))
     return [_judge(claim, claims, rows, others, catalogue) for claim in claims]
 
 
@@ -98,20 +100,19 @@ def judgements_table(judgements: Sequence[Judgement]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _judge(
-    claim: Claim, claims: Sequence[Claim], rows: list[dict[str, Any]], others: list[dict[str, Any]], catalogue: Catalogue
-) -> Judgement:
+def _judge(claim: Claim, claims: Sequence[Claim], rows: ByMethod, others: ByMethod, catalogue: Catalogue) -> Judgement:
     reason = impossible(claim)
     if reason is not None:
         return Judgement(claim, "impossible", reason)
     model = theory.check(claim, claims)
     predicted = model.low, model.high
     tasks = parts(claim, claims) if claim.aggregate else []
-    near = _near(claim, tasks, rows)
+    own, spoilt_rows = rows.get(claim.base_method, []), others.get(claim.base_method, [])
+    near = _near(claim, tasks, own)
     matching = [row for row, conditions in near if not conditions]
     if matching:
         return _compare(claim, matching, model)
-    spoilt = [row for row, conditions in _near(claim, tasks, [*rows, *others]) if not conditions] if others else []
+    spoilt = [row for row, conditions in _near(claim, tasks, [*own, *spoilt_rows]) if not conditions] if others else []
     if spoilt and claim.metric in TIMED:
         reason = f"{_name(spoilt[0])} was disturbed while it was measured, and no other cell matches: `specrig remeasure` has it measured again"
         return Judgement(claim, "not measured (disturbed)", reason, cell=_name(spoilt[0]), predicted=predicted)
@@ -132,6 +133,13 @@ def _judge(
         f"{obstacle or 'no such cell in this study'}; theory alone cannot tell: {model.reason}",
         command=run,
     )
+
+
+def _by_method(rows: list[dict[str, Any]]) -> ByMethod:
+    found: ByMethod = {}
+    for row in rows:
+        found.setdefault(row["method"], []).append(row)
+    return found
 
 
 def _near(claim: Claim, tasks: list[str], rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[str]]]:
@@ -185,8 +193,9 @@ def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
 
 def related(claim: Claim, row: dict[str, Any]) -> bool:
     """Whether a cell runs the claim's method on the claim's pair."""
-    drafts = not claim.drafts or claim.general or row["draft"] in claim.drafts
-    return row["method"] == claim.base_method and drafts and (claim.general or row["target"] == claim.target)
+    if row["method"] != claim.base_method or not (claim.general or row["target"] == claim.target):
+        return False
+    return not claim.drafts or claim.general or row["draft"] in claim.drafts
 
 
 def _compare(claim: Claim, rows: list[dict[str, Any]], model: Theory) -> Judgement:

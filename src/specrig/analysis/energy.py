@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import pandas as pd
+import numpy as np
 
+from specrig.analysis.speedup import Times
 from specrig.measurement.records import Record
 
 COLUMNS = [
@@ -21,7 +22,7 @@ COLUMNS = [
 """The keys of what `energy` returns. A table leaves out the columns that are NaN in every cell."""
 
 
-def energy(times: pd.DataFrame, records: Iterable[Record]) -> dict[str, Any]:
+def energy(times: Times, records: Iterable[Record]) -> dict[str, Any]:
     """The values of `COLUMNS` for one cell; NaN where no device counters were recorded.
 
     times: the result of `speedup.group_times` for the same records. Energies are joules per emitted token and include prefill.
@@ -45,11 +46,11 @@ def energy(times: pd.DataFrame, records: Iterable[Record]) -> dict[str, Any]:
     }
 
 
-def joules_per_token(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
+def joules_per_token(times: Times, side: Literal["", "baseline_"] = "") -> float:
     """All joules / all emitted tokens of the groups whose energy was counted for both method and baseline; NaN without any.
 
     Sums are used because the counter moves in steps that are too coarse for a single group. side: "" for the method.
     """
-    counted = times[times["energy_j"].notna() & times["baseline_energy_j"].notna()]
-    tokens = counted[f"{side}tokens"].sum()
-    return float(counted[f"{side}energy_j"].sum() / tokens) if tokens else float("nan")
+    counted = ~(np.isnan(times["energy_j"]) | np.isnan(times["baseline_energy_j"]))
+    tokens = times[f"{side}tokens"][counted].sum()
+    return float(times[f"{side}energy_j"][counted].sum() / tokens) if tokens else float("nan")

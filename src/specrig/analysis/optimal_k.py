@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ import pandas as pd
 from specrig.analysis.cells import by_cell, identity, row_dicts, row_identity
 from specrig.analysis.crossfit import Judged, crossfit
 from specrig.analysis.replicates import BetweenRuns, Layout, between, between_runs, layout
-from specrig.analysis.speedup import group_times, log_ratios
+from specrig.analysis.speedup import group_times, log_ratios, log_speedups
 from specrig.analysis.statistics import UNKNOWN, interval, mean
 from specrig.measurement.records import Record
 
@@ -40,33 +40,34 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
     default k was not measured.
     """
     grouped = by_cell(records)
-    ratios = {identity(members[0].cell): log_ratios(group_times(members)) for members in grouped.values()}
+    speeds = {identity(members[0].cell): log_speedups(group_times(members)) for members in grouped.values()}
     runs = between(grouped)
+    ratios = {identity(members[0].cell): log_ratios(group_times(members)) for members in grouped.values()} if runs else {}
     gain_runs = _gain_runs(cells, ratios) if runs else {}
     rows = []
-    for key, members in _settings(cells):
-        best = max(row_dicts(members), key=lambda found: found["speedup"])
-        known = row_dicts(members.dropna(subset=["predicted_speedup"]))
+    for members in _settings(cells):
+        best = max(members, key=lambda found: found["speedup"])
+        known = [found for found in members if not np.isnan(found["predicted_speedup"])]
         predicted = max(known, key=lambda found: found["predicted_speedup"], default={"k": np.nan, "predicted_speedup": np.nan})
-        row = dict(zip(KEYS, key, strict=True)) | {
-            "ks": ", ".join(str(k) for k in members["k"]),
+        row = {key: best[key] for key in KEYS} | {
+            "ks": ", ".join(str(found["k"]) for found in members),
             "best_k": best["k"],
             "predicted_k": predicted["k"],
             "predicted_speedup": predicted["predicted_speedup"],
         }
-        own = {found["k"]: ratios[row_identity(found)] for found in row_dicts(members)}
-        usual = members[members["k"] == DEFAULT_K]
-        if len(usual):
-            row["default_speedup"] = cast("dict[str, Any]", usual.iloc[0].to_dict())["speedup"]
-        by_k = {k: {row["task"]: logs.groupby(level="group").mean()} for k, logs in own.items()}
+        usual = [found for found in members if found["k"] == DEFAULT_K]
+        if usual:
+            row["default_speedup"] = usual[0]["speedup"]
+        by_k = {found["k"]: {row["task"]: speeds[row_identity(found)]} for found in members}
         judged = crossfit(by_k)
         if judged:
-            replicates = min(len(logs.index.unique("replicate")) for logs in own.values())
+            own = [ratios[row_identity(found)] for found in members] if runs else []
+            replicates = min((len(logs.index.unique("replicate")) for logs in own), default=1)
             place = (row["engine"], row["pair"])
             row |= _judged(
                 row["task"],
                 judged,
-                by_k[DEFAULT_K][row["task"]] if len(usual) else None,
+                by_k[DEFAULT_K][row["task"]] if usual else None,
                 runs.get(place),
                 gain_runs.get(place),
                 replicates,
@@ -99,20 +100,21 @@ def _judged(
     return row
 
 
-def _settings(cells: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
-    """Yield (values of `KEYS`, cells sorted by k) for every setting with two or more k's."""
-    frame = cells[cells["k"] > 0].assign(variant=cells["variant"].fillna(""))
-    for key, members in frame.dropna(subset=["speedup"]).groupby(KEYS, sort=False):
-        if len(members) > 1:
-            yield key, members.sort_values("k").reset_index(drop=True)
+def _settings(cells: pd.DataFrame) -> list[list[dict[str, Any]]]:
+    """The cells, sorted by k, of every setting (values of `KEYS`) with two or more k's."""
+    frame = cells[cells["k"] > 0].assign(variant=cells["variant"].fillna("")).dropna(subset=["speedup"])
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in row_dicts(frame[[*KEYS, "k", "speedup", "predicted_speedup"]]):
+        found.setdefault(tuple(row[key] for key in KEYS), []).append(row)
+    return [sorted(members, key=lambda row: row["k"]) for members in found.values() if len(members) > 1]
 
 
 def _gain_runs(cells: pd.DataFrame, ratios: dict[tuple[Any, ...], pd.Series]) -> dict[tuple[str, str], BetweenRuns]:
     """(engine, pair) -> what whole runs add to the difference between a k and the default. What moves both alike cancels."""
     found: dict[tuple[str, str], dict[str, list[Layout]]] = {}
-    for _, members in _settings(cells):
-        logs = {row["k"]: ratios[row_identity(row)] for row in row_dicts(members)}
-        first = row_dicts(members)[0]
+    for members in _settings(cells):
+        logs = {row["k"]: ratios[row_identity(row)] for row in members}
+        first = members[0]
         jobs = found.setdefault((first["engine"], first["pair"]), {}).setdefault(first["method"], [])
         jobs += [layout((logs[k] - logs[DEFAULT_K]).dropna()) for k in logs if DEFAULT_K in logs and k != DEFAULT_K]
     pools = {key: between_runs(jobs) for key, jobs in found.items()}

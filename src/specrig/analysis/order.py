@@ -18,8 +18,9 @@ Ang 2004), which leaves no remainder.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -124,17 +125,32 @@ def compare_orders(claims: Sequence[Claim], best: pd.DataFrame, cells: Mapping[s
     fair = best[best["lossless"].astype(bool) & ~best["failed"].astype(bool)]
     fair = fair[~fair["method"].isin(BASELINES)]
     records = {tuple(getattr(own[0].cell, name) for name in IDENTITY): own for own in cells.values()}
+    places = {"speedup": _places(fair[~disturbed(fair)]), "acceptance_length": _places(fair)}
+
+    @cache
+    def measured(identity: tuple[Any, ...], column: str) -> _Cell:
+        return _cell(rows[identity], records[identity], column)
+
+    rows = {tuple(row[name] for name in IDENTITY): row for own in places["acceptance_length"].values() for row in own}
     found = []
     for ranking in rankings(claims):
         column = METRICS[ranking.claim.metric]
-        rows = fair[~disturbed(fair)] if column == "speedup" else fair
-        for (engine, pair), frame in rows.groupby(["engine", "pair"], sort=False):
-            heat = ranking.claim.heat if ranking.claim.heat is not None else frame["temperature"].min()
-            frame = frame[(frame["temperature"] == heat) & (frame["batch_size"] == frame["batch_size"].min())]
-            tasks, exact = _tasks(ranking.claim, list(dict.fromkeys(frame["task"])))
-            methods = _methods(ranking, frame, tasks, records, column)
+        for (engine, pair), every in places[column].items():
+            heat = ranking.claim.heat if ranking.claim.heat is not None else min(row["temperature"] for row in every)
+            smallest = min(row["batch_size"] for row in every)
+            here = [row for row in every if row["temperature"] == heat and row["batch_size"] == smallest]
+            tasks, exact = _tasks(ranking.claim, list(dict.fromkeys(row["task"] for row in here)))
+            methods = _methods(ranking, here, tasks, partial(measured, column=column))
             if len(methods) > 1:
                 found.append(_compare(ranking, (str(engine), str(pair), float(heat)), tasks, exact, methods))
+    return found
+
+
+def _places(rows: pd.DataFrame) -> dict[tuple[Any, Any], list[dict[str, Any]]]:
+    """(engine, pair) -> its rows, read once for all rankings."""
+    found: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for row in row_dicts(rows):
+        found.setdefault((row["engine"], row["pair"]), []).append(row)
     return found
 
 
@@ -152,15 +168,18 @@ def _tasks(claim: Claim, names: list[str]) -> tuple[list[str], bool]:
 
 
 def _methods(
-    ranking: Ranking, frame: pd.DataFrame, tasks: list[str], records: Mapping[tuple[Any, ...], list[Record]], column: str
+    ranking: Ranking, rows: Sequence[dict[str, Any]], tasks: list[str], measured: Callable[[tuple[Any, ...]], _Cell]
 ) -> dict[str, list[_Cell]]:
     """Method -> its cell for each task, for methods that the source ranks and that ran all tasks; the best variant counts."""
     found: dict[str, list[_Cell]] = {}
-    for (method, _), rows in frame[frame["method"].isin(list(ranking.figures))].groupby(["method", "variant"], sort=False):
-        by_task = {row["task"]: row for row in row_dicts(rows)}
+    candidates: dict[tuple[Any, Any], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["method"] in ranking.figures:
+            candidates.setdefault((row["method"], row["variant"]), {})[row["task"]] = row
+    for (method, _), by_task in candidates.items():
         if not tasks or not set(tasks) <= by_task.keys():
             continue
-        own = [_cell(by_task[task], records[tuple(by_task[task][name] for name in IDENTITY)], column) for task in tasks]
+        own = [measured(tuple(by_task[task][name] for name in IDENTITY)) for task in tasks]
         other = found.get(str(method))
         if all(math.isfinite(cell.value) for cell in own) and (other is None or _value(own) > _value(other)):
             found[str(method)] = own

@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from specrig.analysis.speedup import group_times, log_ratios
+from specrig.analysis.speedup import Times, group_times, log_ratios
 from specrig.analysis.statistics import UNKNOWN, Estimate, Interval, interval, mean
 from specrig.cell import Cell
 from specrig.measurement.records import Record
@@ -88,7 +88,7 @@ def between_cells(cells: Mapping[str, list[Record]]) -> BetweenRuns | None:
 
 
 def between(
-    cells: Mapping[str, list[Record]], measure: Callable[[pd.DataFrame], pd.Series] = log_ratios
+    cells: Mapping[str, list[Record]], measure: Callable[[Times], pd.Series] = log_ratios
 ) -> dict[tuple[str, str], BetweenRuns]:
     """Map each (engine, pair) that has replicates to the `between_runs` of its jobs.
 

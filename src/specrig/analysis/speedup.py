@@ -7,20 +7,42 @@ process (repeats), and by other runs of the job in processes of their own (repli
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from specrig.analysis.statistics import Estimate, Interval, geometric_mean, interval, mean, ratio
 from specrig.measurement.records import Record, Run
 
 Scope = Literal["decode", "end_to_end"]
+Values = NDArray[Any]
 
 
-def group_times(records: Iterable[Record]) -> pd.DataFrame:
-    """A table of the times and token counts of one cell, indexed by (group, replicate, repeat).
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What `group_times` returns: arrays, since a data frame's overhead for a cell's few rows is many times their arithmetic.
+
+    keys: (group, replicate, repeat) of each row. columns: name -> values.
+    """
+
+    keys: Sequence[tuple[int, int, int]]
+    columns: dict[str, Values]
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.keys)
+
+    def __getitem__(self, name: str) -> Values:
+        """A column's values."""
+        return self.columns[name]
+
+
+def group_times(records: Iterable[Record]) -> Times:
+    """A table of the times and token counts of one cell, with a row for each (group, replicate, repeat).
 
     `rows` is the number of prompts in the group. The other columns exist for the method and, with the prefix `baseline_`, for the
     baseline: `tokens` (all emitted tokens), `decode_tokens` (without those that prefill emitted, usually the first), `decode_s`,
@@ -38,68 +60,60 @@ def group_times(records: Iterable[Record]) -> pd.DataFrame:
         }
         for members in grouped.values()
     ]
-    index = pd.MultiIndex.from_tuples(list(grouped), names=["group", "replicate", "repeat"])
-    return pd.DataFrame(rows, index=index)
+    return Times(list(grouped), {name: np.array([row[name] for row in rows]) for name in rows[0]})
 
 
-def log_ratios(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
+def log_ratios(times: Times, scope: Scope = "decode") -> pd.Series:
     """log(baseline seconds per token / method seconds per token), indexed by (group, replicate), as a mean over repeats.
 
     times: the result of `group_times`. scope "decode": seconds per token are decode_s / decode_tokens. scope "end_to_end": they
     are (prefill_s + decode_s) / tokens. A group in which either side decoded no token (end of sequence came first) is left out.
     """
-    prefill, tokens = (0.0, "decode_tokens") if scope == "decode" else (1.0, "tokens")
-    column = dict(zip(times, times.to_numpy(dtype=float).T, strict=True))  # column by column pandas makes a new index for each
-    with np.errstate(divide="ignore", invalid="ignore"):
-        method, baseline = (
-            (prefill * column[f"{side}prefill_s"] + column[f"{side}decode_s"]) / column[f"{side}{tokens}"]
-            for side in ("", "baseline_")
-        )
-        logs = np.log(baseline / method)
-    defined = (column["decode_tokens"] > 0) & (column["baseline_decode_tokens"] > 0) & np.isfinite(logs)
-    return _together(pd.Series(logs[defined], index=times.index[defined]), ["group", "replicate"], "mean")
+    return _by_replicate(*_log_ratios(times, scope))
 
 
-def log_rates(times: pd.DataFrame) -> pd.Series:
+def log_rates(times: Times) -> pd.Series:
     """log(decode tokens / decode seconds) of the method, indexed by (group, replicate), without groups that decoded nothing."""
-    sums = _together(times[["decode_tokens", "decode_s"]], ["group", "replicate"], "sum")
-    sums = sums[(sums["decode_tokens"] > 0) & (sums["decode_s"] > 0)]
-    return pd.Series(np.log(sums["decode_tokens"] / sums["decode_s"]), index=sums.index)
+    keys, tokens = _together(times.keys, 2, times["decode_tokens"])
+    _, seconds = _together(times.keys, 2, times["decode_s"])
+    defined = (tokens > 0) & (seconds > 0)
+    kept = [key for key, known in zip(keys, defined, strict=True) if known]
+    return _by_replicate(kept, np.log(tokens[defined] / seconds[defined]))
 
 
-def log_speedups(times: pd.DataFrame, scope: Scope = "decode") -> pd.Series:
+def log_speedups(times: Times, scope: Scope = "decode") -> pd.Series:
     """The mean of `log_ratios` over the replicates of each group, indexed by group."""
-    return _together(log_ratios(times, scope), ["group"], "mean")
+    keys, logs = _log_speedups(times, scope)
+    return pd.Series(logs, index=pd.Index(np.array(keys, dtype=int).reshape(-1), name="group"))
 
 
-def speedup(times: pd.DataFrame, scope: Scope = "decode") -> float:
+def speedup(times: Times, scope: Scope = "decode") -> float:
     """The geometric mean of the speedups of all groups; NaN if no group has one."""
-    return geometric_mean(np.exp(log_speedups(times, scope)))
+    return geometric_mean(np.exp(_log_speedups(times, scope)[1]))
 
 
-def speedup_interval(times: pd.DataFrame, scope: Scope = "decode", runs: Estimate | None = None) -> Interval:
+def speedup_interval(times: Times, scope: Scope = "decode", runs: Estimate | None = None) -> Interval:
     """95 % interval of `speedup` over groups; NaN for fewer than two groups.
 
     runs: what whole runs of the job add to the mean of the logarithms (`replicates.BetweenRuns.of_mean`). None means not known;
     the interval then covers only the choice of groups.
     """
-    logs = mean(log_speedups(times, scope))
+    logs = mean(_log_speedups(times, scope)[1])
     return interval(logs + runs if runs else logs, scale=np.exp)
 
 
-def tokens_per_s(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
+def tokens_per_s(times: Times, side: Literal["", "baseline_"] = "") -> float:
     """Throughput of decoding: all decode tokens / all decode seconds; NaN without tokens. side: "" for the method."""
     seconds, tokens = times[f"{side}decode_s"].sum(), times[f"{side}decode_tokens"].sum()
     return float(tokens / seconds) if tokens and seconds > 0 else float("nan")
 
 
-def tokens_per_s_interval(times: pd.DataFrame, runs: Estimate | None = None) -> Interval:
+def tokens_per_s_interval(times: Times, runs: Estimate | None = None) -> Interval:
     """95 % interval of the method's `tokens_per_s` over groups, repeats and replicates pooled. runs: as in `speedup_interval`."""
-    units = _together(times[["decode_tokens", "decode_s"]], ["group"], "sum")
-    return _rate_interval(units["decode_tokens"], units["decode_s"], runs)
+    return _rate_interval(times, times["decode_tokens"], times["decode_s"], runs)
 
 
-def ms_per_token(times: pd.DataFrame, side: Literal["", "baseline_"] = "") -> float:
+def ms_per_token(times: Times, side: Literal["", "baseline_"] = "") -> float:
     """Milliseconds between two tokens of one sequence (TPOT): 1000 · Σ decode_s · rows / Σ decode tokens; NaN without tokens."""
     tokens = times[f"{side}decode_tokens"].sum()
     return float(1000 * (times[f"{side}decode_s"] * times["rows"]).sum() / tokens) if tokens else float("nan")
@@ -118,29 +132,63 @@ def baseline_drift(records: Iterable[Record]) -> float:
     return float(np.mean(list(drifts.values()))) if drifts else float("nan")
 
 
-def ms_per_token_interval(times: pd.DataFrame, runs: Estimate | None = None) -> Interval:
+def ms_per_token_interval(times: Times, runs: Estimate | None = None) -> Interval:
     """95 % interval of the method's `ms_per_token` over groups, repeats and replicates pooled. runs: as in `speedup_interval`."""
-    units = _together(times.assign(row_s=times["decode_s"] * times["rows"])[["row_s", "decode_tokens"]], ["group"], "sum")
-    low, high = _rate_interval(units["row_s"], units["decode_tokens"], runs)
+    low, high = _rate_interval(times, times["decode_s"] * times["rows"], times["decode_tokens"], runs)
     return 1000 * low, 1000 * high
 
 
-Indexed = TypeVar("Indexed", pd.Series, pd.DataFrame)
+def _log_ratios(times: Times, scope: Scope) -> tuple[list[tuple[int, ...]], Values]:
+    """`log_ratios` as keys and values."""
+    prefill, tokens = (0.0, "decode_tokens") if scope == "decode" else (1.0, "tokens")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        method, baseline = (
+            (prefill * times[f"{side}prefill_s"] + times[f"{side}decode_s"]) / times[f"{side}{tokens}"]
+            for side in ("", "baseline_")
+        )
+        logs = np.log(baseline / method)
+    defined = (times["decode_tokens"] > 0) & (times["baseline_decode_tokens"] > 0) & np.isfinite(logs)
+    kept = [key for key, known in zip(times.keys, defined, strict=True) if known]
+    return _together(kept, 2, logs[defined], mean_of_each=True)
 
 
-def _together(found: Indexed, levels: list[str], how: Literal["mean", "sum"]) -> Indexed:
-    """Mean or sum of what agrees on the `levels` of its index, sorted by them. Where nothing does, as without repeats, no slow grouping."""
-    others: Any = [name for name in found.index.names if name not in levels]
-    index = found.index.droplevel(others)
-    if not index.is_unique:
-        return found.groupby(level=levels).agg(how)
-    apart = found.set_axis(index)
-    return apart if index.is_monotonic_increasing else apart.sort_index()
+def _log_speedups(times: Times, scope: Scope) -> tuple[list[tuple[int, ...]], Values]:
+    """`log_speedups` as keys and values."""
+    keys, logs = _log_ratios(times, scope)
+    return _together(keys, 1, logs, mean_of_each=True)
 
 
-def _rate_interval(above: pd.Series, below: pd.Series, runs: Estimate | None) -> Interval:
-    """95 % interval of Σ above / Σ below, both positive, computed for the logarithm."""
-    rate = ratio(above, below).log()
+def _by_replicate(keys: Sequence[tuple[int, ...]], values: Values) -> pd.Series:
+    places = np.array(keys, dtype=int).reshape(-1, 2)
+    return pd.Series(values, index=pd.MultiIndex.from_arrays(list(places.T), names=["group", "replicate"]))
+
+
+def _together(
+    keys: Sequence[tuple[int, ...]], depth: int, values: Values, *, mean_of_each: bool = False
+) -> tuple[list[tuple[int, ...]], Values]:
+    """Sums (or means) of the values whose keys agree in their first `depth` parts; returns these parts, sorted, and the sums."""
+    found: dict[tuple[int, ...], list[float]] = {}
+    for key, value in zip(keys, values.tolist(), strict=True):
+        found.setdefault(key[:depth], []).append(value)
+    ordered = sorted(found)
+    sums = [_sum(found[key]) / (len(found[key]) if mean_of_each else 1) for key in ordered]
+    return ordered, np.array(sums, dtype=float)
+
+
+def _sum(values: Sequence[float]) -> float:
+    """The sum of `values` with Kahan's compensation, which is how pandas sums groups."""
+    total = lost = 0.0
+    for value in values:
+        exact = value - lost
+        reached = total + exact
+        lost, total = reached - total - exact, reached
+    return total
+
+
+def _rate_interval(times: Times, above: Values, below: Values, runs: Estimate | None) -> Interval:
+    """95 % interval of Σ above / Σ below over groups, both positive, computed for the logarithm."""
+    (_, numerators), (_, denominators) = (_together(times.keys, 1, values) for values in (above, below))
+    rate = ratio(numerators, denominators).log()
     return interval(rate + runs if runs else rate, scale=np.exp)
 
 

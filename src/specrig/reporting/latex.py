@@ -65,7 +65,7 @@ def over_pages(grid: Grid) -> bool:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of text or of numbers. Numbers with notes take two LaTeX columns."""
+    """A column of text or of numbers. Numbers with notes take two LaTeX columns. Each cell asks what all entries decide: computed once."""
 
     name: str
     number: bool
@@ -76,28 +76,28 @@ class _Column:
         """The entries that are numbers, taken apart."""
         return [match for entry in self.entries if self.number and (match := _NUMBER.fullmatch(entry.text))]
 
-    @property
+    @cached_property
     def percent(self) -> bool:
         """Whether all its numbers are in per cent, so that the heading says so once."""
         return bool(self.found) and all(match[4] for match in self.found)
 
-    @property
+    @cached_property
     def span(self) -> int:
         """The number of LaTeX columns that it takes."""
         return 2 if self.number and any(entry.note for entry in self.entries) else 1
 
-    @property
+    @cached_property
     def signs(self) -> int:
         """How many signs wide it is."""
         widest = max((len(entry.text) + 0.8 * len(entry.note) for entry in self.entries), default=0)
         return int(min(max(widest, *(len(line) for line in self.lines), 3), LONG)) + 2
 
-    @property
+    @cached_property
     def wraps(self) -> bool:
         """Whether its texts need several lines."""
         return not self.number and max((len(entry.text) + len(entry.note) for entry in self.entries), default=0) > LONG
 
-    @property
+    @cached_property
     def lines(self) -> list[str]:
         """Its name, broken into lines that are not much wider than its entries."""
         name = f"{self.name} (%)" if self.percent else self.name
