@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from specrig.engines.base import Engine
+from specrig.engines.vllm.processes import intel_openmp
 
 
 @pytest.mark.parametrize(("platform", "counted"), [("linux", 300 * 1024), ("darwin", 300 * 1024**2)])
@@ -18,3 +21,19 @@ def test_peak_memory_is_in_mebibytes_whatever_the_system_counts_in(
     monkeypatch.setattr("sys.platform", platform)
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=counted))
     assert Engine.peak_memory_mb(SimpleNamespace()) == 300
+
+
+@pytest.mark.parametrize("before", [None, "/lib/other.so"])
+def test_only_processes_of_vllm_start_with_its_openmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    """A server of another engine that starts later must not."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libiomp5.so").touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    if before:
+        monkeypatch.setenv("LD_PRELOAD", before)
+    with intel_openmp():
+        assert os.environ["LD_PRELOAD"].split(":") == [str(tmp_path / "lib/libiomp5.so"), *([before] if before else [])]
+    assert os.environ.get("LD_PRELOAD") == before

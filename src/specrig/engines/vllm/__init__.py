@@ -11,10 +11,8 @@ import contextlib
 import gc
 import importlib.util
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -25,7 +23,7 @@ from specrig.engines.base import EngineError, EngineOptions
 from specrig.engines.said import EngineLog
 from specrig.engines.tokenized import TokenizedEngine
 from specrig.engines.vllm import cpu_sampling
-from specrig.engines.vllm.processes import Processes, quiet_llvmlite, resident_mb
+from specrig.engines.vllm.processes import Processes, intel_openmp, quiet_llvmlite, resident_mb
 from specrig.engines.vllm.speculation import ARCTIC, CHAINS, METHODS, Request, speculation_of
 from specrig.models.pair import PairFiles
 
@@ -190,8 +188,10 @@ class Vllm(TokenizedEngine):
             from vllm import LLM
 
             started.processes = Processes()
+            alone = self.options.multiprocessing and self.device == "cpu"
             try:
-                started.llm = LLM(**self.arguments(), **speculation)
+                with intel_openmp() if alone else contextlib.nullcontext():
+                    started.llm = LLM(**self.arguments(), **speculation)
             except Exception as error:
                 started.processes.meet()
                 quoted = started.log.quoted()
@@ -235,10 +235,6 @@ class Vllm(TokenizedEngine):
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         if self.device == "cpu" and self.threads is not None:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{self.threads - 1}")
-        # The CPU build's speculation is slow without Intel's OpenMP, which comes with it; a process must be started with it.
-        openmp, loaded = Path(sys.prefix, "lib", "libiomp5.so"), os.environ.get("LD_PRELOAD", "")
-        if self.options.multiprocessing and self.device == "cpu" and openmp.is_file() and "omp" not in loaded:
-            os.environ["LD_PRELOAD"] = ":".join(filter(None, (str(openmp), loaded)))
         cpu_sampling.choose(self.options.cpu_sampling == "cured")
         quiet_llvmlite()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing import connection
+from pathlib import Path
 from queue import Queue
 from threading import Thread
 from typing import Any
@@ -77,6 +79,25 @@ def resident_mb(processes: Iterable[psutil.Process]) -> float:
         with contextlib.suppress(psutil.Error):  # it may just have died
             found += process.memory_info().rss
     return found / 2**20
+
+
+@contextlib.contextmanager
+def intel_openmp() -> Iterator[None]:
+    """Processes that start meanwhile get Intel's OpenMP, which comes with vLLM's CPU build: its speculation is slow without.
+
+    Only meanwhile: it must be there when a process starts, and another engine's server would decode with it, llama.cpp's far slower.
+    """
+    openmp, before = Path(sys.prefix, "lib", "libiomp5.so"), os.environ.get("LD_PRELOAD")
+    if not openmp.is_file() or "omp" in (before or ""):
+        yield
+        return
+    os.environ["LD_PRELOAD"] = ":".join(filter(None, (str(openmp), before)))
+    try:
+        yield
+    finally:
+        os.environ.pop("LD_PRELOAD")
+        if before is not None:
+            os.environ["LD_PRELOAD"] = before
 
 
 def register() -> None:
