@@ -37,3 +37,12 @@ def test_only_processes_of_vllm_start_with_its_openmp(
     with intel_openmp():
         assert os.environ["LD_PRELOAD"].split(":") == [str(tmp_path / "lib/libiomp5.so"), *([before] if before else [])]
     assert os.environ.get("LD_PRELOAD") == before
+
+
+def test_processes_of_their_own_get_the_cores_that_the_job_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a cluster's job that owns cores 4 to 7 of 64."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {7, 5, 4, 6}, raising=False)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    assert Engine.cores(SimpleNamespace(threads=None)) == [4, 5, 6]
+    assert Engine.cores(SimpleNamespace(threads=2)) == [4, 5]

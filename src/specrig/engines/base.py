@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,16 @@ class Engine(ABC):
         self.device = device
         self.threads = threads
         self.options: Any = self.Options.model_validate(pair.engine_options.get(self.name, {}))
+
+    def cores(self) -> list[int]:
+        """The processor's cores for engines that run in processes of their own: of those that this one may use, as many as torch would.
+
+        Left to themselves they take another number, vLLM one core less and llama.cpp all of the machine's.
+        """
+        import torch
+
+        allowed = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
+        return allowed[: self.threads or torch.get_num_threads()]
 
     @classmethod
     def missing(cls) -> str | None:

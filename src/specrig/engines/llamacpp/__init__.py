@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -130,7 +129,7 @@ class LlamaCpp(HttpEngine):
             "context": min(filter(None, (gate.context(pair), pair.max_model_len, self.options.context))),
             "vocabulary": gate.config(pair.target, pair.target_revision)["vocab_size"],
             "slots": cell.batch_size,
-            "threads": self.threads or os.cpu_count(),
+            "threads": len(self.cores()),
             "device": self.device,
             "exact_cache": self.precision(pair) == "float32",
             "speculation": speculation and {**speculation, "k": cell.k},

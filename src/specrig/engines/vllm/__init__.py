@@ -233,8 +233,8 @@ class Vllm(TokenizedEngine):
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(self.options.multiprocessing))
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        if self.device == "cpu" and self.threads is not None:
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{self.threads - 1}")
+        if self.device == "cpu":
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, self.cores())))
         cpu_sampling.choose(self.options.cpu_sampling == "cured")
         quiet_llvmlite()
 
