@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -457,3 +458,35 @@ def test_sglangs_flags(tmp_path: Path) -> None:
         served.arguments(cell("sglang", "autoregressive", 0))
     )
     assert "no lookahead" in (Sglang.refuses(cell("sglang", "lookahead", 4)) or "")
+
+
+class _Closing(BaseHTTPRequestHandler):
+    """Answers the first request of a connection and closes it at the next one, without a word: an idle connection that ended meanwhile."""
+
+    protocol_version = "HTTP/1.1"
+    answered = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.answered:
+            self.close_connection = True
+            return
+        self.answered += 1
+        body = b'{"content": "yes"}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def test_a_request_is_sent_again_where_its_idle_connection_was_just_closed() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Closing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = Client(f"http://127.0.0.1:{server.server_port}")
+        assert [client.post("/completion", {}) for _ in range(3)] == [{"content": "yes"}] * 3
+        server.shutdown()
+    with pytest.raises(EngineError, match="no server answers there"):
+        client.post("/completion", {})

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from http.client import RemoteDisconnected
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -97,7 +98,7 @@ class Client:
         from requests import RequestException
 
         try:
-            response = self._checked(self.session.post(self.url + path, json=body, timeout=(CONNECT_S, SILENCE_S)), path)
+            response = self._checked(self._sent(path, body), path)
         except RequestException as error:
             raise self._broken(error, 0) from error
         return self._event(response.content)
@@ -120,7 +121,7 @@ class Client:
         events = 0
         started = time.perf_counter()
         try:
-            with self.session.post(self.url + path, json=body, stream=True, timeout=(CONNECT_S, SILENCE_S)) as response:
+            with self._sent(path, body, stream=True) as response:
                 self._checked(response, path)
                 for line in response.iter_lines(chunk_size=READ_BYTES):
                     now = time.perf_counter() - started
@@ -135,6 +136,23 @@ class Client:
         except RequestException as error:
             raise self._broken(error, events) from error
         raise EngineError(f"{self.url}: the stream ended after {events} events without [DONE]; has the server died?")
+
+    def _sent(self, path: str, body: dict[str, Any], *, stream: bool = False) -> Response:
+        """The response to a POST, which is sent once more where the connection was closed before any of it came.
+
+        A server closes connections that idle, and may do so at the moment at which one is used again (RFC 9112, 9.3.1).
+        """
+        from requests.exceptions import ConnectionError as Unconnected
+
+        def send() -> Response:
+            return self.session.post(self.url + path, json=body, stream=stream, timeout=(CONNECT_S, SILENCE_S))
+
+        try:
+            return send()
+        except Unconnected as error:
+            if not isinstance(getattr(error.args[0], "args", [None])[-1], RemoteDisconnected):
+                raise
+            return send()
 
     def _event(self, text: bytes) -> dict[str, Any]:
         try:
