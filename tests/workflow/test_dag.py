@@ -21,6 +21,7 @@ from specrig.measurement.recording import set_aside
 CELLS = "results/test/tables/cells.csv"
 """As a target: measuring and the tables, without figures, MLflow and report."""
 RECORDS = Path("results/test/records/native/embedded")
+MEASURED_AGAIN = "results/test/measured/native/embedded/together-1"
 
 pytestmark = pytest.mark.workflow
 
@@ -132,6 +133,11 @@ def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_set_asid
         changed = [path for path, stamp in stamps(copied).items() if before.get(path) != stamp]
         assert changed == ["ngram/replicate-1/code-k5-t0-b1.jsonl"]
         assert "Nothing to be done" in run(copied, CELLS, config=config).stdout
+
+    # A run that ends after measuring leaves old tables. The next one makes them anew, though the cells and their audit are the same.
+    set_aside(copied / RECORDS / "ngram/replicate-1", ["code-k5-t0-b1"])
+    assert run(copied, MEASURED_AGAIN, config=config).returncode == 0
+    assert "Compiling the tables" in run(copied, CELLS, config=config).stdout
 
 
 def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: Path) -> dict[str, tuple[int, bytes]]:

@@ -8,7 +8,7 @@ rule measure:
         prompts=prompt_inputs,
         models=job_models,
     output:
-        touch(f"{ROOT}/measured/{{engine}}/{{pair}}/{{process}}{{again}}"),
+        f"{ROOT}/measured/{{engine}}/{{pair}}/{{process}}{{again}}",
     log:
         f"{ROOT}/logs/measure/{{engine}}-{{pair}}-{{process}}{{again}}.log",
     priority: measuring_order
@@ -34,3 +34,5 @@ rule measure:
         ": > {log}; SPECRIG_ENGINE_LOG={log}"
         " python -m specrig measure --study {params.study} --engine {wildcards.engine} --pair {wildcards.pair}"
         " {params.chosen} --replicate {params.replicate} 2>&1 | tee -a {log} >&2"
+        # Snakemake takes a small file of the same content for unchanged, however new: tables would stay old if a run is cut before them.
+        " && date > {output}"
