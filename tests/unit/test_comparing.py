@@ -146,6 +146,18 @@ def test_another_machine_explains_speeds_and_acceptance_by_rounding_alone(base: 
     assert {row.explanation for row in found.rows if row.speed} == {"processor, threads"}
 
 
+def test_generations_of_processors_of_one_name_are_told_apart_where_both_were_recorded(
+    base: Path, twin: Path, tmp_path: Path
+) -> None:
+    change_environments(twin, lambda environment: environment["cpu"].update(generation="family 25, model 17"))
+    assert compared(base, twin).differences == []
+    other = Path(shutil.copytree(twin, tmp_path / "other"))
+    change_environments(other, lambda environment: environment["cpu"].update(generation="family 26, model 2"))
+    assert [(each.what, each.a, each.b) for each in compared(twin, other).differences] == [
+        ("processor's generation", "family 25, model 17", "family 26, model 2")
+    ]
+
+
 def test_studies_that_ran_once_say_what_their_intervals_leave_out(tmp_path: Path) -> None:
     sides = [write_study(tmp_path / name, methods=("draft_model",), ks=(2,), prompts=4) for name in ("one", "other")]
     said = " ".join(headline(compared(*sides)))

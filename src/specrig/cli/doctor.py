@@ -83,7 +83,8 @@ def _itself() -> Check:
 
     git, cpu = code_version(), processor()
     commit = f", commit {git['commit'][:12]}{' with uncommitted changes' if git['dirty'] else ''}" if git else ""
-    cores = f"{cpu['logical_cores']} logical cores of {cpu['model'] or 'an unknown processor'}"
+    generation = f" ({cpu['generation']})" if cpu["generation"] else ""
+    cores = f"{cpu['logical_cores']} logical cores of {cpu['model'] or 'an unknown processor'}{generation}"
     return Check("SpecRig", True, f"{__version__}{commit}; Python {sys.version.split()[0]} on {platform.system()}, {cores}")
 
 

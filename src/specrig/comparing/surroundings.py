@@ -35,6 +35,7 @@ class Difference:
 Read = Callable[[Mapping[str, Any]], Any]
 ENVIRONMENT: tuple[tuple[str, Effect, Read], ...] = (
     ("processor", ROUNDING, lambda found: _joined(found, ("cpu", "model"), ("torch", "cpu_capability"))),
+    ("processor's generation", ROUNDING, lambda found: _at(found, "cpu", "generation")),
     ("cores", SPEED, lambda found: _at(found, "cpu", "logical_cores")),
     ("GPU", ROUNDING, lambda found: ", ".join(str(gpu.get("name", gpu)) for gpu in found.get("gpus") or [])),
     ("device", ROUNDING, lambda found: found.get("device")),

@@ -144,15 +144,17 @@ def torch_build(threads: int | None = None) -> dict[str, Any]:
 
 
 def processor() -> dict[str, Any]:
-    """Name, cores, clock and load of the processor."""
-    model = platform.processor()
+    """Name, generation, cores, clock and load of the processor.
+
+    A virtual machine may cut the name down to "AMD EPYC"; family and model, where the kernel gives them, still tell a Zen 4 from a Zen 5.
+    """
     information = Path("/proc/cpuinfo")
-    if information.exists():
-        names = (line.split(":", 1)[1].strip() for line in information.read_text().splitlines() if line.startswith("model name"))
-        model = next(names, model)
+    lines = information.read_text().splitlines() if information.exists() else []
+    said = {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in reversed(lines)) if colon}
     clock = psutil.cpu_freq()
     return {
-        "model": model,
+        "model": said.get("model name", platform.processor()),
+        "generation": f"family {said['cpu family']}, model {said['model']}" if {"cpu family", "model"} <= said.keys() else None,
         "cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),
         "mhz": round(clock.current) if clock else None,
