@@ -28,11 +28,9 @@ from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Generation
 from specrig.engines import registry
 from specrig.engines.base import Engine
+from specrig.measurement.surroundings import REST_S
 from specrig.models import gguf
 from specrig.models.pair import PairFiles
-
-REST_S = 0.3
-"""Between two turns: threads of Intel's OpenMP, which vLLM brings, spin for 0.2 s when their work is done, and would take the next engine's cores."""
 
 
 def pair_of(model: str, dtype: str, folder: Path) -> PairFiles:

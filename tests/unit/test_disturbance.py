@@ -94,7 +94,7 @@ def test_a_quiet_cell_has_no_reason() -> None:
     [
         ({"others_s": 2 * disturbance.OTHERS + 0.02}, "other processes took 11% of the processors it counts on"),
         ({"steal_s": 0.2}, "the host gave 9% of its processor time to others"),
-        ({"waited_s": 0.2}, "its threads waited for a processor for 9% of their time"),
+        ({"waited_s": 0.2, "own_s": 1.8}, "its threads waited for a processor for 10% of their time"),
         ({"held_s": 0.3}, "it neither ran nor was ready to for 30% of the time"),
         ({"slept_s": 1.0}, "the machine was suspended for 16.0 s"),
     ],
@@ -103,8 +103,14 @@ def test_what_the_system_counted_is_judged(changes: dict[str, float], expected: 
     found = reasons(loaded(quiet(), **changes))
     assert [replicate for replicate, _ in found] == [0]
     assert expected in found[0][1]
-    below = {name: value / 3 for name, value in changes.items() if name != "slept_s"}
+    below = {name: value / 3 for name, value in changes.items() if name not in ("slept_s", "own_s")}
     assert reasons(loaded(quiet(), **below)) == []
+
+
+def test_threads_that_wait_for_each_other_are_no_disturbance() -> None:
+    """An engine with three busy threads on two processors, alone and beside another process."""
+    assert reasons(loaded(quiet(), own_s=2.0, waited_s=1.0)) == []
+    assert reasons(loaded(quiet(), own_s=1.7, waited_s=1.3)) == [(0, "its threads waited for a processor for 10% of their time")]
 
 
 def test_others_on_processors_that_the_job_does_not_use_are_no_disturbance() -> None:

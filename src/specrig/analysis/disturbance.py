@@ -23,7 +23,7 @@ from specrig.analysis.speedup import group_times, speedup
 from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, Run
 
 WAITED = 0.05
-"""Largest tolerated share of their time that the job's threads waited for a processor; as large as `statistics.DIFFERENCE`."""
+"""Largest tolerated share of their time that the job's threads waited for a processor that they did not keep from each other; as large as `statistics.DIFFERENCE`."""
 STEAL = 0.05
 """Largest tolerated share of the requested processor time that a virtual machine's host gave to others; as large as `WAITED`."""
 OTHERS = 0.1
@@ -125,12 +125,15 @@ def shares(records: Sequence[Record], environment: Mapping[str, Any]) -> dict[st
     if load is None or load.elapsed_s <= 0:
         return {}
     found = {}
+    cores, wanted = _processors(environment)
     if load.waited_s is not None:
-        found["WAITED"] = load.waited_s / max(load.own_s + load.waited_s, 1e-9)
+        asked = load.own_s + load.waited_s
+        # An engine with more busy threads than processors, as vLLM has on two, waits for itself on a quiet machine too.
+        for_itself = max(asked - wanted * load.elapsed_s, 0.0) if cores else 0.0
+        found["WAITED"] = max(load.waited_s - for_itself, 0.0) / max(asked, 1e-9)
     if load.held_s is not None:
         found["HELD"] = load.held_s / load.elapsed_s
     found["STEAL"] = load.steal_s / max(load.own_s + load.steal_s, 1e-9)
-    cores, wanted = _processors(environment)
     if cores:
         free = max(cores - wanted, 0)
         found["OTHERS"] = max(load.others_s / load.elapsed_s - free, 0.0) / wanted

@@ -9,6 +9,8 @@ from specrig.provenance.disturbance import Moment, between, moment, probe
 
 RENEWED_S = 10.0
 """Seconds after which the next block makes a new probe; so probes take at most about 3 % of the time."""
+REST_S = 0.3
+"""Seconds after which another process that has ended its work leaves the processors: threads of Intel's OpenMP, which vLLM brings, spin for 0.2 s."""
 
 
 class Surroundings:
@@ -38,6 +40,8 @@ class Surroundings:
     def probe(self, *, anew: bool = False) -> Probe | None:
         """Return the last probe, or a new one if that is too old or if `anew`; None where no probe can be made."""
         if self._probes and (anew or self._last is None or time.monotonic() > self._until):
+            if not self._in_process:
+                time.sleep(REST_S)
             self._last = Probe.model_validate(probe(self._device))
             self._until = time.monotonic() + RENEWED_S
         return self._last

@@ -86,7 +86,9 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     _check_compares(summary)
     columns = [*tasks, MEAN]
     values = summary[columns].astype(float)
-    size = sheet.area(1.5 * len(columns) + 2.6, (0.36 if sheet.width else 0.5) * len(values) + 1.5)
+    labels = [row_label(row).replace(" (", "\n(") if sheet.narrow else row_label(row) for row in row_dicts(summary)]
+    two_lines = any("\n" in label for label in labels)
+    size = sheet.area(1.5 * len(columns) + 2.6, (0.46 if two_lines else 0.36 if sheet.width else 0.5) * len(values) + 1.5)
     figure, ax = plt.subplots(figsize=size, layout="constrained")
     span = max(float(np.nanmax(np.abs(np.log2(values.to_numpy())))), 0.25)
     unit, space = ("", "") if sheet.narrow else ("×", " ")  # its cells are narrow too
@@ -94,7 +96,6 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     text = text + pd.DataFrame(
         {column: spoilt(summary, column).map({True: f"{space}{DISTURBED_SIGN}", False: ""}) for column in columns}
     )
-    labels = [row_label(row).replace(" (", "\n(") if sheet.narrow else row_label(row) for row in row_dicts(summary)]
     sns.heatmap(
         np.log2(values),
         ax=ax,
