@@ -245,6 +245,21 @@ def test_tokens_taken_away_where_rounds_agree_show_in_the_tables(copy: Path) -> 
     assert not any("its rounds emitted" in line for line in lines)
 
 
+def test_a_first_pass_that_verified_drafts_is_a_round_of_its_own(copy: Path) -> None:
+    """As in transformers, whose first pass takes drafts beside the prompt: what it emitted stands in both counts."""
+
+    def with_the_first(record: dict) -> None:
+        first = {"drafted": 0, "depth": 0, "accepted": 0, "emitted": record["run"]["prefill_tokens"]}
+        for name, value in first.items():
+            record["run"]["rounds"][name].insert(0, value)
+
+    before = change_record(copy, with_the_first)
+    assert sum(before["run"]["rounds"]["emitted"]) == len(before["run"]["tokens"]) - before["run"]["prefill_tokens"]
+    assert not any("its rounds emitted" in line for line in checked(copy)[1])
+    change_record(copy, lambda record: record["run"]["tokens"].pop())
+    assert any("its rounds emitted" in line for line in checked(copy)[1])
+
+
 def test_missing_extra_and_broken_files_are_named(copy: Path) -> None:
     (copy / "tables" / "speedup.md").unlink()
     (copy / "notes.txt").write_text("x")
