@@ -24,8 +24,9 @@ from specrig.analysis import disturbance
 from specrig.analysis.cells import cells_table
 from specrig.analysis.claims import judge
 from specrig.analysis.commands import Catalogue
-from specrig.analysis.disturbance import column, disturbances, robust_variation, undisturbed
+from specrig.analysis.disturbance import column, disturbances, undisturbed
 from specrig.analysis.efficiency import explained_efficiency
+from specrig.analysis.statistics import robust_variation
 from specrig.audit.laboratory import build
 from specrig.cell import Cell
 from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, read_records, replicate_folder, write_records

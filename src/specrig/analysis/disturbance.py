@@ -20,6 +20,7 @@ from specrig.analysis import cost_model
 from specrig.analysis.acceptance import acceptance_length
 from specrig.analysis.efficiency import baselines, explained_efficiency, groups
 from specrig.analysis.speedup import group_times, speedup
+from specrig.analysis.statistics import robust_variation
 from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, Run
 
 WAITED = 0.05
@@ -27,7 +28,8 @@ WAITED = 0.05
 STEAL = 0.05
 """Largest tolerated share of the requested processor time that a virtual machine's host gave to others; as large as `WAITED`."""
 OTHERS = 0.1
-"""Largest tolerated share of the job's processors that other processes took; the workflow itself and a desktop at rest take a few per cent."""
+"""Largest tolerated share of the job's processors that other processes took. The workflow itself and a desktop at rest take a few
+per cent. The system counts in ticks, which is an error of one or two per cent for a cell of one second."""
 HELD = 0.1
 """Largest tolerated share of time when the measuring thread neither ran nor was ready (beside 8 busy processes 0.5 to 0.9 %)."""
 HELD_S = 0.5
@@ -123,7 +125,8 @@ def shares(records: Sequence[Record], environment: Mapping[str, Any]) -> dict[st
     load = _total(records)
     if load is None or load.elapsed_s <= 0:
         return {}
-    found, (cores, wanted) = {}, _processors(environment)
+    found = {}
+    cores, wanted = _processors(environment)
     if load.waited_s is not None:
         asked = load.own_s + load.waited_s
         # An engine with more busy threads than processors, as vLLM has on two, waits for itself on a quiet machine too.
@@ -231,12 +234,6 @@ def _outliers(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
         )
         for replicate, times in found.items()
     ]
-
-
-def robust_variation(values: Sequence[float]) -> float:
-    """1.4826 · median absolute deviation / median: a coefficient of variation that single values do not move."""
-    middle = median(values)
-    return 1.4826 * median(abs(value - middle) for value in values) / middle
 
 
 def _usual_probes(
