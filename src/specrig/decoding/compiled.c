@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <omp.h>
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -20,6 +20,7 @@ typedef float vec __attribute__((vector_size(4 * W), aligned(4)));
 typedef uint32_t bits __attribute__((vector_size(4 * W), aligned(4)));
 typedef int32_t places __attribute__((vector_size(4 * W), aligned(4)));
 typedef uint16_t half __attribute__((vector_size(2 * W), aligned(2)));
+typedef uint8_t bytes __attribute__((vector_size(W), aligned(1)));
 #define INLINE static inline __attribute__((always_inline))
 
 /* How a product's numbers lie. WHOLE: float32. WIDENED: bfloat16 weights, float32 inputs. PAIRED: both bfloat16, multiplied by the
@@ -60,7 +61,11 @@ typedef struct {
 
 INLINE vec load(const void *from, int64_t at, int bf16) {
     if (!bf16) return *(const vec *)((const float *)from + at);
+#ifdef __AVX512F__ /* as one instruction, for which the compiler takes five */
+    return (vec)((bits)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)((const uint16_t *)from + at))) << 16);
+#else
     return (vec)(__builtin_convertvector(*(const half *)((const uint16_t *)from + at), bits) << 16);
+#endif
 }
 
 INLINE void store(void *to, int64_t at, vec x, int bf16) {
@@ -69,11 +74,14 @@ INLINE void store(void *to, int64_t at, vec x, int bf16) {
     *(half *)((uint16_t *)to + at) = __builtin_convertvector((wide + 0x7fff + ((wide >> 16) & 1)) >> 16, half);
 }
 
+/* Of each place x's number where `which` is all ones, y's where it is 0. */
+INLINE vec choose(places which, vec x, vec y) { return (vec)(((places)x & which) | ((places)y & ~which)); }
+
 /* e^x to float32's precision; 0 below -87, and e^88 above 88, since beyond it e^x is no float32. */
 INLINE vec exponential(vec x) {
     const vec most = (vec){0} + 88.0f;
-    places above = x > most, seen = x > -87.0f;
-    x = (vec)(((places)x & ~above) | ((places)most & above));
+    places seen = x > -87.0f;
+    x = choose(x > most, most, x);
     vec within = (vec)((places)x & seen), times = within * 1.44269504f + 12582912.0f; /* + 1.5 * 2^23 rounds to a whole number */
     places whole = (places)times - 0x4b400000;
     times -= 12582912.0f;
@@ -229,28 +237,44 @@ INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t
     for (int64_t i = 0, h = p->d / 2; i < p->d; i++) to[i] = x[i] * cos[i] + x[i < h ? i + h : i - h] * sin[i];
 }
 
+/* A query q [d] times each of 16 keys, `there` of which are there; the products of the others say nothing. */
+INLINE vec dots(const void *q, const char *keys, int64_t there, int64_t d, int paired, int bf16) {
+    vec found[W] = {{0}};
+    const int64_t row = d * (bf16 ? 2 : 4), step = paired ? 2 * W : W;
+    for (int64_t i = 0; i < d; i += step) {
+        const char *key = keys + i * (bf16 ? 2 : 4);
+        EACH(s, W) {
+            if (paired) found[s] = BOTH(found[s], *(const bits *)((const uint16_t *)q + i), *(const bits *)key);
+            else found[s] += load(q, i, 0) * load(key, 0, bf16);
+            if (s + 1 < there) key += row;
+        }
+    }
+    return sums(found);
+}
+
 /* What a query q [d] gives each slot before they are divided by their sum: e^(q . key / sqrt(d) - the highest), and 0 to slots that
  * it does not see. weights: room for `end` numbers, rounded up to whole vectors. */
 INLINE void weigh(float *weights, const void *q, const void *keys, const uint8_t *mask, int64_t end, int64_t d, int paired,
                   int bf16) {
     const float scale = 1.0f / sqrtf((float)d);
-    float highest = -INFINITY;
+    const vec never = (vec){0} - INFINITY;
+    vec highest = never;
     for (int64_t first = 0; first < end; first += W) {
-        vec dots[W] = {{0}};
-        EACH(s, W) {
-            int64_t key = (first + s < end ? first + s : end - 1) * d;
-            if (paired) {
-                const uint16_t *mine = q, *other = (const uint16_t *)keys + key;
-                for (int64_t i = 0; i < d; i += 2 * W) dots[s] = BOTH(dots[s], *(const bits *)(mine + i), *(const bits *)(other + i));
-            } else for (int64_t i = 0; i < d; i += W) dots[s] += load(q, i, 0) * load(keys, key + i, bf16);
-        }
-        store(weights, first, sums(dots) * scale, 0);
-        for (int64_t s = first; s < first + W; s++) {
-            if (s >= end || (mask && !mask[s])) weights[s] = -INFINITY;
-            if (weights[s] > highest) highest = weights[s];
-        }
+        const int64_t there = end - first < W ? end - first : W;
+        const char *block = (const char *)keys + first * d * (bf16 ? 2 : 4);
+        /* A whole block has code of its own for pairs alone: two codes of float32 might round differently. */
+        vec found = (paired && there == W ? dots(q, block, W, d, 1, bf16) : dots(q, block, there, d, paired, bf16)) * scale;
+        uint8_t sees[W] = {0};
+        if (!mask) memset(sees, 1, there);
+        else if (there == W) memcpy(sees, mask + first, W);
+        else memcpy(sees, mask + first, there);
+        found = choose(__builtin_convertvector(*(const bytes *)sees, places) != 0, found, never);
+        store(weights, first, found, 0);
+        highest = choose(found > highest, found, highest);
     }
-    for (int64_t s = 0; s < end; s += W) store(weights, s, exponential(load(weights, s, 0) - highest), 0);
+    float most = -INFINITY;
+    for (int s = 0; s < W; s++) most = highest[s] > most ? highest[s] : most;
+    for (int64_t s = 0; s < end; s += W) store(weights, s, exponential(load(weights, s, 0) - most), 0);
 }
 
 /* The values [end, d] in these proportions, for G queries, in the order of the slots; what none sees may be no number. */
@@ -337,8 +361,10 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
         } }
         #pragma omp barrier
         { SHARE(rows * K * groups) for (int64_t item = from; item < to; item++) {
-            int64_t r = item / groups / K, k = item / groups % K, b = r / p->n, place = (b * K + k) * p->S * d * (bf16 ? 2 : 4);
+            /* the tokens of a sequence one after another for each key head, whose keys and values then lie in the core's own cache */
+            int64_t many = p->n * groups, b = item / many / K, k = item / many % K, r = b * p->n + item % many / groups;
             int64_t g = item % groups * GROUP, last = g + GROUP < H / K ? g + GROUP : H / K, first = r * H + k * (H / K) + g;
+            int64_t place = (b * K + k) * p->S * d * (bf16 ? 2 : 4);
             const char *keys = (const char *)layer->keys + place, *values = (const char *)layer->values + place;
             const uint8_t *mask = layer->mask ? layer->mask + ((p->mask_rows > 1 ? b : 0) * p->n + r % p->n) * p->end : 0;
             for (int64_t q = 0; q < last - g; q++) {
