@@ -13,7 +13,7 @@ with the number V, which no token has (V: the vocabulary), so that no run of tok
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,6 +58,11 @@ class Datastore:
         """`order` as Python's own integers."""
         return np.ascontiguousarray(self.order).data
 
+    @cached_property
+    def _text(self) -> memoryview:
+        """`tokens` as Python's own integers."""
+        return np.ascontiguousarray(self.tokens).data
+
     def find(self, run: Sequence[int]) -> Span:
         """Where a run of at least one token occurs; an empty span if nowhere."""
         wanted, size, text = np.array(run, ">u4").tobytes(), 4 * len(run), self._bytes
@@ -81,14 +86,21 @@ class Datastore:
                 high = size - 1
         return best
 
-    def followers(self, span: Span, times: float = 1, besides: Iterable[int] = ()) -> Iterator[tuple[float, int, int, Span]]:
+    def followers(self, span: Span, times: float = 1, besides: Collection[int] = ()) -> Iterator[tuple[float, int, int, Span]]:
         """The tokens that follow a run: (share of its occurrences, `first`, token, where the run and the token occur).
 
         times: only those that follow so often at least, and the tokens `besides`. The shares of a run that ends a text now and then sum
         to less than 1.
         """
+        if span.last == span.first + 1:  # nearly every run that is long: its place alone says what follows
+            token = self._text[self._places[span.first] + span.length]
+            if token < self.vocabulary and (times <= 1 or token in besides):
+                yield 1.0, span.first, token, Span(span.first, span.last, span.length + 1)
+            return
         after = self.tokens[self.order[span.first : span.last] + span.length]  # rising, since the order sorts by it
-        starts = np.flatnonzero(np.diff(after, prepend=-1))
+        begins = np.ones(len(after), bool)
+        np.not_equal(after[1:], after[:-1], out=begins[1:])
+        starts = np.flatnonzero(begins)
         ends = np.append(starts[1:], len(after))
         found = after[starts]
         asked = found < self.vocabulary
