@@ -21,7 +21,8 @@ from specrig.cli import run
 from specrig.comparing.comparison import Comparison, Side
 from specrig.comparing.sentences import headline
 from specrig.comparing.sources import ComparisonError, opened
-from specrig.comparing.tables import as_values
+from specrig.comparing.surroundings import BOTH, Difference
+from specrig.comparing.tables import _whose, as_values
 from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.study_data import read_study
 
@@ -320,3 +321,15 @@ def test_a_published_study_is_compared_from_its_records(repository: Path, tmp_pa
         assert len(study.cells) == len(cells)
     with pytest.raises(ComparisonError), opened(tmp_path):
         pass
+
+
+def test_the_jobs_of_a_difference_are_named_by_the_shorter_list() -> None:
+    jobs = {("native", "pair", method) for method in ("draft_model", "ngram", "eagle", "medusa")}
+
+    def whose(*methods: str) -> str:
+        own = frozenset(key for key in jobs if key[2] in methods)
+        return _whose(Difference("draft", "one", "other", BOTH, own), jobs | {("native", "other", "ngram")})
+
+    assert whose("draft_model", "ngram", "eagle", "medusa") == "all of pair"
+    assert whose("draft_model", "ngram", "eagle") == "all of pair but medusa"
+    assert whose("ngram") == "ngram"

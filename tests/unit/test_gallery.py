@@ -65,6 +65,20 @@ def test_a_study_of_one_method_is_no_picture_beside_one_of_several(tmp_path: Pat
     assert draw_all([single], tmp_path / "single.svg").stat().st_size > 0
 
 
+def test_the_picture_begins_with_most_methods_whatever_their_order(tmp_path: Path) -> None:
+    few, many = (
+        entry([("ngram", 1.2, True), ("eagle", 1.4, True)]),
+        entry([("ngram", 1.2, True), ("eagle", 1.4, True), ("medusa", 0.9, True)]),
+    )
+    assert draw_all([few, many], tmp_path / "a.svg").read_bytes() == draw_all([many, few], tmp_path / "b.svg").read_bytes()
+
+
+def test_machines_of_one_name_are_told_apart_where_they_can_be(repository: Path) -> None:
+    found = {each.folder: each.machine for each in entered(repository / "reports/published")}
+    assert found["amd-epyc-smollm2"] == "AMD EPYC"
+    assert found["amd-epyc-zen5-smollm2"] == "AMD EPYC, family 26, model 2"
+
+
 def test_a_folder_without_publications_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["gallery", str(tmp_path)]) == 2
     assert "holds no published study: `specrig publish CONFIG` makes one" in capfd.readouterr().err

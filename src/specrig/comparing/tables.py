@@ -218,4 +218,7 @@ def _whose(difference: Difference, jobs: set[tuple[str, str, str]]) -> str:
     pairs = dict.fromkeys(key[1] for key in sorted(difference.jobs))
     if difference.jobs == {key for key in jobs if key[1] in pairs}:
         return f"all of {', '.join(pairs)}"
+    others = {key for key in jobs if key[1] in pairs} - difference.jobs
+    if len(others) < len(difference.jobs):
+        return f"all of {', '.join(pairs)} but {', '.join(method_order(key[2] for key in others))}"
     return ", ".join(method_order(key[2] for key in difference.jobs))

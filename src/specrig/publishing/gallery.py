@@ -65,7 +65,9 @@ def write_gallery(folder: Path) -> list[Path]:
 
 def draw_all(found: Sequence[Entered], path: Path) -> Path:
     """Draw the picture of all entries as SVG; returns `path`."""
-    return draw([(f"{each.pair} on {each.machine}\n{each.folder}", each.speedups, each.fair) for each in found], path)
+    return draw(
+        [(f"{each.pair} in {each.engine}\n{each.machine}\n{each.folder}", each.speedups, each.fair) for each in found], path
+    )
 
 
 def entered(folder: Path) -> list[Entered]:
@@ -108,7 +110,7 @@ def _entered(publication: Path) -> Iterator[Entered]:
     with unpacked(publication) as results:
         study = read_study(results)
         exhibits = Exhibits(study)
-        machine = ", ".join(hardware(study))
+        machine = ", ".join([*hardware(study), *_generations(study)])
         for (engine, pair), rows in exhibits.speedups.groupby(["engine", "pair"], sort=False):
             drafting = base_setting(rows[~rows["method"].isin(list(BASELINES))])
             fair = drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool) & ~spoilt(drafting, MEAN)
@@ -139,6 +141,12 @@ def _headline(each: Entered) -> list[Entry]:
     name = f"{method_name(best['method'], variant=best['variant'])}, k = {ks}"
     spread = interval(best[f"{CROSSFIT}_low"], best[f"{CROSSFIT}_high"]) if np.isfinite(best[f"{CROSSFIT}_low"]) else ""
     return [Entry(name), Entry(number(best[CROSSFIT]), spread, bold=True), Entry(str(best["tasks"]))]
+
+
+def _generations(study: StudyData) -> list[str]:
+    """Family and model of the processors of jobs that used no GPU, where they were recorded: many processors share one name."""
+    found = [(job.environment.get("cpu") or {}).get("generation") for job in study.jobs if not job.environment.get("gpus")]
+    return list(dict.fromkeys(str(each) for each in found if each))
 
 
 def _dtype(study: StudyData, engine: str, pair: str) -> str:

@@ -31,20 +31,30 @@ SIDE_BY_SIDE = 2
 def draw(panels: Sequence[Panel], path: Path) -> Path:
     """Write the picture to `path` as SVG on white, the same bytes for the same records; returns `path`.
 
-    Panels with fewer than `LEAST` methods are left out, unless there are no others.
+    Those with most methods come first. Panels with fewer than `LEAST` methods are left out, unless there are no others.
     """
     shown = [panel for panel in panels if len(panel[1]) >= LEAST] or list(panels)
+    shown.sort(key=lambda panel: len(panel[1]), reverse=True)
     columns = min(len(shown), SIDE_BY_SIDE)
-    most = max(len(rows) for _, rows, _ in shown)
+    # Inches of each line of panels: a bar is as thick in all, so a line is as high as the first of its panels asks.
+    heights = [0.29 * len(rows) + 1.2 for _, rows, _ in shown[::columns]]
     with plt.rc_context({**rc(SCREEN.size), "savefig.bbox": "tight"}):
         figure, axes = make_panels(
-            SCREEN, -(-len(shown) // columns), columns, width=7.6 / columns + 1.2, height=0.29 * most + 1.2, sharex=True
+            SCREEN,
+            len(heights),
+            columns,
+            width=7.6 / columns + 1.2,
+            height=sum(heights) / len(heights),
+            sharex=True,
+            height_ratios=heights,
         )
-        for ax, panel in zip(unused_hidden(axes, len(shown)), shown, strict=True):
+        used = unused_hidden(axes, len(shown))
+        for ax, panel in zip(used, shown, strict=True):
             _bars(ax, panel)
         axes[0][0].set_xlim(left=0)  # last: panels share the axis, and a limit ends its growing
-        for ax in axes[-1]:
-            ax.set_xlabel("speedup over plain decoding, geometric mean over tasks")
+        for ax in used[-columns:]:  # the lowest of each column
+            ax.tick_params(labelbottom=True)
+            ax.set_xlabel("speedup over plain decoding,\ngeometric mean over tasks")
         marks = [
             note
             for sign, note in (
