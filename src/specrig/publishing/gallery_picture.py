@@ -37,7 +37,7 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
     shown.sort(key=lambda panel: len(panel[1]), reverse=True)
     columns = min(len(shown), SIDE_BY_SIDE)
     # Inches of each line of panels: a bar is as thick in all, so a line is as high as the first of its panels asks.
-    heights = [0.29 * len(rows) + 1.2 for _, rows, _ in shown[::columns]]
+    heights = [0.29 * len(rows) + 1.6 for _, rows, _ in shown[::columns]]
     with plt.rc_context({**rc(SCREEN.size), "savefig.bbox": "tight"}):
         figure, axes = make_panels(
             SCREEN,
@@ -64,6 +64,11 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
             if sign
         ]
         note_below(figure, "\n".join(marks))
+        # The layout's last digits differ from process to process, and names in the file are digests of them.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for ax in used:
+            ax.set_position(tuple(np.round(ax.get_position().bounds, 6)))
         temporary = path.with_name(f".{path.name}")
         figure.savefig(
             temporary,
