@@ -76,7 +76,7 @@ def test_the_picture_begins_with_most_methods_whatever_their_order(tmp_path: Pat
 def test_machines_of_one_name_are_told_apart_where_they_can_be(repository: Path) -> None:
     found = {each.folder: each.machine for each in entered(repository / "reports/published")}
     assert found["amd-epyc-smollm2"] == "AMD EPYC"
-    assert found["amd-epyc-zen5-smollm2"] == "AMD EPYC, family 26, model 2"
+    assert found["amd-epyc-zen5-smollm2"] == "AMD EPYC (family 26, model 2)"
 
 
 def test_a_folder_without_publications_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

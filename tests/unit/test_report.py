@@ -271,6 +271,7 @@ def test_environment_says_what_differs() -> None:
     assert dict(environment_rows(jobs))["packages.torch"] == [("1", [])]
     assert machine({}) == ""
     assert "GPU Z" in machine({"gpus": [{"name": "GPU Z"}], "cpu": {"model": "x"}})
+    assert machine({"cpu": {"model": "CPU X", "generation": "family 1, model 2"}}) == "CPU X (family 1, model 2)"
 
 
 def test_parameters_from_headers(tmp_path: Path) -> None:

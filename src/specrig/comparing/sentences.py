@@ -108,8 +108,8 @@ def _acceptance(comparison: Comparison) -> str:
     pairs = sum(row.change.agreement.pairs for row in rows)
     plain, rounds = (sum(getattr(row.change.agreement, name) for row in rows) for name in ("plain", "rounds"))
     changed, alone = sum(row.acceptance for row in rows), sum(row.change.length.excludes_one for row in rows)
-    count = f"{changed} of {len(rows)} cells" if changed else "no cell"
-    cells = f"{count} changed its acceptance length beyond chance, all judged together (one by one {alone} would have)"
+    count = f"{changed} of {len(rows)} cells changed their" if changed else "no cell changed its"
+    cells = f"{count} acceptance length beyond chance, all judged together (one by one {alone} would have)"
     if not pairs:
         return f"Acceptance: {cells}; the two have no prompt in common."
     if rounds == pairs:

@@ -110,7 +110,8 @@ def _entered(publication: Path) -> Iterator[Entered]:
     with unpacked(publication) as results:
         study = read_study(results)
         exhibits = Exhibits(study)
-        machine = ", ".join([*hardware(study), *_generations(study)])
+        generations = _generations(study)
+        machine = ", ".join(hardware(study)) + (f" ({'; '.join(generations)})" if generations else "")
         for (engine, pair), rows in exhibits.speedups.groupby(["engine", "pair"], sort=False):
             drafting = base_setting(rows[~rows["method"].isin(list(BASELINES))])
             fair = drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool) & ~spoilt(drafting, MEAN)

@@ -56,11 +56,12 @@ def machine(environment: dict[str, Any]) -> str:
     cpu, torch = environment.get("cpu") or {}, environment.get("torch") or {}
     gpus = [str(gpu.get("name", gpu)) if isinstance(gpu, dict) else str(gpu) for gpu in environment.get("gpus") or []]
     model = cpu.get("model") if isinstance(cpu, dict) else cpu
+    generation = cpu.get("generation") if isinstance(cpu, dict) else None
     cores = cpu.get("logical_cores") or cpu.get("cores") if isinstance(cpu, dict) else None
     threads = torch.get("threads") if isinstance(torch, dict) else None
     version = (environment.get("packages") or {}).get("torch")
     parts = [
-        ", ".join(gpus) if gpus else model,
+        ", ".join(gpus) if gpus else f"{model} ({generation})" if generation else model,
         f"{cores} logical cores" if cores else None,
         f"{threads} threads" if threads else None,
         f"torch {version}" if version else None,
