@@ -80,11 +80,12 @@ def _checks(study: Study) -> Iterator[Check]:
 def _itself() -> Check:
     from specrig import __version__
     from specrig.provenance.environment import code_version, processor
+    from specrig.reporting.environment import processor_name
 
     git, cpu = code_version(), processor()
     commit = f", commit {git['commit'][:12]}{' with uncommitted changes' if git['dirty'] else ''}" if git else ""
-    generation = f" ({cpu['generation']})" if cpu["generation"] else ""
-    cores = f"{cpu['logical_cores']} logical cores of {cpu['model'] or 'an unknown processor'}{generation}"
+    name = processor_name({**cpu, "model": cpu["model"] or "an unknown processor"})
+    cores = f"{cpu['logical_cores']} logical cores of {name}"
     return Check("SpecRig", True, f"{__version__}{commit}; Python {sys.version.split()[0]} on {platform.system()}, {cores}")
 
 

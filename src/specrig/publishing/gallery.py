@@ -110,8 +110,7 @@ def _entered(publication: Path) -> Iterator[Entered]:
     with unpacked(publication) as results:
         study = read_study(results)
         exhibits = Exhibits(study)
-        generations = _generations(study)
-        machine = ", ".join(hardware(study)) + (f" ({'; '.join(generations)})" if generations else "")
+        machine = ", ".join(hardware(study, generations=True))
         for (engine, pair), rows in exhibits.speedups.groupby(["engine", "pair"], sort=False):
             drafting = base_setting(rows[~rows["method"].isin(list(BASELINES))])
             fair = drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool) & ~spoilt(drafting, MEAN)
@@ -142,12 +141,6 @@ def _headline(each: Entered) -> list[Entry]:
     name = f"{method_name(best['method'], variant=best['variant'])}, k = {ks}"
     spread = interval(best[f"{CROSSFIT}_low"], best[f"{CROSSFIT}_high"]) if np.isfinite(best[f"{CROSSFIT}_low"]) else ""
     return [Entry(name), Entry(number(best[CROSSFIT]), spread, bold=True), Entry(str(best["tasks"]))]
-
-
-def _generations(study: StudyData) -> list[str]:
-    """Family and model of the processors of jobs that used no GPU, where they were recorded: many processors share one name."""
-    found = [(job.environment.get("cpu") or {}).get("generation") for job in study.jobs if not job.environment.get("gpus")]
-    return list(dict.fromkeys(str(each) for each in found if each))
 
 
 def _dtype(study: StudyData, engine: str, pair: str) -> str:

@@ -36,7 +36,7 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
     shown = [panel for panel in panels if len(panel[1]) >= LEAST] or list(panels)
     shown.sort(key=lambda panel: len(panel[1]), reverse=True)
     columns = min(len(shown), SIDE_BY_SIDE)
-    # Inches of each line of panels: a bar is as thick in all, so a line is as high as the first of its panels asks.
+    # Inches of each line of panels, as the first of them asks, which has the most bars.
     heights = [0.29 * len(rows) + 1.6 for _, rows, _ in shown[::columns]]
     with plt.rc_context({**rc(SCREEN.size), "savefig.bbox": "tight"}):
         figure, axes = make_panels(

@@ -20,6 +20,7 @@ from specrig.publishing.manifest import FILE, PublicationError, entries, present
 from specrig.publishing.scrub import check_no_traces, machine_names, machine_paths
 from specrig.reporting.attachments import Beside
 from specrig.reporting.document import write_report
+from specrig.reporting.environment import processor_name
 from specrig.reporting.figures import write_figures
 from specrig.reporting.names import TABLES as OWN_TABLES
 from specrig.reporting.quality import study_scores, write_quality_table
@@ -145,12 +146,17 @@ def unpacked(folder: Path) -> Iterator[Path]:
         yield unpack(folder, Path(scratch))
 
 
-def hardware(study: StudyData) -> list[str]:
-    """The names of the hardware that the study's jobs ran on, each once: of the GPU, or of the processor without one."""
+def hardware(study: StudyData, *, generations: bool = False) -> list[str]:
+    """The names of the hardware that the study's jobs ran on, each once: of the GPU, or of the processor without one.
+
+    generations: name the processor's generation too.
+    """
     found = []
     for job in study.jobs:
         gpus = job.environment.get("gpus") or []
-        found.append(str(gpus[0]["name"] if gpus else (job.environment.get("cpu") or {}).get("model") or "unknown hardware"))
+        cpu = job.environment.get("cpu") or {}
+        processor = processor_name(cpu) if generations else cpu.get("model")
+        found.append(str(gpus[0]["name"] if gpus else processor or "unknown hardware"))
     return list(dict.fromkeys(found))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +51,22 @@ def differing(jobs: list[Job]) -> list[str]:
     ]
 
 
+def processor_name(cpu: Mapping[str, Any]) -> str | None:
+    """A processor's model with its generation where that was recorded: many processors share one name. None where nothing was."""
+    model, generation = cpu.get("model"), cpu.get("generation")
+    return f"{model} ({generation})" if model and generation else model
+
+
 def machine(environment: dict[str, Any]) -> str:
     """One line of text: GPU or processor, cores, threads, torch's version. Parts that are not known are left out."""
     cpu, torch = environment.get("cpu") or {}, environment.get("torch") or {}
     gpus = [str(gpu.get("name", gpu)) if isinstance(gpu, dict) else str(gpu) for gpu in environment.get("gpus") or []]
-    model = cpu.get("model") if isinstance(cpu, dict) else cpu
-    generation = cpu.get("generation") if isinstance(cpu, dict) else None
+    model = processor_name(cpu) if isinstance(cpu, dict) else cpu
     cores = cpu.get("logical_cores") or cpu.get("cores") if isinstance(cpu, dict) else None
     threads = torch.get("threads") if isinstance(torch, dict) else None
     version = (environment.get("packages") or {}).get("torch")
     parts = [
-        ", ".join(gpus) if gpus else f"{model} ({generation})" if generation else model,
+        ", ".join(gpus) if gpus else model,
         f"{cores} logical cores" if cores else None,
         f"{threads} threads" if threads else None,
         f"torch {version}" if version else None,
