@@ -1,4 +1,4 @@
-"""How time and memory of planning, dry run, tables and report grow with the number of cells.
+"""How time and memory of planning, dry run, tables, figures, report and paper grow with the number of cells.
 
     python benchmarks/scale.py --cells 100 1000 10000 100000 --stages plan
     python benchmarks/scale.py --cells 100 1000 10000 --figure docs/scale.svg
@@ -42,6 +42,7 @@ STAGES: Mapping[str, list[str]] = {
     "tables": [*SPECRIG, "tables", "--study", "results/scale/study.json"],
     "figures": [*SPECRIG, "figures", "--study", "results/scale/study.json"],
     "report": [*SPECRIG, "report", "--study", "results/scale/study.json"],
+    "paper": [*SPECRIG, "paper", "--study", "results/scale/study.json"],
 }
 """Stage -> its command, which runs in the study's folder."""
 LAUNCH = """

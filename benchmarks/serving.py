@@ -26,6 +26,7 @@ import numpy as np
 import requests
 
 from specrig.engines.http.launch import ServerProcess, free_port
+from specrig.engines.vllm.processes import intel_openmp, placing
 
 K = 4
 SEATS = 32
@@ -64,10 +65,7 @@ def services(stack: ExitStack, pair: Path, threads: int) -> dict[str, Way]:
 
 def vllm(stack: ExitStack, pair: Path, threads: int) -> dict[str, Way]:
     """Two of vLLM's servers, since one speculates always or never."""
-    os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    openmp = Path(sys.prefix, "lib", "libiomp5.so")  # slow without, see docs/engines.md
-    if openmp.is_file():
-        os.environ["LD_PRELOAD"] = str(openmp)
+    os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **placing(threads)}
     # Not vllm's own command: it asks for a package of that name, which the CPU build is not.
     serve = [
         "-m",
@@ -78,10 +76,13 @@ def vllm(stack: ExitStack, pair: Path, threads: int) -> dict[str, Way]:
     ]
     serve += ["--max-model-len=512", f"--max-num-seqs={SEATS}", "--no-enable-prefix-caching", "--host=127.0.0.1"]
     drafts = json.dumps({"method": "draft_model", "model": str(pair / "draft"), "num_speculative_tokens": K})
-    return {
-        "vllm, plain": Way(started(stack, address(), *serve), {"model": "target"}),
-        f"vllm, draft_model k {K}": Way(started(stack, address(), *serve, f"--speculative-config={drafts}"), {"model": "target"}),
-    }
+    with intel_openmp():
+        return {
+            "vllm, plain": Way(started(stack, address(), *serve), {"model": "target"}),
+            f"vllm, draft_model k {K}": Way(
+                started(stack, address(), *serve, f"--speculative-config={drafts}"), {"model": "target"}
+            ),
+        }
 
 
 def load(way: Way, prompts: list[str], clients: int, tokens: int) -> tuple[int, float, list[float]]:

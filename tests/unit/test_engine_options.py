@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from specrig.engines.base import Engine
-from specrig.engines.vllm.processes import intel_openmp
+from specrig.engines.vllm.processes import intel_openmp, placing
 
 
 @pytest.mark.parametrize(("platform", "counted"), [("linux", 300 * 1024), ("darwin", 300 * 1024**2)])
@@ -39,10 +39,15 @@ def test_only_processes_of_vllm_start_with_its_openmp(
     assert os.environ.get("LD_PRELOAD") == before
 
 
-def test_processes_of_their_own_get_the_cores_that_the_job_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a cluster's job that owns cores 4 to 7 of 64."""
+def test_an_engine_of_its_own_takes_as_many_threads_as_torch_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    assert Engine.thread_count(SimpleNamespace(threads=None)) == 3
+    assert Engine.thread_count(SimpleNamespace(threads=2)) == 2
+
+
+@pytest.mark.parametrize(("threads", "bound"), [(4, "4,5,6,7"), (2, "nobind")])
+def test_vllm_is_bound_to_its_cores_unless_it_shares_them(monkeypatch: pytest.MonkeyPatch, threads: int, bound: str) -> None:
+    """As in a cluster's job that owns cores 4 to 7 of 64. Two audits of two threads each would both be bound to 4 and 5."""
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {7, 5, 4, 6}, raising=False)
-    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
-    assert Engine.cores(SimpleNamespace(threads=None)) == [4, 5, 6]
-    assert Engine.cores(SimpleNamespace(threads=2)) == [4, 5]
+    assert placing(threads) == {"VLLM_CPU_OMP_THREADS_BIND": bound, "OMP_NUM_THREADS": str(threads)}

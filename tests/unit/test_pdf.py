@@ -119,6 +119,18 @@ def test_the_paper_compiles_as_it_is(written: Path, tmp_path: Path) -> None:
     assert "Missing character" not in log
 
 
+def test_a_table_too_long_for_print_is_a_sentence_that_says_where_it_is(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 rows would take Typst gigabytes, and nobody reads them on paper."""
+    exhibits = Exhibits(read_study(study))
+    whole = outline(exhibits, ())
+    longest = max(len(grid.rows) for grid in whole.tables())
+    monkeypatch.setattr("specrig.reporting.outline.LONGEST", longest - 1)
+    said = [item for section in outline(exhibits, ()).sections for item in section.items if isinstance(item, str)]
+    said = [text for text in said if "too many to print" in text]
+    assert len(said) == sum(len(grid.rows) == longest for grid in whole.tables())
+    assert f"{longest} rows, too many to print. results/made_up/tables/cells.csv has them." in said[-1]
+
+
 def test_html_pdf_and_tex_show_the_same_tables(study: Path, written: Path, tmp_path: Path) -> None:
     exhibits = Exhibits(read_study(study))
     shown = exhibits.tables["speedup"].shown

@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig
 
+from specrig.audit.laboratory import build
 from specrig.engines import registry
+from specrig.engines.vllm import Vllm
 from specrig.measurement.runner import _gpus
 from specrig.models import split
 from specrig.models.pair import ModelError, PairFiles
@@ -67,6 +70,12 @@ def test_engines_that_split_take_as_many_gpus() -> None:
     assert {name: _gpus(engine, 4) for name, engine in registry().items()} == {
         "llamacpp": 1, "native": 4, "server": 1, "sglang": 4, "transformers": 4, "vllm": 4,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "parts"), [("cuda", 2), ("cpu", 1)])
+def test_vllm_splits_a_pair_over_gpus_alone(tmp_path: Path, device: str, parts: int) -> None:
+    pair = replace(build(tmp_path), tensor_parallel=2)
+    assert Vllm(pair, device=device).arguments()["tensor_parallel_size"] == parts
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -58,15 +57,14 @@ class Engine(ABC):
         self.threads = threads
         self.options: Any = self.Options.model_validate(pair.engine_options.get(self.name, {}))
 
-    def cores(self) -> list[int]:
-        """The processor's cores for engines that run in processes of their own: of those that this one may use, as many as torch would.
+    def thread_count(self) -> int:
+        """How many threads an engine in processes of its own takes: as many as torch would.
 
         Left to themselves they take another number, vLLM one core less and llama.cpp all of the machine's.
         """
         import torch
 
-        allowed = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
-        return allowed[: self.threads or torch.get_num_threads()]
+        return self.threads or torch.get_num_threads()
 
     @classmethod
     def missing(cls) -> str | None:

@@ -134,7 +134,7 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
     keys = sorted({(order.index(row["method"]), row["variant"], row["k"]) for row in row_dicts(shown)})
     labels = [method_name(order[number], variant=variant) + (f"\nk={k}" if k else "") for number, variant, k in keys]
     figure, axes = by_task(sheet, len(MEASURES), tasks, width=max(3.1, 0.9 * len(keys) + 1), height=2.4)
-    for line, (first, labelled), (measure, title) in zip(axes, edges(sheet, axes), MEASURES.items(), strict=True):
+    for line, labelled, (measure, title) in zip(axes, edges(sheet, axes), MEASURES.items(), strict=True):
         for ax in labelled:
             ax.set_ylabel(title)
         for ax, task in zip(line, tasks, strict=True):
@@ -161,8 +161,8 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
                     )
             ax.set_xlim(-0.5, len(keys) - 0.5)
             ax.set_xticks(range(len(keys)), labels, rotation=90 if sheet.width else 0)
+            ax.set_ylim(bottom=0, top=top_of(shown, measure))
             ax.grid(axis="x", visible=False)
-        first.set_ylim(bottom=0, top=top_of(shown, measure))
     handles = [Line2D([], [], label=engine, **engine_style(engine, engines)) for engine in engines]
     ring = Line2D([], [], marker="o", markersize=sheet.size, markerfacecolor="none", markeredgecolor=INK, linestyle="none")
     ring.set_label("τ disagrees with the first engine")

@@ -41,6 +41,8 @@ FILES = [
 """The files that `write_figures` writes for every study."""
 MARGIN = 0.02
 """Inches of white around a figure on paper."""
+AROUND = 0.1
+"""Inches of white around it on a screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
     written: list[Path] = []
     for drawing in drawings(Exhibits(read_study(study_dir))):
         for sheet, folder in ((SCREEN, out), (PHONE, out / PHONE.name)):
-            with plt.rc_context({**rc(sheet.size), "savefig.bbox": "tight"}):
+            with plt.rc_context(rc(sheet.size)):
                 caption = FIGURES[drawing.name]
                 try:
                     figure = drawing.draw(sheet)
@@ -186,11 +188,13 @@ def _save(figure: Figure, stem: Path, caption: str, *, picture: bool) -> list[Pa
     svg, png = (stem.parent / f"{stem.name}.{ending}" for ending in ("svg", "png"))
     try:
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out: each file would do it twice again
+        figure.set_layout_engine(None)  # laid out and measured once: each file would do both again
+        drawn = figure.get_tightbbox(figure.canvas.get_renderer()).padded(AROUND)  # type: ignore[attr-defined]
         # No date inside: the same records give the same bytes.
-        figure.savefig(svg, transparent=True, metadata={"Date": None, "Title": caption, "Creator": "SpecRig"})
+        said = {"Title": caption, "Creator": "SpecRig", "Date": None}
+        figure.savefig(svg, transparent=True, bbox_inches=drawn, metadata=said)
         if picture:
-            figure.savefig(png, facecolor="white", metadata={"Title": caption})
+            figure.savefig(png, facecolor="white", bbox_inches=drawn, metadata={"Title": caption})
         write_atomically(svg, named(svg.read_text(encoding="utf-8")))
     finally:
         plt.close(figure)
@@ -208,7 +212,7 @@ def _save_pdf(figure: Figure, path: Path, sheet: Sheet, caption: str) -> None:
             figure.set_figwidth(figure.get_figwidth() - beyond)
             figure.draw_without_rendering()
             drawn = figure.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)
         left = (drawn.x0 + drawn.x1 - width) / 2
         page = Bbox([[left, drawn.y0 - MARGIN], [left + width, drawn.y1 + MARGIN]])
         metadata: dict[str, Any] = {"CreationDate": None, "Title": caption, "Creator": "SpecRig"}

@@ -10,6 +10,8 @@ from markupsafe import Markup
 from specrig.reporting.panels import NOTHING
 from specrig.reporting.style import GRID, INK, PAPER
 
+LEAST = 0.6
+"""A drawing is shrunk to its window, but not below this part of its size: then it scrolls, so that it stays readable."""
 _UNUSED = r"<metadata>.*?</metadata>|<title>.*?</title>|<style.*?</style>"
 _FONT = r"font-family: [^;\"]*;? ?| transform=\"rotate\(-0 [^)]*\)\""
 _COLOURS = ((INK, "currentColor"), (PAPER, "var(--paper)"), (GRID, "var(--line)"))
@@ -27,7 +29,12 @@ def inline_svg(path: Path, kind: str, prefix: str) -> Markup:
     if f'id="{NOTHING}"' in text:
         return Markup(f'<p class="muted">No figure: {title}.</p>')
     text = re.sub(rf"{_UNUSED}|{_FONT}", "", text, flags=re.DOTALL)  # the page's style names the fonts
-    head = rf'<svg class="{kind}" style="max-width:\2pt" role="img" aria-label="{title}"\1'
+
+    def head(found: re.Match[str]) -> str:
+        width = float(found[2])
+        size = f"max-width:{width:.6g}pt;min-width:{LEAST * width:.0f}pt"
+        return f'<svg class="{kind}" style="{size}" role="img" aria-label="{title}"{found[1]}'
+
     text = re.sub(r'<svg([^>]*?) width="([\d.]+)pt" height="[\d.]+pt"', head, text, count=1)
     # A tenth of a point is finer than a screen's pixels.
     text = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), text)

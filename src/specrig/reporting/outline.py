@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specrig.reporting import disturbance, engines, environment, order, prose, reproduction, simulated, verdicts
@@ -15,6 +15,9 @@ from specrig.reporting.narrative import conclusion, drift_sentence, repetition_w
 from specrig.reporting.optimum import optimal_k_sentence
 from specrig.reporting.quality import read_quality
 from specrig.reporting.study_data import StudyData
+
+LONGEST = 1000
+"""Rows of the longest table that is printed. Setting one takes Typst .7 MB of memory a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def outline(exhibits: Exhibits, figures: Collection[str]) -> Outline:
         f"code {commit}" if commit else "",
         prose.scope(exhibits),
     ]
-    found = [section for section in _sections(exhibits, figures) if section.items]
+    found = [replace(section, items=_short(section.items, exhibits)) for section in _sections(exhibits, figures) if section.items]
     abstract = conclusion(exhibits.speedups, exhibits.best, study.tasks)
     if exhibits.orders:
         abstract.append(order.sentence(exhibits.tables["order"].frame))
@@ -135,6 +138,20 @@ def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]
     if exhibits.orders and len(tables["order_changes"].printed.rows):
         yield Section("Methods that changed places", [tables["order_changes"].printed], appendix=True)
     yield Section("Every verdict of the audit", [exhibits.verdicts] if exhibits.verdicts else [], appendix=True)
+
+
+def _short(items: list[str | Caution | Grid | Shown], exhibits: Exhibits) -> list[str | Caution | Grid | Shown]:
+    """`items` with a sentence instead of each table that is too long for print and stands in a file of the study."""
+    study = exhibits.study
+    places = [(table.printed, f"tables/{name}.csv") for name, table in exhibits.tables.items()]
+    places += [(exhibits.verdicts, "audit/records.csv")] if exhibits.verdicts else []
+    long = {id(grid): place for grid, place in places if len(grid.rows) > LONGEST}
+
+    def told(grid: Grid) -> str:
+        file = Path(study.config.get("results", "results"), study.name, long[id(grid)])
+        return f"{grid.caption.partition('. ')[0].rstrip('.')}: {len(grid.rows):,} rows, too many to print. {file} has them."
+
+    return [told(item) if isinstance(item, Grid) and id(item) in long else item for item in items]
 
 
 def _models(study: StudyData) -> list[Grid]:

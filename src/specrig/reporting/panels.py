@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,12 +39,14 @@ SMALL = 0.9
 class Sheet:
     """What a figure is drawn on.
 
-    width: the inches that it takes up; None for a screen, where content decides. size: the font's size in points.
+    width: the inches that it takes up; None for a screen, where content decides. size: the font's size in points. tallest: the most
+    inches that a figure on it may be high.
     """
 
     name: str
     width: float | None
     size: float
+    tallest: float = math.inf
 
     @property
     def small(self) -> float:
@@ -56,18 +59,19 @@ class Sheet:
         return self.width is not None and self.width < 5
 
     def columns(self, panels: int, most: int) -> int:
-        """How many of `panels` stand side by side: at most `most`, or two on a narrow sheet."""
-        return min(panels, 2 if self.narrow else most)
+        """How many of `panels` stand side by side, at most `most`, or two on a narrow sheet, in rows of about equal length."""
+        rows = -(-panels // (2 if self.narrow else most))
+        return -(-panels // max(rows, 1))
 
     def area(self, width: float, height: float) -> tuple[float, float]:
         """(width, height) in inches of a figure that would take up `width` × `height` on a screen; fonts scale less than areas."""
         if self.width is None:
             return width, height
-        return self.width, height * max(min(self.width / width, 1.0), 0.9 * self.size / SCREEN.size)
+        return self.width, min(height * max(min(self.width / width, 1.0), 0.9 * self.size / SCREEN.size), self.tallest)
 
 
 SCREEN = Sheet("screen", None, 11)
-PAGE = Sheet("page", 6.9, 8)
+PAGE = Sheet("page", 6.9, 8, tallest=8.4)
 COLUMN = Sheet("column", 3.3, 7)
 """One column, and both columns, of a page with two columns."""
 PHONE = Sheet("phone", 3.4, 8)
@@ -75,6 +79,8 @@ PHONE = Sheet("phone", 3.4, 8)
 PAPER_SHEETS = (COLUMN, PAGE)
 
 
+IN_A_ROW = 6
+"""How many tasks stand side by side at most."""
 NOTHING = "nothing-to-show"
 """The id, in its SVG file, of a figure without data."""
 
@@ -111,20 +117,38 @@ def unused_hidden(axes: list[list[Axes]], used: int) -> list[Axes]:
 
 
 def by_task(sheet: Sheet, measures: int, tasks: Sequence[str], *, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
-    """(figure, axes[measure][task]): tasks stand side by side, or on a narrow sheet below each other. Measures share their axes."""
-    if not sheet.narrow:
-        figure, axes = make_panels(sheet, measures, len(tasks), width=width, height=height, sharex=True, sharey="row")
-    else:
-        figure, found = make_panels(sheet, len(tasks), measures, width=width, height=height, sharex=True, sharey="col")
+    """(figure, axes[measure][task]): tasks stand side by side, six in a row, or on a narrow sheet below each other.
+
+    A measure's panels are not tied together, since Matplotlib's time for that grows with their square: the caller gives all of them
+    the same limits, and labels go to those that `edges` and `feet` name.
+    """
+    count = len(tasks)
+    if sheet.narrow:
+        figure, found = make_panels(sheet, count, measures, width=width, height=height)
         axes = [list(line) for line in zip(*found, strict=True)]
+    else:
+        columns = sheet.columns(count, IN_A_ROW)
+        figure, found = make_panels(sheet, -(-count // columns) * measures, columns, width=width, height=height)
+        axes = [unused_hidden(found[measure::measures], count) for measure in range(measures)]
+        for line in axes:
+            for panel in set(line) - set(line[::columns]):
+                panel.tick_params(labelleft=False)
+    lowest = feet(sheet, axes)
+    for panel in (panel for line in axes for panel in line if panel not in lowest):
+        panel.tick_params(labelbottom=False)
     for panel, task in zip(axes[0], tasks, strict=True):
         panel.set_title(task_name(task))
     return figure, axes
 
 
-def edges(sheet: Sheet, axes: list[list[Axes]]) -> list[tuple[Axes, list[Axes]]]:
-    """For each measure of `by_task`: (the panel that sets its axis, the panels that bear its label)."""
-    return [(line[0], line if sheet.narrow else line[:1]) for line in axes]
+def edges(sheet: Sheet, axes: list[list[Axes]]) -> list[list[Axes]]:
+    """For each measure of `by_task`: the panels that bear the label of its axis."""
+    return axes if sheet.narrow else [line[:: sheet.columns(len(line), IN_A_ROW)] for line in axes]
+
+
+def feet(sheet: Sheet, axes: list[list[Axes]]) -> list[Axes]:
+    """The panels of `by_task` below which the horizontal axis is labelled."""
+    return [line[-1] for line in axes] if sheet.narrow else axes[-1]
 
 
 def method_lines(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any], pd.DataFrame]]:

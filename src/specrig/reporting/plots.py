@@ -22,6 +22,7 @@ from specrig.reporting.panels import (
     by_task,
     draw_band,
     edges,
+    feet,
     legend_below,
     make_panels,
     mark_disturbed,
@@ -47,6 +48,8 @@ from specrig.reporting.style import (
 from specrig.reporting.summary import MEAN, spoilt
 
 TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
+GROUPS = 8
+"""How many groups of bars stand side by side at most."""
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
 
 
@@ -56,6 +59,8 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     if cells.empty:
         raise NothingError("no speculative cells in this study")
     figure, grid = by_task(sheet, 2, tasks, width=3.1, height=2.7)
+    ks = sorted(set(cells["k"]))
+    most, fastest = top_of(cells, "acceptance_rate"), top_of(cells, "tokens_per_s")
     for task, rate, speed in zip(tasks, *grid, strict=True):
         here = cells[cells["task"] == task].sort_values("k")
         for label, style, line in method_lines(here):
@@ -63,19 +68,22 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
             draw_band(speed, line, "tokens_per_s", style, label, timed=True)
         plain = here["baseline_tokens_per_s"].median()
         mark(speed.axhline(plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2), "autoregressive")
-        if not sheet.narrow:
-            speed.set_xlabel("k (drafted tokens a round)")
-        speed.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    for (_, labelled), text in zip(edges(sheet, grid), ("acceptance rate", "tokens/s (decoding)"), strict=True):
+        for ax in (rate, speed):
+            ax.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)  # else the axis of a single k is all fractions
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        rate.set_ylim(0, most)
+        rate.yaxis.set_major_formatter(PERCENT)
+        speed.set_ylim(0, fastest)
+    # On paper the caption says the rest, and panels are small.
+    texts = ("acceptance", "tokens/s") if sheet.width else ("acceptance rate", "tokens/s (decoding)")
+    for labelled, text in zip(edges(sheet, grid), texts, strict=True):
         for ax in labelled:
             ax.set_ylabel(text)
-    if sheet.narrow:
+    if sheet.width:
         figure.supxlabel("k (drafted tokens a round)", fontsize=sheet.size)
-    grid[0][0].yaxis.set_major_formatter(PERCENT)
-    grid[0][0].set_ylim(bottom=0)
-    ks = sorted(set(cells["k"]))
-    grid[1][0].set_xlim(ks[0] - 0.5, ks[-1] + 0.5)  # else the axis of a single k is all fractions
-    grid[1][0].set_ylim(bottom=0, top=top_of(cells, "tokens_per_s"))
+    else:
+        for ax in feet(sheet, grid):
+            ax.set_xlabel("k (drafted tokens a round)")
     baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive")
     legend_below(figure, [*method_handles(cells), baseline], note=signs_note(cells))
     return figure
@@ -92,6 +100,7 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     figure, ax = plt.subplots(figsize=size, layout="constrained")
     span = max(float(np.nanmax(np.abs(np.log2(values.to_numpy())))), 0.25)
     unit, space = ("", "") if sheet.narrow else ("×", " ")  # its cells are narrow too
+    numbered = not sheet.width or len(columns) <= (8 if sheet.narrow else 12)  # else they would overlap
     text = values.map(lambda value: f"{value:.2f}{unit}" if np.isfinite(value) else "–")
     text = text + pd.DataFrame(
         {column: spoilt(summary, column).map({True: f"{space}{DISTURBED_SIGN}", False: ""}) for column in columns}
@@ -99,7 +108,7 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     sns.heatmap(
         np.log2(values),
         ax=ax,
-        annot=text,
+        annot=text if numbered else None,
         fmt="",
         cmap=sns.diverging_palette(30, 245, s=85, l=45, as_cmap=True),
         vmin=-span,
@@ -107,12 +116,13 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
         linewidths=2,
         linecolor=PAPER,
         annot_kws={"fontsize": sheet.small if sheet.narrow else sheet.size},
-        cbar=not sheet.narrow,  # the numbers stand in the map
+        cbar=not (sheet.narrow and numbered),
         cbar_kws={"label": "speedup (log scale)", "format": FuncFormatter(lambda value, _: f"{2**value:.2g}×")},
         xticklabels=[name.replace(" ", "\n") for name in (*map(task_name, tasks), "geometric mean")],
         yticklabels=labels,
     )
-    _legible(ax)
+    if numbered:
+        _legible(ax)
     names = [name.replace("_", " ") for name in columns]
     tips = [
         tip(f"{row_label(row)}, {name}", *(row[f"{column}{end}"] for end in ("", "_low", "_high")), unit="×")
@@ -153,7 +163,7 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figur
     columns = [*tasks, MEAN]
     rows = row_dicts(summary)
     width = 0.82 / len(rows)
-    shown = sheet.columns(len(columns), len(columns))  # groups of bars side by side
+    shown = sheet.columns(len(columns), GROUPS)
     lines = [columns[start : start + shown] for start in range(0, len(columns), shown)]
     wide = min(max(7.5, 1.1 * len(columns) + 0.32 * len(columns) * len(rows)), 12)
     figure, axes = make_panels(sheet, len(lines), 1, width=wide, height=3.9 / (1 + 0.6 * sheet.narrow), sharey=True)
@@ -183,7 +193,9 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figur
         ax.axhline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
         if MEAN in names and len(names) > 1:
             ax.axvline(len(names) - 1.5, color=INK, linewidth=0.8, alpha=0.5)
-        ax.set_xticks(range(len(names)), [task_name(name) for name in names])  # the mean's name too is written with underscores
+        # The mean's name too is written with underscores.
+        labels = [task_name(name) for name in names]
+        ax.set_xticks(range(len(names)), [label.replace(" ", "\n") if sheet.width else label for label in labels])
         ax.set_xlim(-0.55, shown - 0.45)
         ax.set_ylim(bottom=0, top=top_of(summary, *columns))
         ax.yaxis.set_major_formatter(TIMES)

@@ -129,7 +129,7 @@ class LlamaCpp(HttpEngine):
             "context": min(filter(None, (gate.context(pair), pair.max_model_len, self.options.context))),
             "vocabulary": gate.config(pair.target, pair.target_revision)["vocab_size"],
             "slots": cell.batch_size,
-            "threads": len(self.cores()),
+            "threads": self.thread_count(),
             "device": self.device,
             "exact_cache": self.precision(pair) == "float32",
             "speculation": speculation and {**speculation, "k": cell.k},

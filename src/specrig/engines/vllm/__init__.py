@@ -12,7 +12,7 @@ import gc
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -23,7 +23,7 @@ from specrig.engines.base import EngineError, EngineOptions
 from specrig.engines.said import EngineLog
 from specrig.engines.tokenized import TokenizedEngine
 from specrig.engines.vllm import cpu_sampling
-from specrig.engines.vllm.processes import Processes, intel_openmp, quiet_llvmlite, resident_mb
+from specrig.engines.vllm.processes import Processes, intel_openmp, placing, quiet_llvmlite, resident_mb
 from specrig.engines.vllm.speculation import ARCTIC, CHAINS, METHODS, Request, speculation_of
 from specrig.models.pair import PairFiles
 
@@ -75,7 +75,8 @@ class Vllm(TokenizedEngine):
         """Requests that decode at once, at most."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
-        super().__init__(pair, device=device, threads=threads)
+        # A CPU has nothing to split a pair over.
+        super().__init__(replace(pair, tensor_parallel=1) if device == "cpu" else pair, device=device, threads=threads)
         self._baseline: Started | None = None
         self._speculating: Started | None = None
         self._peak_mb, self._measured = 0.0, ""
@@ -234,7 +235,8 @@ class Vllm(TokenizedEngine):
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         if self.device == "cpu":
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, self.cores())))
+            for name, value in placing(self.thread_count()).items():
+                os.environ.setdefault(name, value)
         cpu_sampling.choose(self.options.cpu_sampling == "cured")
         quiet_llvmlite()
 

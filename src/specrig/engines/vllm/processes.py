@@ -81,6 +81,17 @@ def resident_mb(processes: Iterable[psutil.Process]) -> float:
     return found / 2**20
 
 
+def placing(threads: int) -> dict[str, str]:
+    """Environment variables by which vLLM runs so many threads on a CPU.
+
+    They are bound to this process's cores if they take all of these. With fewer, another job may run beside this one and would be bound
+    to the same: then the system places them.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
+    bound = ",".join(map(str, cores)) if threads >= len(cores) else "nobind"
+    return {"VLLM_CPU_OMP_THREADS_BIND": bound, "OMP_NUM_THREADS": str(threads)}
+
+
 @contextlib.contextmanager
 def intel_openmp() -> Iterator[None]:
     """Processes that start meanwhile get Intel's OpenMP, which comes with vLLM's CPU build: its speculation is slow without.

@@ -1,0 +1,64 @@
+"""Figures of many tasks: panels in rows that a reader can take in, alike in their limits, labelled at their edges."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.axes import Axes
+from synthetic import write_study
+
+from specrig.reporting import plots
+from specrig.reporting.exhibits import Exhibits
+from specrig.reporting.panels import COLUMN, PAGE, PHONE, SCREEN, Sheet
+from specrig.reporting.study_data import read_study
+from specrig.reporting.style import rc
+
+TASKS = tuple(f"task{number}" for number in range(14))
+
+
+@pytest.fixture(scope="module")
+def exhibits(tmp_path_factory: pytest.TempPathFactory) -> Exhibits:
+    return Exhibits(read_study(write_study(tmp_path_factory.mktemp("tasks") / "many", tasks=TASKS)))
+
+
+def _sweep(exhibits: Exhibits, sheet: Sheet) -> list[Axes]:
+    with plt.rc_context(rc(sheet.size)):
+        figure = plots.k_sweep(exhibits.cells, list(TASKS), sheet)
+        figure.draw_without_rendering()
+        plt.close(figure)
+    return [panel for panel in figure.axes if panel.get_visible()]
+
+
+@pytest.mark.parametrize(("sheet", "side"), [(SCREEN, 5), (PAGE, 5), (PHONE, 2), (COLUMN, 2)], ids=lambda value: str(value))
+def test_a_sweep_of_many_tasks_wraps_into_rows(exhibits: Exhibits, sheet: Sheet, side: int) -> None:
+    """Fourteen tasks make rows of 5, 5 and 4. Before, they stood in one row, which no screen could show."""
+    panels = _sweep(exhibits, sheet)
+    assert len(panels) == 2 * len(TASKS)
+    assert len({round(panel.get_position().x0, 3) for panel in panels}) == side
+    assert sheet.tallest > 100 or panels[0].figure.get_figheight() <= sheet.tallest
+
+
+def test_panels_of_a_measure_have_the_same_limits_and_labels_at_their_edges(exhibits: Exhibits) -> None:
+    panels = _sweep(exhibits, SCREEN)
+    assert len({panel.get_xlim() for panel in panels}) == 1
+    assert len({panel.get_ylim() for panel in panels}) == 2
+    labelled = [panel for panel in panels if panel.get_ylabel()]
+    assert len(labelled) == 6 and len({round(panel.get_position().x0, 3) for panel in labelled}) == 1
+    for panel in panels:
+        numbered = any(label.get_visible() and label.get_text() for label in panel.get_yticklabels())
+        assert numbered == bool(panel.get_ylabel())
+
+
+@pytest.mark.parametrize(("tasks", "numbered"), [(4, True), (14, False)])
+def test_a_map_on_paper_has_no_numbers_that_would_overlap(exhibits: Exhibits, tasks: int, numbered: bool) -> None:
+    with plt.rc_context(rc(PAGE.size)):
+        figure = plots.heat_map(exhibits.speedups, list(TASKS[:tasks]), PAGE)
+        plt.close(figure)
+    assert bool(figure.axes[0].texts) == numbered
+
+
+@pytest.mark.parametrize(
+    ("panels", "most", "side"), [(5, 4, 3), (8, 4, 4), (9, 4, 3), (6, 6, 6), (7, 6, 4), (1, 4, 1), (0, 4, 0)]
+)
+def test_rows_are_about_equally_long(panels: int, most: int, side: int) -> None:
+    assert SCREEN.columns(panels, most) == side
