@@ -20,7 +20,7 @@ from specrig.decoding import drafters
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
 from specrig.reporting import style
-from specrig.reporting.advised import _megabytes, advised
+from specrig.reporting.advised import _megabytes, advice_grid, advised
 from specrig.reporting.document import write_report
 from specrig.reporting.environment import differing, environment_rows, machine, parameters
 from specrig.reporting.exhibits import Exhibits
@@ -306,6 +306,24 @@ def test_advice_is_the_fastest_method_that_may_be_advised(tmp_path: Path) -> Non
         [other] = advised(found, cells.assign(**barred), exhibits.optimal).to_dict("records")
         assert other["method"] == judged.drop(best["method"]).idxmax()
     assert advised(found, cells.assign(lossless=False), exhibits.optimal).empty
+
+
+def test_where_all_was_disturbed_no_cell_of_another_setting_is_advised(tmp_path: Path) -> None:
+    """As on a busy machine, where nothing but batches of 8 came through: they are no advice for single prompts."""
+    found = read_study(write_study(tmp_path / "s", methods=("ngram", "draft_model"), ks=(2,), temperatures=(0.0, 1.0)))
+    cells = Exhibits(found).cells
+    busy = (cells["task"] == "code") & (cells["temperature"] == 0)
+    cells = cells.assign(disturbed=busy.map({True: "the machine did other things", False: ""}))
+    best = advised(found, cells, Exhibits(found).optimal)
+    assert "code" not in set(best["task"]) and set(best["temperature"]) == {0.0}
+    [said] = advice_grid(best, cells, lambda row: []).notes
+    assert said == "No advice, since the machine disturbed their cells: code."
+    assert (
+        advice_grid(
+            advised(found, Exhibits(found).cells, Exhibits(found).optimal), cells.assign(disturbed=""), lambda row: []
+        ).notes
+        == []
+    )
 
 
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from specrig.reporting.summary import base_setting
 SETTING = ["engine", "pair", "task"]
 SHOWN = 3
 """How many methods are named that are not told apart from the best one."""
+SILENT = 6
+"""How many tasks without advice are named."""
 
 
 def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.DataFrame:
@@ -30,9 +32,8 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
     Columns: those of `cells`; `value`, `low`, `high` (that speedup and its 95 % interval); `rivals` (names of the methods whose
     interval reaches into the best one's); `beyond_mb` (peak memory beyond plain decoding's in the same cell, NaN if not known).
     """
-    cells = cells.assign(variant=cells["variant"].fillna(""))
-    fair = cells[cells["lossless"].astype(bool) & ~cells["failed"].astype(bool) & ~disturbed(cells)]
-    fair = fair[~fair["method"].isin(list(BASELINES))].dropna(subset=["speedup"])
+    fair = _fair(cells)
+    fair = fair[~disturbed(fair)]
     chosen = {_key(row): row for row in row_dicts(optimal.assign(variant=optimal["variant"].fillna("")))}
     plain = {
         identity(members[0].cell): max(record.baseline.peak_memory_mb for record in members) for members in study.cells.values()
@@ -40,7 +41,7 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
     rows = []
     for _, frame in fair.groupby(SETTING, sort=False):
         candidates = []
-        for row in row_dicts(base_setting(frame)):
+        for row in row_dicts(frame):
             by_k = chosen.get(_key(row))
             if by_k and by_k["best_k"] != row["k"]:
                 continue
@@ -56,9 +57,19 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
     return pd.DataFrame(rows, columns=[*cells.columns, "value", "low", "high", "rivals", "beyond_mb"])
 
 
-def advice_grid(found: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entry]]) -> Grid:
-    """`advised` as a table for readers. links: gives the entries that lead from a row's cell to its record and its MLflow run."""
-    levels = [name for name in ("engine", "pair") if len(found[name].unique()) > 1]
+def _fair(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells that may be advised unless they are disturbed: lossless methods that passed the audit, in the base setting of their task."""
+    base = pd.concat([cells.iloc[:0], *(base_setting(frame) for _, frame in cells.groupby(SETTING, sort=False))])
+    fair = base[base["lossless"].astype(bool) & ~base["failed"].astype(bool) & ~base["method"].isin(list(BASELINES))]
+    return fair.assign(variant=fair["variant"].fillna("")).dropna(subset=["speedup"])
+
+
+def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entry]]) -> Grid:
+    """`advised` as a table for readers.
+
+    cells: what it was made of. links: gives the entries that lead from a row's cell to its record and its MLflow run.
+    """
+    levels = [name for name in ("engine", "pair") if len(cells[name].unique()) > 1]
     rows = []
     for row in row_dicts(found):
         gains, certain, known = row["value"] > 1, row["low"] > 1, np.isfinite(row["beyond_mb"])
@@ -87,7 +98,24 @@ def advice_grid(found: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entr
             "the best one's. None: no method was faster than plain decoding, and the speedup is that of the fastest. More memory: peak memory beyond "
             "plain decoding's in the same cell, of the whole."
         ),
+        notes=_silent(found, cells, levels),
     )
+
+
+def _silent(found: pd.DataFrame, cells: pd.DataFrame, levels: list[str]) -> list[str]:
+    """A sentence that names the tasks without advice, whose cells were disturbed; none if all have some."""
+    spoken = set(found[SETTING].itertuples(index=False, name=None))
+    keys = [*levels, "task"]
+    missing = [
+        row for row in row_dicts(_fair(cells)[SETTING].drop_duplicates()) if tuple(row[name] for name in SETTING) not in spoken
+    ]
+    if not missing:
+        return []
+    names = [" / ".join(task_name(str(row[name])) if name == "task" else str(row[name]) for name in keys) for row in missing]
+    more = len(names) - SILENT
+    return [
+        f"No advice, since the machine disturbed their cells: {', '.join(names[:SILENT])}{f' and {more} more' if more > 0 else ''}."
+    ]
 
 
 def _megabytes(size: float) -> str:

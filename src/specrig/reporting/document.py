@@ -107,7 +107,7 @@ def _context(exhibits: Exhibits, attachments: Attachments) -> dict[str, Any]:
         "exhibits": exhibits,
         "speedup": tables["speedup"].shown,
         "acceptance": tables["acceptance"].shown,
-        "advice": advice_grid(exhibits.advised, places),
+        "advice": advice_grid(exhibits.advised, cells, places),
         "cells": _with_places(tables["cells"].shown, [places(row) for row in row_dicts(cells)]),
         "engines": engines.section(study, exhibits.compared),
         "untested": engines.untested(study),
