@@ -53,10 +53,10 @@ def started(stack: ExitStack, url: str, *command: str) -> str:
 
 
 def services(stack: ExitStack, pair: Path, threads: int) -> dict[str, Way]:
-    """Draft, target and coordinator."""
+    """Draft, target and coordinator. The draft gets half as many threads: with as many as the target both wait for the cores."""
     models = {}
-    for part in ("target", "draft"):
-        seats = [f"--batch={SEATS}", f"--sessions={2 * SEATS}", f"--threads={threads}", "--context=1024"]
+    for part, own in (("target", threads), ("draft", max(threads // 2, 1))):
+        seats = [f"--batch={SEATS}", f"--sessions={2 * SEATS}", f"--threads={own}", "--context=1024"]
         models[part] = started(stack, address(), "-m", "specrig", "serve", part, str(pair / part), *seats)
     addresses = [f"--{part}={url}" for part, url in models.items()]
     url = started(stack, address(), "-m", "specrig", "serve", "coordinator", *addresses, f"--k={K}", "--draft-timeout-ms=10000")

@@ -130,12 +130,9 @@ def by_task(sheet: Sheet, measures: int, tasks: Sequence[str], *, width: float, 
         columns = sheet.columns(count, IN_A_ROW)
         figure, found = make_panels(sheet, -(-count // columns) * measures, columns, width=width, height=height)
         axes = [unused_hidden(found[measure::measures], count) for measure in range(measures)]
-        for line in axes:
-            for panel in set(line) - set(line[::columns]):
-                panel.tick_params(labelleft=False)
-    lowest = feet(sheet, axes)
-    for panel in (panel for line in axes for panel in line if panel not in lowest):
-        panel.tick_params(labelbottom=False)
+    left, lowest = {panel for line in edges(sheet, axes) for panel in line}, set(feet(sheet, axes))
+    for panel in (panel for line in axes for panel in line):
+        panel.tick_params(labelleft=panel in left, labelbottom=panel in lowest)
     for panel, task in zip(axes[0], tasks, strict=True):
         panel.set_title(task_name(task))
     return figure, axes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,19 @@ class Serving:
 
 
 def serve_model(kind: str, serving: Serving, host: str, port: int) -> None:
-    """Load the model and serve it until the process is asked to end. Raises ServingError or ModelError before anything is loaded."""
+    """Load the model and serve it until the process is asked to end. Raises ServingError or ModelError before it listens.
+
+    One thread loads the model and runs it. OpenMP keeps a team of threads for every thread that has ever computed, and libgomp lets none
+    of them wait ready where there are more than cores: a pass takes twice as long as soon as two threads have computed.
+    """
     key = key_for(host)
+    thread = ThreadPoolExecutor(1, thread_name_prefix=kind)
+    work, about = thread.submit(_loaded, kind, serving).result()
+    serve(rows_app(work, batch=serving.batch, queue=serving.queue, key=key, about=about, thread=thread), host, port)
+
+
+def _loaded(kind: str, serving: Serving) -> tuple[Work, dict[str, Any]]:
+    """A service's model at work, and what the service says of itself."""
     import torch
 
     if serving.device == "cuda" and not torch.cuda.is_available():
@@ -65,5 +77,4 @@ def serve_model(kind: str, serving: Serving, host: str, port: int) -> None:
     known = None if serving.random_weights else vocabulary_digest(gate.vocabulary(serving.model, serving.revision))
     about: dict[str, Any] = {"model": serving.model, "revision": serving.revision, "dtype": serving.dtype, "vocabulary": known}
     about["eos"] = sorted(weights.eos)
-    work = KINDS[kind](model, sessions, context)
-    serve(rows_app(work, batch=serving.batch, queue=serving.queue, key=key, about=about), host, port)
+    return KINDS[kind](model, sessions, context), about

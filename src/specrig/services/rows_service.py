@@ -34,13 +34,21 @@ class Work(Protocol):
         """Run a batch."""
 
 
-def rows_app(work: Work, *, batch: int, queue: int, key: str | None, about: dict[str, Any] | None = None) -> FastAPI:
+def rows_app(
+    work: Work,
+    *,
+    batch: int,
+    queue: int,
+    key: str | None,
+    about: dict[str, Any] | None = None,
+    thread: ThreadPoolExecutor | None = None,
+) -> FastAPI:
     """The application of a draft or target service.
 
     batch: most rows in a pass. queue: most rows that wait; with more the service answers 503 and Retry-After. about: more for `/health`.
+    thread: runs the model, so that nothing else locks it; it should be the one that loaded it (see `services.model`).
     """
-    pool = ThreadPoolExecutor(1, thread_name_prefix=work.name)  # one thread runs the model, so that nothing else locks it
-
+    pool = thread or ThreadPoolExecutor(1)
     passes: Passes = {}  # those that no answer has told yet
 
     def run(items: list[tuple[Ask, bool]]) -> tuple[list[Answer], Passes]:
