@@ -311,19 +311,14 @@ def test_advice_is_the_fastest_method_that_may_be_advised(tmp_path: Path) -> Non
 def test_where_all_was_disturbed_no_cell_of_another_setting_is_advised(tmp_path: Path) -> None:
     """As on a busy machine, where nothing but batches of 8 came through: they are no advice for single prompts."""
     found = read_study(write_study(tmp_path / "s", methods=("ngram", "draft_model"), ks=(2,), temperatures=(0.0, 1.0)))
-    cells = Exhibits(found).cells
-    busy = (cells["task"] == "code") & (cells["temperature"] == 0)
-    cells = cells.assign(disturbed=busy.map({True: "the machine did other things", False: ""}))
-    best = advised(found, cells, Exhibits(found).optimal)
+    exhibits = Exhibits(found)
+    assert advice_grid(exhibits.advised, exhibits.cells, lambda row: []).notes == []
+    busy = (exhibits.cells["task"] == "code") & (exhibits.cells["temperature"] == 0)
+    cells = exhibits.cells.assign(disturbed=busy.map({True: "the machine did other things", False: ""}))
+    best = advised(found, cells, exhibits.optimal)
     assert "code" not in set(best["task"]) and set(best["temperature"]) == {0.0}
     [said] = advice_grid(best, cells, lambda row: []).notes
     assert said == "No advice, since the machine disturbed their cells: code."
-    assert (
-        advice_grid(
-            advised(found, Exhibits(found).cells, Exhibits(found).optimal), cells.assign(disturbed=""), lambda row: []
-        ).notes
-        == []
-    )
 
 
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:

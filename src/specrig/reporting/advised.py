@@ -73,7 +73,6 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
     rows = []
     for row in row_dicts(found):
         gains, certain, known = row["value"] > 1, row["low"] > 1, np.isfinite(row["beyond_mb"])
-        more = len(row["rivals"]) - SHOWN
         rows.append(
             [
                 *(Entry(str(row[name])) for name in levels),
@@ -82,7 +81,7 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
                 Entry(str(row["k"]) if gains else "–"),
                 Entry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
                 Entry(_megabytes(row["beyond_mb"]), f"of {grid.number(row['peak_memory_mb'], 0)}") if known else Entry("–"),
-                Entry(", ".join(row["rivals"][:SHOWN]) + (f" and {more} more" if more > 0 else "") or "–"),
+                Entry(_first(row["rivals"], SHOWN) or "–"),
                 *links(row),
             ]
         )
@@ -109,13 +108,14 @@ def _silent(found: pd.DataFrame, cells: pd.DataFrame, levels: list[str]) -> list
     missing = [
         row for row in row_dicts(_fair(cells)[SETTING].drop_duplicates()) if tuple(row[name] for name in SETTING) not in spoken
     ]
-    if not missing:
-        return []
     names = [" / ".join(task_name(str(row[name])) if name == "task" else str(row[name]) for name in keys) for row in missing]
-    more = len(names) - SILENT
-    return [
-        f"No advice, since the machine disturbed their cells: {', '.join(names[:SILENT])}{f' and {more} more' if more > 0 else ''}."
-    ]
+    return [f"No advice, since the machine disturbed their cells: {_first(names, SILENT)}."] if names else []
+
+
+def _first(names: list[str], most: int) -> str:
+    """The first `most` names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _megabytes(size: float) -> str:

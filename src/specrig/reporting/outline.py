@@ -75,7 +75,12 @@ def outline(exhibits: Exhibits, figures: Collection[str]) -> Outline:
         f"code {commit}" if commit else "",
         prose.scope(exhibits),
     ]
-    found = [replace(section, items=_short(section.items, exhibits)) for section in _sections(exhibits, figures) if section.items]
+    long = _too_long(exhibits)
+    found = [
+        replace(section, items=[long.get(id(item), item) for item in section.items])
+        for section in _sections(exhibits, figures)
+        if section.items
+    ]
     abstract = conclusion(exhibits.speedups, exhibits.best, study.tasks)
     if exhibits.orders:
         abstract.append(order.sentence(exhibits.tables["order"].frame))
@@ -140,18 +145,16 @@ def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]
     yield Section("Every verdict of the audit", [exhibits.verdicts] if exhibits.verdicts else [], appendix=True)
 
 
-def _short(items: list[str | Caution | Grid | Shown], exhibits: Exhibits) -> list[str | Caution | Grid | Shown]:
-    """`items` with a sentence instead of each table that is too long for print and stands in a file of the study."""
-    study = exhibits.study
-    places = [(table.printed, f"tables/{name}.csv") for name, table in exhibits.tables.items()]
-    places += [(exhibits.verdicts, "audit/records.csv")] if exhibits.verdicts else []
-    long = {id(grid): place for grid, place in places if len(grid.rows) > LONGEST}
-
-    def told(grid: Grid) -> str:
-        file = Path(study.config.get("results", "results"), study.name, long[id(grid)])
-        return f"{grid.caption.partition('. ')[0].rstrip('.')}: {len(grid.rows):,} rows, too many to print. {file} has them."
-
-    return [told(item) if isinstance(item, Grid) and id(item) in long else item for item in items]
+def _too_long(exhibits: Exhibits) -> dict[int, str]:
+    """Id of each table that is too long for print -> a sentence that says in which of the study's files it stands."""
+    folder = Path(exhibits.study.config.get("results", "results"), exhibits.study.name)
+    places = [(table.printed, folder / "tables" / f"{name}.csv") for name, table in exhibits.tables.items()]
+    places += [(exhibits.verdicts, folder / "audit" / "records.csv")] if exhibits.verdicts else []
+    return {
+        id(grid): f"{grid.caption.partition('. ')[0].rstrip('.')}: {len(grid.rows):,} rows, too many to print. {file} has them."
+        for grid, file in places
+        if len(grid.rows) > LONGEST
+    }
 
 
 def _models(study: StudyData) -> list[Grid]:

@@ -74,16 +74,17 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
         rate.set_ylim(0, most)
         rate.yaxis.set_major_formatter(PERCENT)
         speed.set_ylim(0, fastest)
-    # On paper the caption says the rest, and panels are small.
-    texts = ("acceptance", "tokens/s") if sheet.width else ("acceptance rate", "tokens/s (decoding)")
+    over = "k (drafted tokens a round)"
+    if sheet.width:  # panels are small, and the caption says the rest
+        texts = ("acceptance", "tokens/s")
+        figure.supxlabel(over, fontsize=sheet.size)
+    else:
+        texts = ("acceptance rate", "tokens/s (decoding)")
+        for ax in feet(sheet, grid):
+            ax.set_xlabel(over)
     for labelled, text in zip(edges(sheet, grid), texts, strict=True):
         for ax in labelled:
             ax.set_ylabel(text)
-    if sheet.width:
-        figure.supxlabel("k (drafted tokens a round)", fontsize=sheet.size)
-    else:
-        for ax in feet(sheet, grid):
-            ax.set_xlabel("k (drafted tokens a round)")
     baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive")
     legend_below(figure, [*method_handles(cells), baseline], note=signs_note(cells))
     return figure
