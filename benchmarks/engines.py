@@ -81,7 +81,8 @@ def contest(engines: dict[str, Engine], method: str, k: int, prompts: list[list[
             made[label] += running[label].generate(cells[label], [prompt], max_new_tokens=tokens, seeds=[0])
     made = {label: found[1:] for label, found in made.items()}
     rates = {
-        label: np.array([(len(one.tokens) - one.prefill_tokens) / one.decode_s for one in found]) for label, found in made.items()
+        label: np.array([(len(one.tokens) - one.prefill_tokens) / one.decode_s for one in found])
+        for label, found in made.items()
     }
     for label in labels:
         ratios = np.log(rates[labels[0]] / rates[label])
@@ -99,13 +100,17 @@ def main() -> None:
     """Run the comparison."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("model", help="a pair's folder, a model's folder, or a GGUF file")
-    arguments.add_argument("prompts", type=Path, help="a folder of JSONL files with a `prompt` in each line, or one of them")
+    arguments.add_argument(
+        "prompts", type=Path, help="a folder of JSONL files with a `prompt` in each line, or one of them"
+    )
     arguments.add_argument("--dtype", default="float32")
     arguments.add_argument("--k", type=int, default=4)
     arguments.add_argument("--tokens", type=int, default=64)
     arguments.add_argument("--each", type=int, default=2, help="prompts of each file")
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments.add_argument("--engines", nargs="*", default=[], help="besides native; all that are installed if none is named")
+    arguments.add_argument(
+        "--engines", nargs="*", default=[], help="besides native; all that are installed if none is named"
+    )
     given = arguments.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -116,7 +121,9 @@ def main() -> None:
         engines = contenders(pair, given.threads, given.engines, stack)
         prompts = [next(iter(engines.values())).encode(json.loads(line)["prompt"]) for line in lines]
         print(f"{len(prompts)} prompts, {given.tokens} new tokens, k = {given.k}, {given.threads} threads")
-        print(f"{'method':16}{'engine':26}{'tokens/s':>9}{'native/':>8}   95 % interval  drafted accepted   outputs equal")
+        print(
+            f"{'method':16}{'engine':26}{'tokens/s':>9}{'native/':>8}   95 % interval  drafted accepted   outputs equal"
+        )
         needs = {"autoregressive": True, "draft_model": pair.draft, "ngram": True, "eagle3": pair.heads}
         for method, can in needs.items():
             if can:

@@ -65,7 +65,9 @@ def main() -> None:
     names = list(dict.fromkeys([PLAIN, *(given.methods or (["ngram", "suffix_blend"] if given.rest else ["ngram"]))]))
     heads = {"rest": given.rest} if given.rest else {}
     engines = [
-        Native(PairFiles("p", given.target, dtype=given.dtype, heads=heads, engine_options=options), threads=given.threads)
+        Native(
+            PairFiles("p", given.target, dtype=given.dtype, heads=heads, engine_options=options), threads=given.threads
+        )
         for options in ({}, {"native": {"even_passes": True}})
     ]
     lines = [line for file in given.prompts for line in file.read_text(encoding="utf-8").splitlines()[: given.each]]
@@ -82,7 +84,9 @@ def main() -> None:
     found = {key: made[1:] for key, made in found.items()}
 
     print(f"{len(prompts)} prompts, {given.tokens} new tokens, {given.dtype}, {given.threads} threads")
-    print("| method | even passes | ms a pass | tokens/s | time a token, with / without | speedup | equal to plain decoding |")
+    print(
+        "| method | even passes | ms a pass | tokens/s | time a token, with / without | speedup | equal to plain decoding |"
+    )
     print("|---|---|---|---|---|---|---|")
     for (name, way), made in found.items():
         passes = np.median([1000 * one.decode_s / len(one.rounds) for one in made])

@@ -57,7 +57,9 @@ def biased(p: Floats, distance: float) -> Floats:
     return np.where(gains, p * (1 + distance / chance), p * (1 - distance / (1 - chance)))
 
 
-def drawn(of: list[Floats], samples: int, rng: np.random.Generator, bias: float = 0.0) -> tuple[NDArray[np.int64], Floats]:
+def drawn(
+    of: list[Floats], samples: int, rng: np.random.Generator, bias: float = 0.0
+) -> tuple[NDArray[np.int64], Floats]:
     """Samples `[n, length]` with the target's probabilities `[n, length, V]`, from which they were drawn but for a bias at the fourth token."""
     history = np.zeros(samples, dtype=np.int64)
     tokens, probabilities = np.empty((samples, len(of)), dtype=np.int64), np.empty((samples, len(of), VOCABULARY))
@@ -71,7 +73,11 @@ def drawn(of: list[Floats], samples: int, rng: np.random.Generator, bias: float 
 
 
 def audited(
-    of: list[Floats], samples: int, rng: np.random.Generator, together: Mapping[tuple[int, ...], float], bias: float = 0.0
+    of: list[Floats],
+    samples: int,
+    rng: np.random.Generator,
+    together: Mapping[tuple[int, ...], float],
+    bias: float = 0.0,
 ) -> ExactTest:
     """One audit. Bonus tokens are last tokens but one, picked by chances that depend on the tokens before, as acceptance does."""
     tokens, probabilities = drawn(of, samples, rng, bias)
@@ -120,7 +126,10 @@ def main() -> None:
     parser.add_argument("--audits", type=int, default=2000)
     parser.add_argument("--samples", type=int, default=20_480, help="of each audit")
     parser.add_argument(
-        "--tokens", type=int, default=LENGTH, help="of each sample; each more makes the table of histories 8 times as long"
+        "--tokens",
+        type=int,
+        default=LENGTH,
+        help="of each sample; each more makes the table of histories 8 times as long",
     )
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -149,7 +158,9 @@ def main() -> None:
         if given.keep and (number % 500 == 499 or number + 1 == given.audits):
             given.keep.mkdir(parents=True, exist_ok=True)
             np.save(given.keep / f"seed-{given.seed}.npy", rows)
-    p_values = np.concatenate([np.load(file) for file in sorted(given.keep.glob("*.npy"))]) if given.keep else np.array(rows)
+    p_values = (
+        np.concatenate([np.load(file) for file in sorted(given.keep.glob("*.npy"))]) if given.keep else np.array(rows)
+    )
     audits, parts = p_values[:, 0], p_values[:, 1:].ravel()
     print(
         f"{len(audits):,} audits of {given.samples:,} right samples, {p_values.shape[1] - 1} tests each: share that fails at a level"

@@ -36,10 +36,14 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch")
 
 
-def decode(engine: Native, method: str, k: int, given: argparse.Namespace, tokens: int | None = None) -> list[Generation]:
+def decode(
+    engine: Native, method: str, k: int, given: argparse.Namespace, tokens: int | None = None
+) -> list[Generation]:
     """Decode one batch of made-up prompts with a method; `tokens` new ones each, by default as many as `given` says."""
     options = registry()[method].Options().model_dump()
-    cell = Cell(engine="native", pair="shape", method=method, k=k, task="-", temperature=given.temperature, options=options)
+    cell = Cell(
+        engine="native", pair="shape", method=method, k=k, task="-", temperature=given.temperature, options=options
+    )
     prompts = [[1 + (7 * place + row) % 200 for place in range(given.prompt)] for row in range(given.batch)]
     return engine.generate(cell, prompts, max_new_tokens=tokens or given.tokens, seeds=range(given.batch))
 
@@ -98,7 +102,9 @@ def profile(engine: Native, method: str, k: int, given: argparse.Namespace) -> d
     rounds = len(found[0].rounds)
     events = profiler.events()
     spans = sorted(
-        (event.time_range.start, event.time_range.end) for event in events if event.device_type == torch.autograd.DeviceType.CUDA
+        (event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type == torch.autograd.DeviceType.CUDA
     )
     busy, reached = 0.0, float("-inf")
     for start, end in spans:
@@ -115,7 +121,9 @@ def profile(engine: Native, method: str, k: int, given: argparse.Namespace) -> d
 def main() -> None:
     """Run the benchmark and print one JSON line for each variant."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--target", default="meta-llama/Llama-3.1-8B-Instruct", help="a model that facts/models.json knows")
+    arguments.add_argument(
+        "--target", default="meta-llama/Llama-3.1-8B-Instruct", help="a model that facts/models.json knows"
+    )
     arguments.add_argument("--draft", default="meta-llama/Llama-3.2-1B-Instruct")
     arguments.add_argument("--alpha", type=float, default=0.72)
     arguments.add_argument("--k", type=int, default=5)
@@ -133,7 +141,9 @@ def main() -> None:
     copy = copy_gb_s(given.device)
     size = size_of_shape(facts.models()[given.target].shape)
     floor = pass_bytes(size, given.dtype, 1, given.prompt + given.tokens / 2, given.batch) / (copy * 1e9)
-    print(json.dumps({"device": given.device, "copy_gb_s": round(copy, 1), "floor_ms": round(floor * 1e3, 3)}), flush=True)
+    print(
+        json.dumps({"device": given.device, "copy_gb_s": round(copy, 1), "floor_ms": round(floor * 1e3, 3)}), flush=True
+    )
     with Native(pair, device=given.device) as engine:
         engine.model("draft")
         runs = [
@@ -182,7 +192,10 @@ def main() -> None:
         theirs = transformers_seconds(given)
         print(
             json.dumps(
-                {"transformers_tokens_s": round(given.batch / theirs, 1), "native_over_transformers": round(theirs / best, 2)}
+                {
+                    "transformers_tokens_s": round(given.batch / theirs, 1),
+                    "native_over_transformers": round(theirs / best, 2),
+                }
             )
         )
 

@@ -84,7 +84,9 @@ MOVED = {"cell": "each cell by itself", "job": "each job by itself", "run": "all
 METHODS = {"percentile bootstrap": percentile_bootstrap, "Student's t": students, "now": now}
 
 
-def coverage(method: str, estimator: str, shape: str, units: int, tasks: int = 1, samples: int = SAMPLES, seed: int = 0) -> float:
+def coverage(
+    method: str, estimator: str, shape: str, units: int, tasks: int = 1, samples: int = SAMPLES, seed: int = 0
+) -> float:
     """Share of samples whose interval contains the true value."""
     random = np.random.default_rng([seed, units, tasks, sorted(SHAPES).index(shape)])
     drawn = [draw(estimator, shape, units, samples, random) for _ in range(tasks)]
@@ -93,7 +95,14 @@ def coverage(method: str, estimator: str, shape: str, units: int, tasks: int = 1
 
 
 def replicated(
-    replicates: int, effect: float, moves: str = "job", *, jobs: int = 6, prompts: int = 8, samples: int = 1000, seed: int = 0
+    replicates: int,
+    effect: float,
+    moves: str = "job",
+    *,
+    jobs: int = 6,
+    prompts: int = 8,
+    samples: int = 1000,
+    seed: int = 0,
 ) -> tuple[float, float, float, float]:
     """Return four shares of intervals that contain the true value: two with the variation between runs, then two without it.
 
@@ -103,7 +112,9 @@ def replicated(
     random = np.random.default_rng([seed, replicates, round(1000 * effect), list(MOVED).index(moves), jobs])
     held = np.zeros(4)
     for _ in range(samples):
-        moved = effect * random.standard_normal({"cell": (jobs, 4), "job": (jobs, 1), "run": (1, 1)}[moves] + (1, replicates))
+        moved = effect * random.standard_normal(
+            {"cell": (jobs, 4), "job": (jobs, 1), "run": (1, 1)}[moves] + (1, replicates)
+        )
         logs = 0.134 * random.standard_normal((jobs, 4, prompts, 1)) + 0.05 * random.standard_normal(
             (jobs, 4, prompts, replicates)
         )
@@ -126,7 +137,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--samples", type=int, default=SAMPLES)
     samples = arguments.parse_args().samples
-    print(f"| coverage in % ({samples} samples) | tasks | method | " + " | ".join(f"{units} prompts" for units in UNITS) + " |")
+    print(
+        f"| coverage in % ({samples} samples) | tasks | method | "
+        + " | ".join(f"{units} prompts" for units in UNITS)
+        + " |"
+    )
     print("|---|---|---|" + "---|" * len(UNITS))
     for estimator in ("log ratio", "ratio"):
         for shape in SHAPES:
@@ -134,14 +149,18 @@ def main() -> None:
                 for method in METHODS:
                     cells = [100 * coverage(method, estimator, shape, units, tasks, samples) for units in UNITS]
                     print(
-                        f"| {estimator}, {shape} | {tasks} | {method} | " + " | ".join(f"{value:.1f}" for value in cells) + " |"
+                        f"| {estimator}, {shape} | {tasks} | {method} | "
+                        + " | ".join(f"{value:.1f}" for value in cells)
+                        + " |"
                     )
     print("\n| replicates | a run moves | by (sd) | a cell | mean over tasks | without what runs add |")
     print("|---|---|---|---|---|---|")
     for replicates in (1, 2, 3):
         for moves, whom in MOVED.items():
             for effect in (0.0, 0.02, 0.05, 0.1) if moves == "job" else (0.05, 0.1):
-                found = [100 * value for value in replicated(replicates, effect, moves, samples=max(samples // 10, 100))]
+                found = [
+                    100 * value for value in replicated(replicates, effect, moves, samples=max(samples // 10, 100))
+                ]
                 bare = f"{found[2]:.0f}, {found[3]:.0f}"
                 print(f"| {replicates} | {whom} | {effect:.0%} | {found[0]:.1f} | {found[1]:.1f} | {bare} |")
 

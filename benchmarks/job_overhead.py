@@ -60,7 +60,12 @@ def prepare(folder: Path, cores: str) -> None:
     methods = [{"method": method, "k": 3} for method in METHODS]
     config = yaml.safe_load((folder / "configs/test.yaml").read_text()) | {"methods": methods, "jobs": "method"}
     (folder / "configs/own.yaml").write_text(yaml.safe_dump(config))
-    measure(folder, WAYS["local"], cores, [f"results/test/models/embedded/{model}/config.json" for model in ("target", "draft")])
+    measure(
+        folder,
+        WAYS["local"],
+        cores,
+        [f"results/test/models/embedded/{model}/config.json" for model in ("target", "draft")],
+    )
 
 
 def measure(folder: Path, way: tuple[str, list[str]], cores: str, targets: list[str]) -> None:

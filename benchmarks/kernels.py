@@ -95,10 +95,14 @@ def main() -> None:
         for n in given.widths:
             times = passes(models, n, given.context, given.repeats)
             shown = "  ".join(f"{way} {statistics.median(times[way]) * 1e3:8.3f}" for way in ways)
-            gain = f"  reordered / compiled {ratio(times['reordered'], times['compiled'])}" if "compiled" in ways else ""
+            gain = (
+                f"  reordered / compiled {ratio(times['reordered'], times['compiled'])}" if "compiled" in ways else ""
+            )
             print(f"{name:9} {n:3} tokens, ms: floor {floor:7.3f}  {shown}{gain}", flush=True)
         if drafts:
-            both = passes({**{f"target {way}": models[way] for way in ways}, **drafts}, 1, given.context, 3 * given.repeats)
+            both = passes(
+                {**{f"target {way}": models[way] for way in ways}, **drafts}, 1, given.context, 3 * given.repeats
+            )
             told = "  ".join(
                 f"{way} {statistics.median(both[way]) / statistics.median(both[f'target {way}']):.3f}" for way in ways
             )

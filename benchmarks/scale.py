@@ -33,7 +33,16 @@ from synthetic import write_grid, write_job  # noqa: E402
 SIZES = {100: (1, 5), 1_000: (5, 10), 10_000: (20, 25), 100_000: (100, 50)}
 """Cells -> (pairs, tasks): 20 cells for a pair and a task."""
 SPECRIG = [sys.executable, "-m", "specrig"]
-SNAKEMAKE = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile"), "--dry-run", "--quiet", "all"]
+SNAKEMAKE = [
+    sys.executable,
+    "-m",
+    "snakemake",
+    "--snakefile",
+    str(REPOSITORY / "Snakefile"),
+    "--dry-run",
+    "--quiet",
+    "all",
+]
 READ = "import sys; from pathlib import Path; from specrig.reporting.study_data import read_study; read_study(Path(sys.argv[1])).every"
 STAGES: Mapping[str, list[str]] = {
     "plan": [*SPECRIG, "plan", "study.yaml"],
@@ -70,7 +79,9 @@ def write_records(folder: Path) -> None:
 def measured(stage: str, folder: Path) -> tuple[float, float]:
     """Run a stage in `folder`; returns its seconds and its peak memory in MB. Exits if it fails."""
     with (folder / "said.txt").open("w") as said:
-        launched = subprocess.run([sys.executable, "-c", LAUNCH, *STAGES[stage]], cwd=folder, stdout=subprocess.PIPE, stderr=said)
+        launched = subprocess.run(
+            [sys.executable, "-c", LAUNCH, *STAGES[stage]], cwd=folder, stdout=subprocess.PIPE, stderr=said
+        )
     if launched.returncode:
         sys.exit(f"{stage}: {(folder / 'said.txt').read_text()[-3000:]}")
     seconds, kilobytes = map(float, launched.stdout.split())
@@ -104,7 +115,9 @@ def main() -> None:
     """Measure the stages asked for and print the table of all that was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, nargs="+", choices=SIZES, default=[100, 1_000, 10_000])
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE", help=", ".join(STAGES))
+    parser.add_argument(
+        "--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="STAGE", help=", ".join(STAGES)
+    )
     parser.add_argument(
         "--work", type=Path, default=Path("build/scale"), help="folder of the studies, which are kept, and of the table"
     )
@@ -118,7 +131,9 @@ def main() -> None:
             folder = work / f"{cells}-{'planned' if stage in BEFORE else 'measured'}"
             if not folder.is_dir():
                 pairs, tasks = SIZES[cells]
-                write_grid(folder, pairs=pairs, tasks=tasks, jobs="method", reported=REPOSITORY / "configs/reported.csv")
+                write_grid(
+                    folder, pairs=pairs, tasks=tasks, jobs="method", reported=REPOSITORY / "configs/reported.csv"
+                )
                 if stage not in BEFORE:
                     write_records(folder)
             seconds, memory = measured(stage, folder)

@@ -59,7 +59,9 @@ def services(stack: ExitStack, pair: Path, threads: int) -> dict[str, Way]:
         seats = [f"--batch={SEATS}", f"--sessions={2 * SEATS}", f"--threads={own}", "--context=1024"]
         models[part] = started(stack, address(), "-m", "specrig", "serve", part, str(pair / part), *seats)
     addresses = [f"--{part}={url}" for part, url in models.items()]
-    url = started(stack, address(), "-m", "specrig", "serve", "coordinator", *addresses, f"--k={K}", "--draft-timeout-ms=10000")
+    url = started(
+        stack, address(), "-m", "specrig", "serve", "coordinator", *addresses, f"--k={K}", "--draft-timeout-ms=10000"
+    )
     return {"services, plain": Way(url, {"draft_tokens": 0}), f"services, draft_model k {K}": Way(url, {})}
 
 
@@ -108,11 +110,15 @@ def main() -> None:
     arguments.add_argument("prompts", type=Path, help="a folder of JSONL files with a `prompt` in each line")
     arguments.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     arguments.add_argument("--tokens", type=int, default=64, help="most new tokens of a request")
-    arguments.add_argument("--requests", type=int, default=64, help="of each turn; fewer where there are fewer clients than 8")
+    arguments.add_argument(
+        "--requests", type=int, default=64, help="of each turn; fewer where there are fewer clients than 8"
+    )
     arguments.add_argument("--turns", type=int, default=3)
     arguments.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     given = arguments.parse_args()
-    lines = [line for file in sorted(given.prompts.glob("*.jsonl")) for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line for file in sorted(given.prompts.glob("*.jsonl")) for line in file.read_text(encoding="utf-8").splitlines()
+    ]
     prompts = [str(json.loads(line)["prompt"]) for line in lines]
     with ExitStack() as stack:
         ways = services(stack, given.pair, given.threads)

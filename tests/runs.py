@@ -11,7 +11,14 @@ REPOSITORY = Path(__file__).parents[1]
 CONFIG = "configs/test.yaml"
 
 
-QUICKLY = ["--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5"]
+QUICKLY = [
+    "--seconds-between-status-checks",
+    "2",
+    "--slurm-init-seconds-before-status-checks",
+    "2",
+    "--latency-wait",
+    "5",
+]
 """For Slurm on this machine."""
 
 

@@ -31,7 +31,9 @@ def load(module: str) -> ctypes.CDLL | None:
                 part, whole = Path(unfinished) / "part.o", Path(unfinished) / "whole.so"
                 subprocess.run([compiler, *FLAGS, "-c", str(source), "-o", str(part)], check=True, capture_output=True)
                 # This names no OpenMP library: the one that torch has loaded serves, so that no two sets of threads wait for each other.
-                subprocess.run([compiler, "-shared", str(part), "-o", str(whole), "-lm"], check=True, capture_output=True)
+                subprocess.run(
+                    [compiler, "-shared", str(part), "-o", str(whole), "-lm"], check=True, capture_output=True
+                )
                 whole.replace(made)
         return ctypes.CDLL(str(made))
     except (OSError, subprocess.CalledProcessError, RuntimeError):

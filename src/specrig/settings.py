@@ -19,7 +19,9 @@ def _can_be_a_path(place: Place) -> Place:
     try:
         path.expanduser()
     except RuntimeError as error:
-        raise ValueError(f"there is no user {path.parts[0].removeprefix('~')!r} here, whose home it could mean") from error
+        raise ValueError(
+            f"there is no user {path.parts[0].removeprefix('~')!r} here, whose home it could mean"
+        ) from error
     return place
 
 

@@ -61,7 +61,11 @@ def test_what_the_pod_runs_can_be_planned(size: str, tmp_path: Path) -> None:
         [said] = re.findall(r"args \[(.*?)\]", (REPOSITORY / "containers/kubernetes.yaml").read_text())
         arguments = shlex.split(said.replace(",", " "))
     result = subprocess.run(
-        [sys.executable, "-m", "specrig", *arguments, "--dry-run"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "specrig", *arguments, "--dry-run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     assert "Measuring" in result.stderr + result.stdout
@@ -79,16 +83,22 @@ def test_what_compose_starts_answers(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "cuda": "cpu",
         "bfloat16": "float32",
     }
-    here |= {f"http://{name}:{port}": f"http://127.0.0.1:{ports[name]}" for name, port in (("target", 8001), ("draft", 8002))}
+    here |= {
+        f"http://{name}:{port}": f"http://127.0.0.1:{ports[name]}" for name, port in (("target", 8001), ("draft", 8002))
+    }
     running = []
     try:
         for name, service in services.items():
             arguments = [here.get(word, word) for word in service["command"]]
             at = arguments.index("--port")
-            assert arguments[at + 1] in str(service.get("healthcheck", service.get("ports"))), "where it is asked how it is"
+            assert arguments[at + 1] in str(service.get("healthcheck", service.get("ports"))), (
+                "where it is asked how it is"
+            )
             arguments[at + 1] = ports[name]
             url = f"http://127.0.0.1:{ports[name]}"
-            running.append(ServerProcess([sys.executable, "-m", "specrig", *arguments], url, health="/health", ready_s=120))
+            running.append(
+                ServerProcess([sys.executable, "-m", "specrig", *arguments], url, health="/health", ready_s=120)
+            )
         url, body = f"http://127.0.0.1:{ports['coordinator']}/v1/completions", {"prompt": list(PROMPT), "max_tokens": 8}
         assert requests.post(url, json=body, timeout=60).status_code == 401
         answer = requests.post(url, json=body, headers={"Authorization": "Bearer a key"}, timeout=60)

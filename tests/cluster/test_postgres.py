@@ -70,7 +70,9 @@ class Postgres:
 
     def count(self, question: str) -> int:
         return int(
-            self.call("psql", "-h", str(self.folder), "-U", "postgres", "-Atc", f"select count(*) from {question}", "mlflow")
+            self.call(
+                "psql", "-h", str(self.folder), "-U", "postgres", "-Atc", f"select count(*) from {question}", "mlflow"
+            )
         )
 
 
@@ -87,7 +89,9 @@ def postgres() -> Iterator[Postgres]:
         yield database
     finally:
         subprocess.run(
-            [*database.as_user, str(found / "pg_ctl"), "stop", "-m", "immediate", "-D", f"{folder}/data"], cwd="/", check=False
+            [*database.as_user, str(found / "pg_ctl"), "stop", "-m", "immediate", "-D", f"{folder}/data"],
+            cwd="/",
+            check=False,
         )
         shutil.rmtree(folder)
 
@@ -108,7 +112,18 @@ class Server:
 
     def start(self) -> None:
         store = ["--backend-store-uri", self.store, "--artifacts-destination", str(self.artifacts)]
-        mlflow = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        mlflow = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--workers",
+            "1",
+        ]
         quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -140,14 +155,22 @@ def server(postgres: Postgres, tmp_path: Path) -> Iterator[Server]:
         made.kill()
 
 
-def test_a_study_is_entered_once_whatever_is_away(finished: Path, postgres: Postgres, server: Server, tmp_path: Path) -> None:
+def test_a_study_is_entered_once_whatever_is_away(
+    finished: Path, postgres: Postgres, server: Server, tmp_path: Path
+) -> None:
     folder = copied(finished, tmp_path / "study")
     # A dead server costs a test seconds.
     settings = os.environ | {"MLFLOW_TRACKING_URI": server.uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
     def said(*arguments: str) -> str:
         done = subprocess.run(
-            arguments, cwd=folder, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
+            arguments,
+            cwd=folder,
+            env=settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
         )
         assert done.returncode == 0 and "Traceback" not in done.stdout, done.stdout
         return done.stdout

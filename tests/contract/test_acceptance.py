@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 import torch
 from models import Lab, perturbed, random_llama
-from references import Lookahead, Paths, Plain, TokenRecycling, ngram, of_rounds, paths_of, rounds, suffix, tree, watched
+from references import (
+    Lookahead,
+    Paths,
+    Plain,
+    TokenRecycling,
+    ngram,
+    of_rounds,
+    paths_of,
+    rounds,
+    suffix,
+    tree,
+    watched,
+)
 
 from specrig.decoding.device import padded
 from specrig.decoding.drafters import registry
@@ -39,7 +51,9 @@ def plain() -> tuple[Plain, Plain]:
     return Plain(source), Plain(perturbed(source, NOISE))
 
 
-def run(lab: Any, drafter: Drafter, prompts: list[list[int]] = PROMPTS, temperature: float = 0.0, k: int = K) -> list[Generation]:
+def run(
+    lab: Any, drafter: Drafter, prompts: list[list[int]] = PROMPTS, temperature: float = 0.0, k: int = K
+) -> list[Generation]:
     return generate(lab.target, drafter, prompts, k=k, max_new_tokens=LENGTH, temperature=temperature)
 
 
@@ -115,7 +129,9 @@ def test_alpha_is_the_overlap_of_the_distributions_where_rounds_went(
 ) -> None:
     """At temperature 0.6 Σ min(p, q) over the reached positions, computed anew from the text and the rounds alone."""
     target, draft = plain
-    for found, prompt in zip(run(lab, lab.drafter("draft_model", acceptance=acceptance), temperature=0.6), PROMPTS, strict=True):
+    for found, prompt in zip(
+        run(lab, lab.drafter("draft_model", acceptance=acceptance), temperature=0.6), PROMPTS, strict=True
+    ):
         *whole, last = found.rounds
         at, overlap, reached = len(prompt) + 1, 0.0, 0
         text = prompt + found.tokens

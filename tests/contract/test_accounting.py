@@ -187,7 +187,9 @@ def test_a_draft_model_runs_what_it_has_not_run_yet(lab: Lab) -> None:
     """One token a pass; two where all was accepted, since it never ran the last one it drafted."""
     twins = Lab(vocab_size=40, noise=0.0)
     for models in (lab, twins):
-        (found,) = generate(models.target, models.drafter("draft_model"), PROMPTS[:1], k=4, max_new_tokens=23, temperature=0)
+        (found,) = generate(
+            models.target, models.drafter("draft_model"), PROMPTS[:1], k=4, max_new_tokens=23, temperature=0
+        )
         full = sum(entry.accepted == 4 for entry in found.rounds[:-1])
         assert (full > 0) == (models is twins)
         calls = {width: count for width, (count, _) in found.draft_passes.items()}

@@ -40,7 +40,19 @@ QUICK = {
         "phi3",
         "gpt2",
     ),
-    *("gpt_neox", "gptj", "opt", "stablelm", "olmo2", "cohere", "starcoder2", "granite", "smollm3", "falcon", "deepseek_v3"),
+    *(
+        "gpt_neox",
+        "gptj",
+        "opt",
+        "stablelm",
+        "olmo2",
+        "cohere",
+        "starcoder2",
+        "granite",
+        "smollm3",
+        "falcon",
+        "deepseek_v3",
+    ),
 }
 """The others are the long tail: `-m "not long_tail"` leaves them out."""
 TIED = {"gemma3n_text"}
@@ -68,7 +80,9 @@ class Pair:
         return method(method.Options.model_validate(options), self)
 
     def decode(self, method: str, prompts: list[list[int]], k: int, **options: Any) -> list[list[int]]:
-        found = generate(self.target, self.drafter(method, **options), prompts, k=k, max_new_tokens=TOKENS, temperature=0)
+        found = generate(
+            self.target, self.drafter(method, **options), prompts, k=k, max_new_tokens=TOKENS, temperature=0
+        )
         return [generation.tokens for generation in found]
 
 
@@ -186,7 +200,9 @@ def test_a_forward_pass_that_goes_wrong_over_our_cache_is_refused(monkeypatch: p
     forward = type(source).forward
 
     def without(key: str) -> Any:
-        return lambda self, *args, **given: forward(self, *args, **given | ({key: None} if "past_key_values" in given else {}))
+        return lambda self, *args, **given: forward(
+            self, *args, **given | ({key: None} if "past_key_values" in given else {})
+        )
 
     for key in ("attention_mask", "position_ids"):
         monkeypatch.setattr(type(source), "forward", without(key))

@@ -27,7 +27,9 @@ from specrig.services.target import Target
 
 V, CONTEXT, KEY = 8, 200, "a key"
 FEW = settings(derandomize=True, max_examples=100)
-PROPER = Ask(99, 0, [1, 2, 3], depth=2, draft=[3, 4], temperature=0.5, uniforms=[0.1, 0.2, 0.3], q=np.full((2, V), 1 / V, "f4"))
+PROPER = Ask(
+    99, 0, [1, 2, 3], depth=2, draft=[3, 4], temperature=0.5, uniforms=[0.1, 0.2, 0.3], q=np.full((2, V), 1 / V, "f4")
+)
 NUMBERS = [0.0, -1.0, 1.0, 2.0, 1e-320, 1e-7, 1e30, 1e38, float("nan"), float("inf"), -float("inf")]
 
 
@@ -42,7 +44,9 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
         def made() -> Coordinator:
             drafts = DraftLink(RowsClient(found["draft"]), 8, 100, check=lambda: None)
-            return Coordinator(Link(RowsClient(found["target"]), 8, 100), drafts, eos=(), context=CONTEXT, running=4, queue=4)
+            return Coordinator(
+                Link(RowsClient(found["target"]), 8, 100), drafts, eos=(), context=CONTEXT, running=4, queue=4
+            )
 
         found["coordinator"] = listening(coordinator_app(made, tokenizer, "small", 4, key=KEY))
         yield found
@@ -110,7 +114,9 @@ MESSAGE = wire.pack_asks([PROPER])
 @pytest.mark.parametrize("kind", ["draft", "target"])
 @FEW
 @given(at=st.integers(0, len(MESSAGE)), put=st.binary(max_size=9), cut=st.sampled_from([0, 1, 4, 8, len(MESSAGE)]))
-def test_bytes_of_any_kind_are_answered_or_refused(urls: dict[str, str], kind: str, at: int, put: bytes, cut: int) -> None:
+def test_bytes_of_any_kind_are_answered_or_refused(
+    urls: dict[str, str], kind: str, at: int, put: bytes, cut: int
+) -> None:
     rows(urls[kind], MESSAGE[:at] + put + MESSAGE[at + cut :])
 
 
@@ -121,11 +127,16 @@ def test_bytes_of_any_kind_are_answered_or_refused(urls: dict[str, str], kind: s
         ({"temperature": float("nan")}, "temperature nan"),
         ({"uniforms": [1.0] * 3}, "a uniform that is not from 0 up and below 1"),
         ({"uniforms": [float("nan")] * 3}, "a uniform that is not"),
-        *[({"q": np.full((2, V), bad, "f4")}, "nothing can be drawn from") for bad in (-1, 0, float("nan"), float("inf"))],
+        *[
+            ({"q": np.full((2, V), bad, "f4")}, "nothing can be drawn from")
+            for bad in (-1, 0, float("nan"), float("inf"))
+        ],
         ({"q": np.zeros((2, V), "f2")}, "nothing can be drawn from"),
     ],
 )
-def test_numbers_that_would_draw_tokens_which_there_are_not(urls: dict[str, str], change: dict[str, Any], said: str) -> None:
+def test_numbers_that_would_draw_tokens_which_there_are_not(
+    urls: dict[str, str], change: dict[str, Any], said: str
+) -> None:
     ask = {name: getattr(PROPER, name) for name in Ask.__slots__} | change
     for kind in ("draft", "target"):
         response = post(urls[kind] + wire.PATH, wire.pack_asks([Ask(**ask)]))
@@ -139,7 +150,9 @@ JSON = st.recursive(
     | st.floats()
     | st.text(max_size=4)
     | st.sampled_from([1e-320, 10**30, "\ud800", "\0"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | st.just("\ud800"), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | st.just("\ud800"), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 FIELDS = [
@@ -167,8 +180,13 @@ def completed(url: str, first: bytes, path: str = "/v1/completions") -> requests
 
 
 @FEW
-@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3), st.sampled_from(["/v1/completions", "/v1/chat/completions"]))
-def test_requests_of_any_content_are_answered_or_refused(urls: dict[str, str], change: dict[str, Any], path: str) -> None:
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3),
+    st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
+)
+def test_requests_of_any_content_are_answered_or_refused(
+    urls: dict[str, str], change: dict[str, Any], path: str
+) -> None:
     start = {"prompt": [1, 2]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
     completed(urls["coordinator"], json.dumps({**start, "max_tokens": 3, **change}).encode(), path)
 
@@ -185,19 +203,33 @@ def test_bytes_that_are_no_json_are_refused(urls: dict[str, str], content: bytes
         (b'{"prompt": "a", "\\ud800": 1}', 422, "body: not JSON"),
         (b'{"prompt": "\xff"}', 422, "body: not JSON"),
         (b'{"seed": ' + b"9" * 5000 + b"}", 422, ""),
-        (b'{"prompt": [1], "temperature": 1e-320}', 422, "temperature: a temperature is 0 (greedy decoding) or at least 1e-06"),
-        (b'{"prompt": "' + b"a" * (15 << 20) + b'"}', 422, "prompt: a prompt of 15728640 characters, the most are 12800"),
+        (
+            b'{"prompt": [1], "temperature": 1e-320}',
+            422,
+            "temperature: a temperature is 0 (greedy decoding) or at least 1e-06",
+        ),
+        (
+            b'{"prompt": "' + b"a" * (15 << 20) + b'"}',
+            422,
+            "prompt: a prompt of 15728640 characters, the most are 12800",
+        ),
         (b" " * (17 << 20), 413, "the request is longer than 16 MiB"),
     ],
     ids=range(6),
 )
-def test_requests_that_once_broke_or_held_up_the_service(urls: dict[str, str], content: bytes, status: int, said: str) -> None:
+def test_requests_that_once_broke_or_held_up_the_service(
+    urls: dict[str, str], content: bytes, status: int, said: str
+) -> None:
     response = completed(urls["coordinator"], content)
     assert response.status_code == status and response.json()["error"]["message"].startswith(said)
 
 
 @FEW
-@given(st.text(st.characters(max_codepoint=255, exclude_categories=["Cc"]), max_size=12).filter(lambda key: key.strip() != KEY))
+@given(
+    st.text(st.characters(max_codepoint=255, exclude_categories=["Cc"]), max_size=12).filter(
+        lambda key: key.strip() != KEY
+    )
+)
 def test_no_other_key_opens(urls: dict[str, str], key: str) -> None:
     for url in urls.values():
         header = {"Authorization": f"Bearer {key}".encode("latin-1")}

@@ -26,7 +26,9 @@ def package(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with the example as one more file in `drafters`."""
     source = tmp_path_factory.mktemp("package") / "src"
     shutil.copytree(repository / "src/specrig", source / "specrig", ignore=shutil.ignore_patterns("__pycache__"))
-    blocks = re.findall(r"`src/(\S+\.py)`:\n\n```python\n(.*?)```", (repository / "CONTRIBUTING.md").read_text(), flags=re.S)
+    blocks = re.findall(
+        r"`src/(\S+\.py)`:\n\n```python\n(.*?)```", (repository / "CONTRIBUTING.md").read_text(), flags=re.S
+    )
     ((place, code),) = blocks
     assert place == "specrig/decoding/drafters/repeat_last.py" and not (source / place).exists()
     (source / place).write_text(code)

@@ -41,7 +41,9 @@ ENGINES = [
     pytest.param("vllm", marks=[pytest.mark.vllm, needs_vllm]),
 ]
 METHODS = [
-    name for name in ("autoregressive", "draft_model", "ngram", "medusa", "eagle", "eagle3", "suffix") if name in methods()
+    name
+    for name in ("autoregressive", "draft_model", "ngram", "medusa", "eagle", "eagle3", "suffix")
+    if name in methods()
 ]
 
 
@@ -101,7 +103,9 @@ def test_greedy_output_is_the_targets_and_its_accounting_sound(engine: Engine, n
 def test_a_perfect_draft_is_always_accepted_and_k_is_k(engine: Engine, laboratory: PairFiles) -> None:
     with registry()[engine.name](replace(laboratory, draft=laboratory.target)) as sure:
         (found,) = sure.generate(cell(engine.name, "draft_model"), [PROMPTS[0]], max_new_tokens=40, seeds=[0])
-    if found.counts is not None:  # 39 tokens after the first: seven rounds of five, and one that has room for three drafted ones
+    if (
+        found.counts is not None
+    ):  # 39 tokens after the first: seven rounds of five, and one that has room for three drafted ones
         assert (found.counts.rounds, found.counts.drafted, found.counts.accepted) == (8, 31, 31)
         return
     full = [entry for entry in found.rounds if not entry.cut]
@@ -133,7 +137,9 @@ def test_a_batch_gives_each_row_its_own_tokens(engine: Engine, native: Engine) -
 @pytest.mark.parametrize("method", ["autoregressive", "draft_model"])
 def test_a_seed_is_one_output(engine: Engine, method: str) -> None:
     asked = cell(engine.name, method, temperature=1.0)
-    outputs = [tuple(engine.generate(asked, [PROMPTS[0]], max_new_tokens=12, seeds=[seed])[0].tokens) for seed in (5, 5, 6, 7)]
+    outputs = [
+        tuple(engine.generate(asked, [PROMPTS[0]], max_new_tokens=12, seeds=[seed])[0].tokens) for seed in (5, 5, 6, 7)
+    ]
     assert outputs[0] == outputs[1]
     assert len(set(outputs)) == 3
 
@@ -234,7 +240,9 @@ def test_the_audit_tells_the_stock_cpu_sampler_from_the_cured_one(
 
 @pytest.mark.vllm
 @needs_vllm
-def test_an_eagle3_head_of_a_cut_vocabulary_drafts_in_vllm_what_it_drafts_here(laboratory: PairFiles, tmp_path: Path) -> None:
+def test_an_eagle3_head_of_a_cut_vocabulary_drafts_in_vllm_what_it_drafts_here(
+    laboratory: PairFiles, tmp_path: Path
+) -> None:
     """Round for round; it knows four of the eight tokens only."""
     drafted = torch.tensor([0, 1, 4, 5])
     config = json.loads((laboratory.heads["eagle3"] / "config.json").read_text()) | {"draft_vocab_size": 4}
@@ -246,7 +254,9 @@ def test_an_eagle3_head_of_a_cut_vocabulary_drafts_in_vllm_what_it_drafts_here(l
     emitted: dict[str, list[list[int]]] = {}
     for name in ("native", "vllm"):
         with registry()[name](pair) as opened:
-            found = [opened.generate(cell(name, "eagle3"), [prompt], max_new_tokens=33, seeds=[0])[0] for prompt in PROMPTS]
+            found = [
+                opened.generate(cell(name, "eagle3"), [prompt], max_new_tokens=33, seeds=[0])[0] for prompt in PROMPTS
+            ]
         emitted[name] = [[entry.emitted for entry in each.rounds] for each in found]
     assert emitted["vllm"] == emitted["native"]
     assert max(map(max, emitted["native"])) > 1, "nothing was accepted"

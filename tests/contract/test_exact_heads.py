@@ -68,7 +68,11 @@ def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
         tensors = {name: torch.zeros(shape) for name, shape in hydra.shapes(config).items()}
         for head in range(4):
             # Which part of the input names the last token drafted so far: its own embedding, or the state, some steps on.
-            part = torch.eye(D) if reads == "token" else torch.nn.functional.pad(following(head + 1), (0, 0, 0, D - PERIOD))
+            part = (
+                torch.eye(D)
+                if reads == "token"
+                else torch.nn.functional.pad(following(head + 1), (0, 0, 0, D - PERIOD))
+            )
             at = -D if reads == "token" else 0
             tensors[f"heads.{head}.res_connection.weight"][:, at : at + D or None] = part
         hydra.save(folder, config, tensors)
@@ -77,7 +81,9 @@ def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
         tensors = silenced(eagle.random_tensors(config, 0))
         # The embedding stands first: the next token's direction comes from the token itself, or from the feature one step on.
         step = torch.nn.functional.pad(following(1), (0, 0, 0, D - PERIOD))
-        tensors["fc.weight"] = torch.cat((8 * torch.eye(D), 0 * step) if reads == "token" else (torch.zeros(D, D), step), 1)
+        tensors["fc.weight"] = torch.cat(
+            (8 * torch.eye(D), 0 * step) if reads == "token" else (torch.zeros(D, D), step), 1
+        )
         eagle.save(folder, config, tensors)
     else:
         config = eagle3.head_config(target.config)
@@ -113,6 +119,8 @@ def test_a_head_that_knows_the_text_is_always_accepted(
     resources: Any = SimpleNamespace(target=target, model=lambda _: draft, head=lambda name: tmp_path / name)
     drafter = registry()[method](registry()[method].Options.model_validate(options), resources)
     prompts = [[3, 16], [9], [1, 6, 7, 12, 13]]
-    for found, prompt in zip(generate(target, drafter, prompts, k=k, max_new_tokens=32, temperature=0), prompts, strict=True):
+    for found, prompt in zip(
+        generate(target, drafter, prompts, k=k, max_new_tokens=32, temperature=0), prompts, strict=True
+    ):
         assert all(after == (13 * before + 1) % PERIOD for before, after in pairwise([prompt[-1], *found.tokens]))
         assert set(of_rounds(found)) == {k}

@@ -80,7 +80,9 @@ class Watched:
         running.step = stepped
 
 
-def test_the_cell_fails_with_the_reason_and_a_rerun_measures_it_alone(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cell_fails_with_the_reason_and_a_rerun_measures_it_alone(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others_alive = set(psutil.Process().children(recursive=True))
     folder = study.root / "records/vllm/p/draft_model"
     with monkeypatch.context() as patched:

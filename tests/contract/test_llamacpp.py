@@ -43,7 +43,9 @@ def laboratory(tmp_path: Path) -> PairFiles:
 
 @pytest.mark.parametrize("cut_vocabulary", [False, True])
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
-def test_the_same_drafts_are_accepted_as_in_the_native_engine(laboratory: PairFiles, method: str, cut_vocabulary: bool) -> None:
+def test_the_same_drafts_are_accepted_as_in_the_native_engine(
+    laboratory: PairFiles, method: str, cut_vocabulary: bool
+) -> None:
     if cut_vocabulary:
         if method != "eagle3":
             pytest.skip("a draft model has all tokens")
@@ -84,7 +86,10 @@ def test_every_ngram_type_keeps_the_output_and_counts(laboratory: PairFiles, kin
 def test_a_published_model_with_grouped_heads_writes_its_known_text() -> None:
     with LlamaCpp(PairFiles("stories", str(STORIES)), threads=1) as engine:
         (made,) = engine.generate(
-            cell("llamacpp", "autoregressive", 0), [engine.encode("Once upon a time") or [1]], max_new_tokens=40, seeds=[0]
+            cell("llamacpp", "autoregressive", 0),
+            [engine.encode("Once upon a time") or [1]],
+            max_new_tokens=40,
+            seeds=[0],
         )
         text = engine.decode(made.tokens).strip()
     expected = (STORIES / "expected_greedy.txt").read_text(encoding="utf-8").strip()

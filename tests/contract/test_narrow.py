@@ -52,7 +52,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "three queries a key head": lambda: LlamaForCausalLM(
         LlamaConfig(**SHAPE | {"hidden_size": 96, "num_attention_heads": 6}, head_dim=64)
     ),
-    "seven queries a key head": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | {"hidden_size": 224, "num_attention_heads": 14})),
+    "seven queries a key head": lambda: LlamaForCausalLM(
+        LlamaConfig(**SHAPE | {"hidden_size": 224, "num_attention_heads": 14})
+    ),
 }
 
 
@@ -108,7 +110,9 @@ def said(model: LlamaModel) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
 def test_compiled_passes_say_what_torch_says(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    for mine, theirs in zip(said(model(MODELS[name], "always", dtype)), said(model(MODELS[name], "never", dtype)), strict=True):
+    for mine, theirs in zip(
+        said(model(MODELS[name], "always", dtype)), said(model(MODELS[name], "never", dtype)), strict=True
+    ):
         assert mine.shape == theirs.shape
         assert (mine - theirs).float().norm() <= tolerance * theirs.float().norm()
 
@@ -118,7 +122,9 @@ def followed(kind: Any, config: Any, target: LlamaModel, way: Any) -> list[torch
     choice.pin(None, compiled=way)
     torch.manual_seed(1)
     weights = untrained(kind)(config, 3, 0.1)
-    head: EagleHead = kind(config, {n: x + 0.2 * torch.randn_like(x) if "norm" in n else x for n, x in weights.items()}, target)
+    head: EagleHead = kind(
+        config, {n: x + 0.2 * torch.randn_like(x) if "norm" in n else x for n, x in weights.items()}, target
+    )
     assert (head.compiled is not None) == (way == "always")
     head.start(2, 128)
     features = torch.randn((2, 12, SHAPE["hidden_size"])).to(target.dtype)
@@ -157,7 +163,9 @@ def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> 
 
     def begun(*prompts: list[int]) -> None:
         found.start(len(prompts), 128)
-        for count in range(max(map(len, prompts))):  # one by one: prompts of different widths may be computed differently
+        for count in range(
+            max(map(len, prompts))
+        ):  # one by one: prompts of different widths may be computed differently
             rows = [prompt[: count + 1] for prompt in prompts]
             found.catch_up(rows, [False] * len(rows))
 

@@ -64,7 +64,12 @@ def rounds_and_waits(
             patch.setattr(module, "argmax", lambda logits: logits.argmax(-1))
         with waits:
             found = generate(
-                lab.target, drafter, [[5, 9, 11, 5, 9, 5], [3, 7, 3, 7]], k=3, max_new_tokens=tokens, temperature=temperature
+                lab.target,
+                drafter,
+                [[5, 9, 11, 5, 9, 5], [3, 7, 3, 7]],
+                k=3,
+                max_new_tokens=tokens,
+                temperature=temperature,
             )
     return max(len(generation.rounds) for generation in found), sum(waits.found.values())
 
@@ -84,12 +89,18 @@ def sent_quietly(waits: Waits) -> Any:
 def modules_with(function: str) -> list[Any]:
     import sys
 
-    return [module for name, module in sys.modules.items() if name.startswith("specrig.decoding") and hasattr(module, function)]
+    return [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("specrig.decoding") and hasattr(module, function)
+    ]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_host_waits_once_a_round(lab: Lab, method: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_waits_once_a_round(
+    lab: Lab, method: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counted as the difference of two lengths, so that what the first rounds of a shape cost does not count."""
     rounds_and_waits(lab, method, temperature, 60, monkeypatch)  # every shape is recorded
     few, waits_few = rounds_and_waits(lab, method, temperature, 20, monkeypatch)
@@ -103,7 +114,9 @@ def test_the_host_waits_once_a_round(lab: Lab, method: str, temperature: float, 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("nodes", [0, 6])
-def test_a_cut_vocabulary_is_mapped_without_a_wait(nodes: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_vocabulary_is_mapped_without_a_wait(
+    nodes: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lab = Lab(vocab_size=40, replayed=True)
     lab.cut_vocabulary(list(range(39, 0, -3)))
     found = [rounds_and_waits(lab, "eagle3", temperature, tokens, monkeypatch, nodes=nodes) for tokens in (60, 20, 60)]

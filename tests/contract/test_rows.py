@@ -42,7 +42,9 @@ class Local:
     def __init__(self, work: Draft | Target) -> None:
         self.work, self.url, self.rows, self.down = work, "here", list[int](), False
 
-    def ask(self, asks: Sequence[Ask], *, half: bool = False, ended: Sequence[int] = ()) -> tuple[list[Answer], wire.Passes]:
+    def ask(
+        self, asks: Sequence[Ask], *, half: bool = False, ended: Sequence[int] = ()
+    ) -> tuple[list[Answer], wire.Passes]:
         if self.down:
             raise ServiceError("here: it is down")
         asks, half, ended = wire.unpack_asks(wire.pack_asks(asks, half=half, ended=ended))
@@ -57,7 +59,13 @@ def services(lab: Lab, *, target_rows: int = 16, draft_rows: int = 32) -> tuple[
 
 
 def decode(
-    wanted: Sequence[Wanted], target: Local, draft: Local | None, *, running: int = 16, half: bool = False, stagger: bool = False
+    wanted: Sequence[Wanted],
+    target: Local,
+    draft: Local | None,
+    *,
+    running: int = 16,
+    half: bool = False,
+    stagger: bool = False,
 ) -> tuple[list[list[int]], Coordinator]:
     """The outputs of requests that run side by side. stagger: they arrive one by one, so that rows join and leave at all times."""
 
@@ -165,7 +173,9 @@ def test_a_message_comes_back_as_it_was_sent() -> None:
     assert back[0].q is not None and back[0].q.dtype == np.float16 and np.array_equal(back[0].q, answers[0].q)
 
 
-MESSAGE = wire.pack_asks([Ask(5, 0, [1, 2, 3], draft=[4], temperature=0.5, uniforms=[0.1, 0.2], q=np.full((1, 6), 1 / 6, "f4"))])
+MESSAGE = wire.pack_asks(
+    [Ask(5, 0, [1, 2, 3], draft=[4], temperature=0.5, uniforms=[0.1, 0.2], q=np.full((1, 6), 1 / 6, "f4"))]
+)
 
 
 @settings(max_examples=300)

@@ -53,7 +53,11 @@ class Fleet:
         more = {
             "target": [self.pair.target, "--threads=1"],
             "draft": [str(self.pair.draft), "--threads=1"],
-            "coordinator": [f"--target={self.urls['target']}", f"--draft={self.urls['draft']}", "--draft-timeout-ms=3000"],
+            "coordinator": [
+                f"--target={self.urls['target']}",
+                f"--draft={self.urls['draft']}",
+                "--draft-timeout-ms=3000",
+            ],
         }[kind]
         port = self.urls[kind].rpartition(":")[2]
         command = [sys.executable, "-m", "specrig", "serve", kind, *more, f"--port={port}"]
@@ -182,7 +186,9 @@ def test_streams_come_in_order_and_say_what_the_whole_answer_says(fleet: Fleet) 
         }  # fmt: skip
 
 
-def test_none_of_200_concurrent_requests_is_lost_when_the_draft_is_killed_and_started_again(fleet: Fleet, native: Native) -> None:
+def test_none_of_200_concurrent_requests_is_lost_when_the_draft_is_killed_and_started_again(
+    fleet: Fleet, native: Native
+) -> None:
     """200 clients ask again and again while the draft is killed, is away, and is back."""
     prompts = some_prompts(REQUESTS)
     truth = [generated(native, prompt, "autoregressive").tokens for prompt in prompts]
@@ -219,7 +225,9 @@ def test_none_of_200_concurrent_requests_is_lost_when_the_draft_is_killed_and_st
     assert after["request_success_total"] - before["request_success_total"] == count >= REQUESTS
     without = after["rounds_without_a_draft_total"] - before["rounds_without_a_draft_total"]
     at = [int(page["request_success_total"] - before["request_success_total"]) for page in (killed, back)]
-    print(f"{count} requests, none lost: draft killed after {at[0]}, back after {at[1]}; {without:.0f} rounds without a draft")
+    print(
+        f"{count} requests, none lost: draft killed after {at[0]}, back after {at[1]}; {without:.0f} rounds without a draft"
+    )
 
 
 def until_it_drafts(fleet: Fleet, drafts: float) -> None:
@@ -256,7 +264,10 @@ def test_a_draft_that_is_late_is_done_without(fleet: Fleet, native: Native) -> N
         ({"prompt": [3, -1]}, "prompt.1: Input should be greater than or equal to 0 → you gave -1"),
         ({"messages": [{"role": "user"}], "return_token_ids": False}, "messages.0.content: it is missing → add it"),
         ({"stream_options": {"all": True}}, "stream_options.all: no such field here → leave it out"),
-        ({"max_tokens": 10_000}, "max_tokens: a prompt of 13 tokens and 10000 new ones need 10013, there is room for 506"),
+        (
+            {"max_tokens": 10_000},
+            "max_tokens: a prompt of 13 tokens and 10000 new ones need 10013, there is room for 506",
+        ),
         ({"top_p": 0.5}, "top_p: Input should be greater than or equal to 1"),
         ({"n": 2}, "n: Input should be 1"),
         ({"draft_tokens": 7}, "draft_tokens: Input should be less than or equal to 6"),
@@ -272,7 +283,9 @@ def test_bad_requests_are_told_what_where_and_how(fleet: Fleet, body: dict[str, 
 
 def test_requests_that_are_no_requests(fleet: Fleet) -> None:
     url = fleet.urls["coordinator"]
-    chat = requests.post(url + "/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]}, timeout=30)
+    chat = requests.post(
+        url + "/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]}, timeout=30
+    )
     assert chat.status_code == 422 and "has no chat template → ask /v1/completions" in chat.json()["error"]["message"]
     for content in (b"", b"{", b"[" * 100_000, b"[]", b"\xff\xfe"):
         response = requests.post(url + "/v1/completions", data=content, timeout=30)
@@ -303,7 +316,10 @@ def test_full_queues_say_when_to_come_again(fleet: Fleet, pair: PairFiles) -> No
     assert {response.json()["choices"][0]["text"] for response in found if response.ok} == {found_text(found)}
     for response in found:
         if not response.ok:
-            assert response.headers["Retry-After"] == "1" and "1 requests wait already" in response.json()["error"]["message"]
+            assert (
+                response.headers["Retry-After"] == "1"
+                and "1 requests wait already" in response.json()["error"]["message"]
+            )
     rows = [Ask(number, 0, [1]) for number in range(1025)]
     with pytest.raises(ServiceError, match=r"status 503: .*rows wait already"):
         RowsClient(fleet.urls["target"]).ask(rows)
@@ -322,7 +338,9 @@ def test_a_key_is_asked_for_and_needed_where_it_listens_widely(
         assert "set a key in the environment variable SPECRIG_API_KEY" in capsys.readouterr().err
 
     def made() -> Coordinator:
-        return Coordinator(Link(RowsClient(fleet.urls["target"]), 8, 100), None, eos=(), context=512, running=4, queue=4)
+        return Coordinator(
+            Link(RowsClient(fleet.urls["target"]), 8, 100), None, eos=(), context=512, running=4, queue=4
+        )
 
     url = listening(coordinator_app(made, hub.tokenizer(pair.target), "small", 0, key="a secret"))
     body = {"prompt": list(PROMPT), "max_tokens": 4}
@@ -342,7 +360,15 @@ def test_the_drafter_is_draft_model_with_a_network_between(pair: PairFiles, nati
     options = {"acceptance": "exact", "latency_ms": 2.0, "precision": "float32"}
     with Native(pair, threads=1) as engine:
         for temperature in (0.0, 1.0):
-            cell = Cell(engine="native", pair="p", method="remote_draft", k=K, task="t", temperature=temperature, options=options)
+            cell = Cell(
+                engine="native",
+                pair="p",
+                method="remote_draft",
+                k=K,
+                task="t",
+                temperature=temperature,
+                options=options,
+            )
             found = engine.generate(cell, some_prompts(3), max_new_tokens=LENGTH, seeds=[0, 1, 2])
             local = cell.model_copy(update={"method": "draft_model", "options": {"acceptance": "exact"}})
             truth = native.generate(local, some_prompts(3), max_new_tokens=LENGTH, seeds=[0, 1, 2])

@@ -92,7 +92,9 @@ def test_a_cut_vocabulary_keeps_the_targets_distribution(cut: Lab, options: dict
 def test_a_cut_vocabulary_keeps_the_greedy_output(cut: Lab, options: dict[str, Any]) -> None:
     prompts = [PROMPT, [1, 2], [7, 7, 7], [6, 0, 4, 2, 1]]
     plain = generate(cut.target, cut.drafter("autoregressive"), prompts, k=0, max_new_tokens=40, temperature=0)
-    found = generate(cut.target, known_tokens(cut.drafter("eagle3", **options)), prompts, k=K, max_new_tokens=40, temperature=0)
+    found = generate(
+        cut.target, known_tokens(cut.drafter("eagle3", **options)), prompts, k=K, max_new_tokens=40, temperature=0
+    )
     assert [row.tokens for row in found] == [row.tokens for row in plain]
 
 

@@ -84,13 +84,20 @@ def trial(number: int, seed: int, work: Path, start: Path, undisturbed: Path, se
         shutil.rmtree(folder)
     else:
         (folder / "rerun.txt").write_text(again.stdout)
-    return {"trial": number, "second": round(moment, 1), "in": stages[-1] if stages else "planning", "cells": len(kept)} | passed
+    return {
+        "trial": number,
+        "second": round(moment, 1),
+        "in": stages[-1] if stages else "planning",
+        "cells": len(kept),
+    } | passed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--first", type=int, default=0, help="number of the first trial: a campaign may be run in parts")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first trial: a campaign may be run in parts"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("build/faults"), help="folder for the runs")
     given = parser.parse_args()

@@ -49,7 +49,11 @@ def test_damaged_records_are_named_and_measured_again_by_themselves(folder: Path
     result = run(folder, MEASURED)
     assert result.returncode == 0, result.stdout
     said = [line for line in result.stdout.splitlines() if "is damaged and will be made again" in line]
-    assert {line.split(".jsonl")[0].removeprefix(f"{RECORDS}/native/embedded/") for line in said} == {cut, flipped, missing}
+    assert {line.split(".jsonl")[0].removeprefix(f"{RECORDS}/native/embedded/") for line in said} == {
+        cut,
+        flipped,
+        missing,
+    }
     assert any("line 2: not a record" in line for line in said) and "Traceback" not in result.stdout
     assert changed(folder, before) == {f"native/embedded/{name}.jsonl" for name in (cut, flipped, missing)}
     assert outputs(folder) == outputs(finished)

@@ -21,11 +21,26 @@ class Browser:
     def __init__(self, profile: Path) -> None:
         there, self._sent = os.pipe()
         self._got, back = os.pipe()
-        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-background-networking"]
+        options = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--disable-background-networking",
+        ]
         # It reads commands from descriptor 3 and answers on 4; the shell puts our pipes there.
         line = f'exec "$0" "$@" 3<&{there} 4>&{back}'
         self._process = subprocess.Popen(
-            ["bash", "-c", line, str(CHROMIUM), *options, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+            [
+                "bash",
+                "-c",
+                line,
+                str(CHROMIUM),
+                *options,
+                "--remote-debugging-pipe",
+                f"--user-data-dir={profile}",
+                "about:blank",
+            ],
             pass_fds=(there, back),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -44,7 +59,9 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._process.terminate()
         self._process.wait(30)
         os.close(self._sent)

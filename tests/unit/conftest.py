@@ -76,7 +76,9 @@ def sums(once: Once) -> tuple[Recipe, Path]:
         ]
         (folder / "corpus").mkdir()
         for name, part in (("train", rows[:360]), ("heldout", rows[360:])):
-            lines = [json.dumps({**row, "text": row["prompt"] + row["completion"], "source": "-"}) + "\n" for row in part]
+            lines = [
+                json.dumps({**row, "text": row["prompt"] + row["completion"], "source": "-"}) + "\n" for row in part
+            ]
             (folder / "corpus" / f"{name}.jsonl").write_text("".join(lines))
         train_target(SUMS, folder / "corpus", folder, folder / "target", progress=False)
         write_text(SUMS, folder / "corpus", folder, folder / "target")

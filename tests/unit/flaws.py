@@ -56,7 +56,9 @@ def cell(label: str, temperature: float = 1.0) -> Cell:
     """The laboratory's cell of a labelled method."""
     method, k, given = METHODS.get(label, (label, 0, {}))
     options = registry()[method].Options.model_validate(given).model_dump(mode="json")
-    return Cell(engine="native", pair="laboratory", method=method, k=k, task="exact", temperature=temperature, options=options)
+    return Cell(
+        engine="native", pair="laboratory", method=method, k=k, task="exact", temperature=temperature, options=options
+    )
 
 
 DRAWN_CHAINS = ("draft_model", "adaptive_k", "eagle", "eagle3", "medusa_draft", "layer_skip")
@@ -103,7 +105,13 @@ FLAWS = [
     ),
     Flaw(
         "bonus token from the position before",
-        ((CHAIN, "p.gather(1, counts.unsqueeze", "p.gather(1, (counts - (counts == offered).long()).clamp(min=0).unsqueeze"),),
+        (
+            (
+                CHAIN,
+                "p.gather(1, counts.unsqueeze",
+                "p.gather(1, (counts - (counts == offered).long()).clamp(min=0).unsqueeze",
+            ),
+        ),
         (*CHAINS, *BLOCKS),
     ),
     Flaw(
@@ -132,7 +140,13 @@ FLAWS = [
     Flaw("block: no running product", (("verify:_block", "(weights[-1] * ratio)", "ratio"),), BLOCKS),
     Flaw(
         "correction with the uniform of the rejection",
-        ((CHAIN, "uniforms.gather(1, offered)", "uniforms.gather(1, torch.where(counts < offered, rejected, offered))"),),
+        (
+            (
+                CHAIN,
+                "uniforms.gather(1, offered)",
+                "uniforms.gather(1, torch.where(counts < offered, rejected, offered))",
+            ),
+        ),
         (*CHAINS, *BLOCKS),
     ),
     Flaw(
@@ -140,9 +154,15 @@ FLAWS = [
         ((WALK, "uniforms[index, counts[index]]", "uniforms[index, siblings[-1] if siblings else counts[index]]"),),
         TREES,
     ),
-    Flaw("siblings judged with one uniform", ((WALK, "judged[index][child] * q", "judged[index][siblings[0]] * q"),), TREES),
     Flaw(
-        "siblings judged in reverse order", ((WALK, "for child in siblings:", "for child in reversed(siblings):"),), DRAWN_TREES
+        "siblings judged with one uniform",
+        ((WALK, "judged[index][child] * q", "judged[index][siblings[0]] * q"),),
+        TREES,
+    ),
+    Flaw(
+        "siblings judged in reverse order",
+        ((WALK, "for child in siblings:", "for child in reversed(siblings):"),),
+        DRAWN_TREES,
     ),
     Flaw(
         "temperature in the draws, not in q",
@@ -179,7 +199,9 @@ FLAWS = [
         ),
         tuple(method for method in DRAWN if method != "adaptive_k"),  # there the next round's draft has another length
     ),
-    Flaw("typical acceptance passed off as exact", (("loop:generate", "drafter.criterion()", TYPICAL),), tuple(METHODS)),
+    Flaw(
+        "typical acceptance passed off as exact", (("loop:generate", "drafter.criterion()", TYPICAL),), tuple(METHODS)
+    ),
     Flaw(
         "a row whose draft is shorter than its neighbours' ends with a correction",
         ((CHAIN, "(counts < offered) &", "(counts < n) &"),),
@@ -192,7 +214,10 @@ FLAWS = [
     ),
 ]
 FAINT = {
-    ("a row ends with the uniform of its neighbour's length", "token_recycling"),  # the trees of two rows seldom differ in size
+    (
+        "a row ends with the uniform of its neighbour's length",
+        "token_recycling",
+    ),  # the trees of two rows seldom differ in size
     ("siblings judged with one uniform", "medusa"),
 }
 """What the audit does not see at its own number of samples (docs/audit.md)."""
@@ -203,10 +228,13 @@ PAIRS = [(flaw, method) for flaw in FLAWS for method in flaw.methods]
 def chosen() -> list[tuple[Flaw, str]]:
     """Every flaw once and every method at least once, no faint pair: what the tests try each time."""
     seen = [[method for method in flaw.methods if (flaw.name, method) not in FAINT] for flaw in FLAWS]
-    found = [(flaw, methods[number % len(methods)]) for number, (flaw, methods) in enumerate(zip(FLAWS, seen, strict=True))]
+    found = [
+        (flaw, methods[number % len(methods)]) for number, (flaw, methods) in enumerate(zip(FLAWS, seen, strict=True))
+    ]
     missing = set(METHODS) - {method for _, method in found}
     return found + [
-        next((flaw, method) for flaw, methods in zip(FLAWS, seen, strict=True) if method in methods) for method in sorted(missing)
+        next((flaw, method) for flaw, methods in zip(FLAWS, seen, strict=True) if method in methods)
+        for method in sorted(missing)
     ]
 
 
@@ -235,7 +263,9 @@ def planted(flaw: Flaw) -> Iterator[None]:
             setattr(owner, attribute, was)
 
 
-def tried(flaw: Flaw | None, label: str, folder: Path, samples: Sequence[int] = STEPS, level: float = LEVEL) -> ExactTest | None:
+def tried(
+    flaw: Flaw | None, label: str, folder: Path, samples: Sequence[int] = STEPS, level: float = LEVEL
+) -> ExactTest | None:
     """The audit of a method with a flaw planted: of few samples first, of more where those do not show it.
 
     None: the check of a model when it is loaded (`decoding.agreement`) refuses to decode with the flaw at all.
@@ -259,5 +289,9 @@ if __name__ == "__main__":
     with TemporaryDirectory() as made:
         for flaw, label in chosen[part - 1 :: parts]:
             test = tried(flaw, label, Path(made))
-            found = f"{test.samples} | {test.p_value:.1e} | {test.worst.about}" if test else "refused when the model is loaded"
+            found = (
+                f"{test.samples} | {test.p_value:.1e} | {test.worst.about}"
+                if test
+                else "refused when the model is loaded"
+            )
             print(f"{flaw.name} | {label} | {found}", flush=True)

@@ -62,7 +62,13 @@ class HubServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def add(
-        self, repo: str, content: Path | Mapping[str, bytes], *, kind: str = "models", gated: bool = False, branch: str = "main"
+        self,
+        repo: str,
+        content: Path | Mapping[str, bytes],
+        *,
+        kind: str = "models",
+        gated: bool = False,
+        branch: str = "main",
     ) -> str:
         """Commit a folder (or paths with contents) to a branch; returns the commit's hash."""
         files = (
@@ -154,7 +160,11 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(found["path"])
         if path not in files:
             raise RefusalError(404, "EntryNotFound", "Entry not found")
-        return files[path], {"X-Repo-Commit": commit, "ETag": f'"{sha256(files[path]).hexdigest()}"', "Accept-Ranges": "none"}
+        return files[path], {
+            "X-Repo-Commit": commit,
+            "ETag": f'"{sha256(files[path]).hexdigest()}"',
+            "Accept-Ranges": "none",
+        }
 
     def commit(self, repository: Repository, revision: str) -> tuple[str, dict[str, bytes]]:
         commit = repository.commit(revision)
@@ -170,7 +180,13 @@ def entries(files: Mapping[str, bytes], folder: str, recursive: bool) -> list[di
         raise RefusalError(404, "EntryNotFound", "no such folder")
     oids = {path: sha1(data).hexdigest() for path, data in inside.items()}
     parents = {"/".join(path.split("/")[:depth]) for path in inside for depth in range(1, path.count("/") + 1)}
-    folders = [{"type": "directory", "path": path, "size": 0, "oid": sha1(path.encode()).hexdigest()} for path in sorted(parents)]
-    found = [*folders, *({"type": "file", "path": path, "size": len(inside[path]), "oid": oid} for path, oid in oids.items())]
+    folders = [
+        {"type": "directory", "path": path, "size": 0, "oid": sha1(path.encode()).hexdigest()}
+        for path in sorted(parents)
+    ]
+    found = [
+        *folders,
+        *({"type": "file", "path": path, "size": len(inside[path]), "oid": oid} for path, oid in oids.items()),
+    ]
     below = [entry for entry in found if str(entry["path"]).startswith(folder) and f"{entry['path']}/" != folder]
     return below if recursive else [entry for entry in below if "/" not in str(entry["path"])[len(folder) :]]

@@ -147,7 +147,10 @@ class Handler(BaseHTTPRequestHandler):
     def openai(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         generation = self.server.decode(body["prompt"], body["max_tokens"], body["temperature"], body["seed"])
         self.server.counters["generation_tokens_total"] += body.get("others", 0)
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(generation.tokens) + body.get("miscount", 0)}
+        usage = {
+            "prompt_tokens": len(body["prompt"]),
+            "completion_tokens": len(generation.tokens) + body.get("miscount", 0),
+        }
         for ids in self.pieces(generation, body.get("whole", False)):
             text = self.server.engine.decode(ids)
             choice = {"index": 0, "text": text, "finish_reason": None}

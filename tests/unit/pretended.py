@@ -87,7 +87,9 @@ def compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _check(function: Any, args: Any, tensors: list[Tensor]) -> None:
     places = {str(tensor.device) for tensor in tensors if isinstance(tensor, Pretended)}
     free = {id(leaf) for leaf in tree_leaves(args[1])} if function in INDEXING else set()
-    on_cpu = any(not isinstance(tensor, Pretended) and tensor.dim() > 0 and id(tensor) not in free for tensor in tensors)
+    on_cpu = any(
+        not isinstance(tensor, Pretended) and tensor.dim() > 0 and id(tensor) not in free for tensor in tensors
+    )
     if len(places) > 1 or (places and on_cpu):
         raise MisplacedError(f"{function}: tensors on {', '.join(sorted(places) + ['cpu'] * on_cpu)}")
 

@@ -83,7 +83,11 @@ class Laboratory:
         assert isinstance(target, TransformersModel)
         layers = [str(next(layer.parameters()).device) for layer in target.model.model.layers]
         caches = [str(keys.device) for keys, _ in target.cache.layers]
-        others = {str(weight.device) for name, weight in target.model.named_parameters() if not name.startswith("model.layers.")}
+        others = {
+            str(weight.device)
+            for name, weight in target.model.named_parameters()
+            if not name.startswith("model.layers.")
+        }
         stacks = sorted(str(stack.device) for stack in target.cache._stacks)
         found = (layers == caches, sorted(set(layers)), others, stacks)
         expected = (True, [FIRST, SECOND], {FIRST}, [FIRST] * 2 + [SECOND] * 2)
@@ -150,7 +154,9 @@ def scenes(folder: Path) -> dict[str, Callable[[], str]]:
     lab = Laboratory(folder)
     asked = [*((method, 0.0) for method in METHODS), *((method, 1.0) for method in SAMPLED)]
     decoded = {f"{method} at {t:g}": lambda m=method, t=t: lab.decode(m, t) for method, t in asked}
-    kinds = {f"architecture {name}": lambda n=name: architecture(n) for name in ("llama", "gemma4_text", "gpt2", "mistral")}
+    kinds = {
+        f"architecture {name}": lambda n=name: architecture(n) for name in ("llama", "gemma4_text", "gpt2", "mistral")
+    }
     others = {
         "placed": lab.placed,
         "misplaced": misplaced,

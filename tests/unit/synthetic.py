@@ -157,9 +157,14 @@ def write_grid(folder: Path, *, pairs: int, tasks: int, reported: Path | None = 
     folder.mkdir(parents=True)
     names = {kind: [f"{kind}{number}" for number in range(count)] for kind, count in (("pair", pairs), ("task", tasks))}
     models = "meta-llama/Llama-3.1-8B-Instruct\tmeta-llama/Llama-3.2-1B-Instruct\tbfloat16"
-    rows = {"pair": dict.fromkeys(names["pair"], models), "task": {name: folder / f"{name}.jsonl" for name in names["task"]}}
+    rows = {
+        "pair": dict.fromkeys(names["pair"], models),
+        "task": {name: folder / f"{name}.jsonl" for name in names["task"]},
+    }
     for kind, header in (("pair", "pair\ttarget\tdraft\tdtype"), ("task", "task\tsource")):
-        (folder / f"{kind}s.tsv").write_text("\n".join([header, *(f"{name}\t{row}" for name, row in rows[kind].items())]))
+        (folder / f"{kind}s.tsv").write_text(
+            "\n".join([header, *(f"{name}\t{row}" for name, row in rows[kind].items())])
+        )
     for name in names["task"]:
         lines = [json.dumps({"id": f"{name}-{number}", "prompt": f"prompt {number} of {name}"}) for number in range(4)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
@@ -168,7 +173,8 @@ def write_grid(folder: Path, *, pairs: int, tasks: int, reported: Path | None = 
         "pairs": names["pair"],
         "tasks": names["task"],
         "methods": [
-            {"method": method, "k": [2, 4, 6, 8]} for method in ("draft_model", "tree", "ngram", "suffix", "suffix_hybrid")
+            {"method": method, "k": [2, 4, 6, 8]}
+            for method in ("draft_model", "tree", "ngram", "suffix", "suffix_hybrid")
         ],
         "prompts": 4,
         "max_new_tokens": 48,
@@ -184,15 +190,23 @@ def write_grid(folder: Path, *, pairs: int, tasks: int, reported: Path | None = 
     return folder / "study.yaml"
 
 
-def write_job(folder: Path, cells: list[Cell], *, prompts: int = 4, length: int = 48, seed: int = 0, replicate: int = 0) -> None:
+def write_job(
+    folder: Path, cells: list[Cell], *, prompts: int = 4, length: int = 48, seed: int = 0, replicate: int = 0
+) -> None:
     """The folder of a job's replicate: a record file a cell, index.json and environment.json."""
     job = replicate_folder(folder / "records" / Path(*cells[0].job), replicate)
     index: dict[str, dict] = {"cells": {}, "failed": {}}
     for cell in cells:
         alpha = float(np.clip(ALPHAS.get(cell.task, 0.6) + SHIFTS.get(cell.method, 0.0), 0.05, 0.95))
         path = job / f"{cell.slug}.jsonl"
-        write_records(path, cell_records(cell, alpha=alpha, prompts=prompts, length=length, seed=seed, replicate=replicate))
-        index["cells"][cell.slug] = {"records": path.name, "sha256": sha256(path.read_bytes()).hexdigest(), "digest": "synthetic"}
+        write_records(
+            path, cell_records(cell, alpha=alpha, prompts=prompts, length=length, seed=seed, replicate=replicate)
+        )
+        index["cells"][cell.slug] = {
+            "records": path.name,
+            "sha256": sha256(path.read_bytes()).hexdigest(),
+            "digest": "synthetic",
+        }
     (job / "index.json").write_text(json.dumps(index))
     environment = {
         "captured": "2000-01-01T00:00:00+00:00",

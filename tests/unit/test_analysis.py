@@ -148,7 +148,8 @@ def test_batch_passes_count_once() -> None:
     ]
     passes = {"target_passes": {4: (2, 0.4)}, "draft_passes": {1: (6, 0.12)}}
     records = [
-        record(run(3, 1.0, one, **passes), run(3, 1.0, target_passes={1: (2, 0.4)}), row=row) for row, one in enumerate(rounds)
+        record(run(3, 1.0, one, **passes), run(3, 1.0, target_passes={1: (2, 0.4)}), row=row)
+        for row, one in enumerate(rounds)
     ]
     costs = cost_model.pass_costs(records)
     assert costs.draft_cost == pytest.approx(0.02 / 0.2)
@@ -215,7 +216,9 @@ def test_a_mean_over_tasks_has_the_degrees_of_freedom_of_welch() -> None:
     """By hand: variances 1/3 and 4/3 of the means of three; (5/3)² / ((1/9 + 16/9) / 2) = 50/17."""
     found = statistics.average([statistics.mean([-1.0, 0.0, 1.0]), statistics.mean([-2.0, 0.0, 2.0])])
     assert (found.value, found.variance, found.freedom) == pytest.approx((0, 5 / 12, 50 / 17))
-    assert statistics.stratified_mean_interval([[0.0, 0.0, 0.0], [1.0, 1.0]]) == (0.5, 0.5), "no spread within, none at all"
+    assert statistics.stratified_mean_interval([[0.0, 0.0, 0.0], [1.0, 1.0]]) == (0.5, 0.5), (
+        "no spread within, none at all"
+    )
     assert np.isnan(statistics.stratified_mean_interval([[0.0, 1.0], [1.0]])).all()
     assert np.isnan(statistics.stratified_mean_interval([])).all()
 
@@ -223,7 +226,9 @@ def test_a_mean_over_tasks_has_the_degrees_of_freedom_of_welch() -> None:
 def test_a_ratio_of_sums_by_hand() -> None:
     """Equal denominators make it a mean; units without one say nothing; one unit that holds nearly all leaves a single degree of freedom."""
     assert statistics.ratio_interval([3, 5, 7], [2, 2, 2]) == pytest.approx(statistics.mean_interval([1.5, 2.5, 3.5]))
-    assert statistics.ratio_interval([3, 5, 7, 0], [2, 2, 2, 0]) == pytest.approx(statistics.mean_interval([1.5, 2.5, 3.5]))
+    assert statistics.ratio_interval([3, 5, 7, 0], [2, 2, 2, 0]) == pytest.approx(
+        statistics.mean_interval([1.5, 2.5, 3.5])
+    )
     assert statistics.ratio([3, 5, 7], [2, 2, 2]).freedom == pytest.approx(2)
     assert statistics.ratio([300, 5, 7], [200, 2, 2]).freedom < 1.1
     assert np.isnan(statistics.ratio_interval([3, 0], [2, 0])).all()

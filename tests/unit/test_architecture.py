@@ -18,7 +18,9 @@ PACKAGE = Path(digests.ROOT)
 
 def linted(root: Path) -> subprocess.CompletedProcess[str]:
     """The contracts of pyproject.toml held against the package in `root`/src."""
-    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports('pyproject.toml', no_cache=True))"
+    code = (
+        "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports('pyproject.toml', no_cache=True))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     return subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
 
@@ -31,14 +33,22 @@ def test_imports_run_one_way(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "line", "said"),
     [
-        ("decoding/sampling.py", "from specrig.engines import registry", "Each floor imports only those below it BROKEN"),
+        (
+            "decoding/sampling.py",
+            "from specrig.engines import registry",
+            "Each floor imports only those below it BROKEN",
+        ),
         ("decoding/types.py", "from specrig.decoding import verify_tree", "import each other in a circle BROKEN"),
         ("analysis/statistics.py", "import torch", "Records, analysis and reports need no torch BROKEN"),
         ("new_module.py", "x = 1", "new_module"),
     ],
 )
-def test_an_import_against_the_stream_is_named(repository: Path, tmp_path: Path, module: str, line: str, said: str) -> None:
-    shutil.copytree(repository / "src" / "specrig", tmp_path / "src" / "specrig", ignore=shutil.ignore_patterns("__pycache__"))
+def test_an_import_against_the_stream_is_named(
+    repository: Path, tmp_path: Path, module: str, line: str, said: str
+) -> None:
+    shutil.copytree(
+        repository / "src" / "specrig", tmp_path / "src" / "specrig", ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copy(repository / "pyproject.toml", tmp_path)
     with (tmp_path / "src" / "specrig" / module).open("a") as file:
         file.write(f"\n{line}\n")
@@ -78,7 +88,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Be a new process."""
-    for function in (digests.code_digest, digests.closure, digests.imports, digests._source, digests._data, digests._memory):
+    for function in (
+        digests.code_digest,
+        digests.closure,
+        digests.imports,
+        digests._source,
+        digests._data,
+        digests._memory,
+    ):
         function.cache_clear()
 
 
@@ -120,7 +137,9 @@ def test_what_is_remembered_of_a_text_hides_no_edit(package: Path, monkeypatch: 
     assert "specrig.c" in digests.closure("specrig.a")
     parsed: list[str] = []
     parse = digests.ast.parse
-    monkeypatch.setattr(digests.ast, "parse", lambda text, **names: parsed.append(names["filename"]) or parse(text, **names))
+    monkeypatch.setattr(
+        digests.ast, "parse", lambda text, **names: parsed.append(names["filename"]) or parse(text, **names)
+    )
     monkeypatch.setattr(digests, "_own_text", lambda: b"another way to read")
     fresh()
     assert len(parsed) == 3

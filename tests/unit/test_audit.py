@@ -57,7 +57,9 @@ def test_the_laboratory_makes_every_part_of_a_sampler_work(laboratory: Path, lab
     """Drafts rejected at once, in their midst and not at all; rounds beyond the first."""
     found = generations(label, laboratory)
     rounds = [entry for generation in found for entry in generation.rounds if entry.depth and not entry.cut]
-    shares = [np.mean(choice) for choice in ([r.accepted == 0 for r in rounds], [r.accepted == r.depth for r in rounds])]
+    shares = [
+        np.mean(choice) for choice in ([r.accepted == 0 for r in rounds], [r.accepted == r.depth for r in rounds])
+    ]
     assert min(shares) > 0.003, shares
     assert any(0 < entry.accepted < entry.depth for entry in rounds)
     assert np.mean([len(generation.rounds) > 1 for generation in found]) > 0.5
@@ -192,7 +194,9 @@ def test_impossible_tokens_fail_at_once() -> None:
     contexts = np.zeros(100, dtype=int)
     for wrong in (2, 3):  # of probability zero; not in the vocabulary
         assert next_token_test("-", contexts, np.array([0, 1] * 49 + [0, wrong]), p).p_value == 0
-    assert g_test([(0,), (1,)] * 10, {(0,): 0.5, (1,): 0.5}).p_value == 1, "too few samples for any test are no evidence"
+    assert g_test([(0,), (1,)] * 10, {(0,): 0.5, (1,): 0.5}).p_value == 1, (
+        "too few samples for any test are no evidence"
+    )
     assert g_test([(0,)] * 50 + [(1,)] * 49 + [(2,)], {(0,): 0.5, (1,): 0.5}).p_value == 0
 
 
@@ -201,7 +205,9 @@ def test_a_family_of_tests_is_judged_by_holms_procedure() -> None:
     assert failures([]).tolist() == []
     assert failures([level / 3, level / 2 * 1.01, 0.9]).tolist() == [True, False, False]
     assert failures([0.9, level / 2, level / 3]).tolist() == [False, True, True]
-    assert failures([level / 2] * 3).tolist() == [False] * 3, "each is below the last step's level, none below the first's"
+    assert failures([level / 2] * 3).tolist() == [False] * 3, (
+        "each is below the last step's level, none below the first's"
+    )
     rng = np.random.default_rng(3)
     assert np.mean([failures(rng.random(40)).any() for _ in range(4000)]) < 2 * level
 
@@ -221,7 +227,9 @@ def test_the_strictest_level_counts_what_a_study_plans(workplace: Path) -> None:
     draft, *_ = (cell for cell in study.grid.cells if cell.method == "draft_model" and not cell.variant)
     swept = [draft.model_copy(update={"k": k, "temperature": t}) for k in (2, 6, 4) for t in (0.0, 0.6, 1.4)]
     assert [(probe.temperature, probe.k) for probe in probes(swept)] == [(0.6, 2), (0.6, 6), (1.4, 2), (1.4, 6)]
-    assert [(probe.temperature, probe.k) for probe in probes(swept[::3])] == [(1.0, 2), (1.0, 6)], "only greedy in the study"
+    assert [(probe.temperature, probe.k) for probe in probes(swept[::3])] == [(1.0, 2), (1.0, 6)], (
+        "only greedy in the study"
+    )
 
 
 def test_transformed_draws_are_uniform_and_shifted_ones_are_not() -> None:

@@ -25,7 +25,20 @@ from specrig.study.problems import StudyError
 CONFIGS = {file.name: yaml.safe_load(file.read_text()) for file in sorted((REPOSITORY / "configs").glob("*.yaml"))}
 TABLES = {name: (REPOSITORY / "configs" / name).read_text() for name in ("pairs.tsv", "tasks.tsv", "reported.csv")}
 TRIAL = Path("configs/trial.yaml")
-NUMBERS: list[Any] = [0, -1, 1.5, float("nan"), float("inf"), -float("inf"), 1 << 62, 1 << 63, -(10**30), 10**400, 1e308, 1e-320]
+NUMBERS: list[Any] = [
+    0,
+    -1,
+    1.5,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    1 << 62,
+    1 << 63,
+    -(10**30),
+    10**400,
+    1e308,
+    1e-320,
+]
 TEXTS = [
     "",
     " ",
@@ -43,7 +56,19 @@ TEXTS = [
     "trained:",
     "medusa2:x",
 ]
-TEXTS += ["owner/name", "http://[", "package:x/y.gguf", "x.gguf", "configs", "auto", "1e3", "{a", "0x_", "2001-99-99", "\ud800"]
+TEXTS += [
+    "owner/name",
+    "http://[",
+    "package:x/y.gguf",
+    "x.gguf",
+    "configs",
+    "auto",
+    "1e3",
+    "{a",
+    "0x_",
+    "2001-99-99",
+    "\ud800",
+]
 NESTED: list[Any] = [
     [],
     {},
@@ -103,9 +128,9 @@ def changed_configs(draw: st.DrawFn) -> dict[Any, Any]:
         elif kind == "repeat" and isinstance(block, list):  # the very same object: YAML writes it as an alias
             block.append(block[path[-1]])
         elif kind == "add" and isinstance(block, dict):
-            block[draw(st.sampled_from(["", "1", "x", "k", "url", "é", "\0"]) | st.sampled_from([1, None, True, (1, 2)]))] = draw(
-                ODD
-            )
+            block[
+                draw(st.sampled_from(["", "1", "x", "k", "url", "é", "\0"]) | st.sampled_from([1, None, True, (1, 2)]))
+            ] = draw(ODD)
         else:
             config[draw(st.sampled_from(sorted(Config.model_fields)))] = draw(ODD)
     return config
@@ -131,7 +156,9 @@ def test_a_changed_config_is_a_study_or_told_so(config: dict[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a\0b", "~no-such-user-here/x"])
-@pytest.mark.parametrize("key", ["results", "reports", "tables.pairs", "tables.tasks", "tables.reported", "training.prompts"])
+@pytest.mark.parametrize(
+    "key", ["results", "reports", "tables.pairs", "tables.tasks", "tables.reported", "training.prompts"]
+)
 def test_paths_that_no_file_can_have_are_named(key: str, name: str) -> None:
     config: dict[str, Any] = copy.deepcopy(CONFIGS["test.yaml"])
     *blocks, last = key.split(".")
@@ -145,7 +172,9 @@ def test_paths_that_no_file_can_have_are_named(key: str, name: str) -> None:
     assert key in str(caught.value) and "configs/trial.yaml:" in str(caught.value)
 
 
-@pytest.mark.parametrize(("table", "column"), [("pairs.tsv", "target"), ("pairs.tsv", "draft"), ("tasks.tsv", "source")])
+@pytest.mark.parametrize(
+    ("table", "column"), [("pairs.tsv", "target"), ("pairs.tsv", "draft"), ("tasks.tsv", "source")]
+)
 def test_a_row_with_a_path_that_no_file_can_have_is_named(table: str, column: str) -> None:
     header, row, *_ = (line.split("\t") for line in TABLES[table].splitlines())
     row = [*row, *[""] * (len(header) - len(row))]
@@ -208,10 +237,12 @@ def test_a_config_with_other_bytes_in_it_is_a_study_or_told_so(name: str, at: fl
 
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
 )
 MERGES = "a: &a {x: 1}\n" + "".join(
-    f"{name}: &{name} {{<<: [{','.join([f'*{before}'] * 9)}]}}\n" for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
+    f"{name}: &{name} {{<<: [{','.join([f'*{before}'] * 9)}]}}\n"
+    for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
 )
 
 

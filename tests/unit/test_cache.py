@@ -143,9 +143,12 @@ def test_keys_and_values_lie_where_the_model_does_in_its_precision() -> None:
     cache = KeyValueCache([alike, other, alike], 3, 5, dtype=torch.bfloat16, device=torch.device("meta"))
     for layer, shape in enumerate((alike, other, alike)):
         new = [
-            torch.zeros(3, shape.heads, 2, d, dtype=torch.bfloat16, device="meta") for d in (shape.key_width, shape.value_width)
+            torch.zeros(3, shape.heads, 2, d, dtype=torch.bfloat16, device="meta")
+            for d in (shape.key_width, shape.value_width)
         ]
-        for part, width in zip(cache.write(layer, *new, slice(0, 2), 5), (shape.key_width, shape.value_width), strict=True):
+        for part, width in zip(
+            cache.write(layer, *new, slice(0, 2), 5), (shape.key_width, shape.value_width), strict=True
+        ):
             assert (part.shape, part.dtype, part.device.type) == ((3, shape.heads, 5, width), torch.bfloat16, "meta")
 
 

@@ -31,14 +31,31 @@ from specrig.study.problems import Positions, Problems, StudyError
 LLAMA, SMALL = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
 METHODS = {name: method.needs for name, method in registry().items()}
 CATALOGUE = Catalogue(
-    {"llama": KnownPair(LLAMA, SMALL, ["medusa"])}, ["code", "mt_bench_writing", "spec_bench_mt_bench", "spec_bench_qa"], METHODS
+    {"llama": KnownPair(LLAMA, SMALL, ["medusa"])},
+    ["code", "mt_bench_writing", "spec_bench_mt_bench", "spec_bench_qa"],
+    METHODS,
 )
 HEADER = list(Claim.model_fields)
 
 
 def claim(**fields: object) -> Claim:
-    base = {"id": "C1", "source": "a paper", "target": LLAMA, "draft": SMALL, "method": "draft_model", "k": "4", "task": "code"}
-    base |= {"temperature": "0", "hardware": "RTX 4090", "precision": "bf16", "batch": "1", "metric": "speedup", "low": 1.6}
+    base = {
+        "id": "C1",
+        "source": "a paper",
+        "target": LLAMA,
+        "draft": SMALL,
+        "method": "draft_model",
+        "k": "4",
+        "task": "code",
+    }
+    base |= {
+        "temperature": "0",
+        "hardware": "RTX 4090",
+        "precision": "bf16",
+        "batch": "1",
+        "metric": "speedup",
+        "low": 1.6,
+    }
     base |= fields
     return Claim.model_validate({**base, "high": base.get("high", base["low"])})
 
@@ -84,7 +101,9 @@ def test_reproduced_higher_and_lower() -> None:
 
 def test_inside_the_range_or_the_tolerance_is_reproduced() -> None:
     assert verdict(claim(low=1.5, high=2.0), cell())[0] == "reproduced"
-    assert verdict(claim(low=1.75), cell(speedup_low=1.60, speedup_high=1.67))[0] == "reproduced"  # 1.75 · 0.95 = 1.6625
+    assert (
+        verdict(claim(low=1.75), cell(speedup_low=1.60, speedup_high=1.67))[0] == "reproduced"
+    )  # 1.75 · 0.95 = 1.6625
     assert verdict(claim(low=1.80), cell(speedup_low=1.60, speedup_high=1.67))[0] == "lower"
     nan = float("nan")
     name, reason = verdict(claim(), cell(speedup_low=nan, speedup_high=nan))
@@ -186,7 +205,9 @@ def test_a_mean_over_tasks_joins_to_the_measured_mean() -> None:
         CATALOGUE,
     )[0]
     assert (
-        found.verdict == "reproduced" and found.measured == pytest.approx(mean) and "mean of spec_bench_mt_bench, " in found.cell
+        found.verdict == "reproduced"
+        and found.measured == pytest.approx(mean)
+        and "mean of spec_bench_mt_bench, " in found.cell
     )
     # Six independent tasks of 8 prompts, each known to a factor 1.1 by t(0.975) with 7 degrees of freedom: their mean has 42 of them.
     factor = 1.1 ** (6**-0.5 * scipy.stats.t.ppf(0.975, 42) / scipy.stats.t.ppf(0.975, 7))
@@ -308,7 +329,9 @@ def test_shipped_claims_keep_what_was_collected(shipped: list[Claim], repository
     facts = repository.parent / "shared/facts/reported.csv"
     if not facts.is_file():
         pytest.skip("needs ../shared/facts/reported.csv, which is not here")
-    ours, theirs = (list(csv.DictReader(file.read_text().splitlines())) for file in (repository / "configs/reported.csv", facts))
+    ours, theirs = (
+        list(csv.DictReader(file.read_text().splitlines())) for file in (repository / "configs/reported.csv", facts)
+    )
     # Sources go by a name that a reader knows, each by one: what was one source there is one here.
     names = {(one["source"], other["source"]) for one, other in zip(ours, theirs, strict=True)}
     assert len(names) == len({name for name, _ in names}) == len({name for _, name in names}) == 11
@@ -389,8 +412,17 @@ def test_planning_names_a_wrong_claim(workplace: Path, capsys: pytest.CaptureFix
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """A synthetic study of a Llama pair on an RTX 4090, held against three claims."""
-    folder = write_study(tmp_path / "s", methods=("draft_model", "ngram"), ks=(2, 4, 6), tasks=("code",), pairs=("llama",))
-    own = {"target": LLAMA, "draft": SMALL, "task": "code", "metric": "speedup", "method": "draft_model", "hardware": "RTX 4090"}
+    folder = write_study(
+        tmp_path / "s", methods=("draft_model", "ngram"), ks=(2, 4, 6), tasks=("code",), pairs=("llama",)
+    )
+    own = {
+        "target": LLAMA,
+        "draft": SMALL,
+        "task": "code",
+        "metric": "speedup",
+        "method": "draft_model",
+        "hardware": "RTX 4090",
+    }
     claims = table(
         tmp_path,
         GOOD | own | {"k": "4", "low": "1.5", "high": "4"},
@@ -421,7 +453,10 @@ def test_a_study_is_held_against_its_claims(study: Path, tmp_path: Path) -> None
     assert list(written.columns) == COLUMNS and len(written) == 3
     assert "C2" in (tmp_path / "tables/reproduction.md").read_text()
     paper = (tmp_path / "tables/reproduction.tex").read_text()
-    assert r"source & {reproduced} & {lower} & {\shortstack[c]{not\\comparable}} \\" in paper and r"s & 1 & 1 & 1 \\" in paper
+    assert (
+        r"source & {reproduced} & {lower} & {\shortstack[c]{not\\comparable}} \\" in paper
+        and r"s & 1 & 1 & 1 \\" in paper
+    )
 
 
 def test_the_report_shows_the_claims(study: Path, tmp_path: Path) -> None:
@@ -457,7 +492,9 @@ def test_the_best_k_and_what_the_default_loses(study: Path, tmp_path: Path) -> N
     assert ((chain["alpha_low"] <= chain["alpha"]) & (chain["alpha"] <= chain["alpha_high"])).all()
 
 
-def test_advice(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     pairs = tmp_path / "pairs.tsv"
     bad = "mix\tmistralai/Mixtral-8x7B-Instruct-v0.1\tmistralai/Mistral-7B-Instruct-v0.3\tbfloat16"

@@ -47,7 +47,9 @@ def planned(command: str) -> Study:
 
 def test_every_printed_command_plans(workplace: Path) -> None:
     shown = printed()
-    undecided = shown[(shown["verdict"] == "not measured") & shown["method"].isin([*methods(), *ALIASES, "draft_model (68M)"])]
+    undecided = shown[
+        (shown["verdict"] == "not measured") & shown["method"].isin([*methods(), *ALIASES, "draft_model (68M)"])
+    ]
     assert (undecided["command"] != "").mean() > 0.9
     asked = shown[shown["command"] != ""]
     failed = {}

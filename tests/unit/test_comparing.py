@@ -137,7 +137,9 @@ def test_the_same_digests_acquit_another_commit(base: Path, twin: Path) -> None:
 
 def test_another_machine_explains_speeds_and_acceptance_by_rounding_alone(base: Path, twin: Path) -> None:
     change_records(twin, slower(0.7, "ngram"))
-    change_environments(twin, lambda environment: environment["cpu"].update(model="another processor", cores=8, logical_cores=16))
+    change_environments(
+        twin, lambda environment: environment["cpu"].update(model="another processor", cores=8, logical_cores=16)
+    )
     change_environments(twin, lambda environment: environment["torch"].update(threads=16))
     found = compared(base, twin)
     assert [(each.what, each.effect) for each in found.differences] == [
@@ -201,7 +203,9 @@ def test_two_runs_of_the_same_thing_seldom_differ(tmp_path: Path) -> None:
     """What runs do to all cells and to single cells is no change: 20 pairs of studies, of which one in twenty may be alarmed."""
     random = np.random.default_rng(7)
     alarms, tested, alone = 0, 0, 0
-    cells = read_study(write_study(tmp_path / "demo", methods=("draft_model", "ngram"), ks=(2, 4), prompts=6, replicates=2)).cells
+    cells = read_study(
+        write_study(tmp_path / "demo", methods=("draft_model", "ngram"), ks=(2, 4), prompts=6, replicates=2)
+    ).cells
     for _ in range(20):
         sides = []
         for _ in range(2):
@@ -258,15 +262,21 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(
     assert len(said.strip().splitlines()) == 2
 
 
-def test_studies_of_other_pairs_stand_side_by_side(base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    other = write_study(tmp_path / "other", methods=("draft_model", "ngram", "suffix"), pairs=("another",), ks=(2, 4), prompts=4)
+def test_studies_of_other_pairs_stand_side_by_side(
+    base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = write_study(
+        tmp_path / "other", methods=("draft_model", "ngram", "suffix"), pairs=("another",), ks=(2, 4), prompts=4
+    )
     page = tmp_path / "page.html"
     assert run(["compare", str(base), str(other), "--json", "--html", str(page)]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["cells"] == []
     assert "no cell in common" in found["headline"][0]
     assert "pairs (embedded in A, another in B)" in found["headline"][0]
-    assert any("only one ran it" in sentence and "medusa in A; suffix in B" in sentence for sentence in found["headline"])
+    assert any(
+        "only one ran it" in sentence and "medusa in A; suffix in B" in sentence for sentence in found["headline"]
+    )
     held = {(row["method"], row["study"]): row for row in found["side_by_side"]}
     assert set(held) == {(method, study) for method in ("draft_model", "ngram") for study in "ab"}
     summary = Exhibits(read_study(base)).speedups.set_index("method")
@@ -276,7 +286,9 @@ def test_studies_of_other_pairs_stand_side_by_side(base: Path, tmp_path: Path, c
     assert run(["compare", str(base), str(other)]) == 0
     text = capfd.readouterr().out
     assert all(
-        re.search(rf"{method} +{pair}", text) for method in ("draft_model", "ngram") for pair in ("A embedded", "B another")
+        re.search(rf"{method} +{pair}", text)
+        for method in ("draft_model", "ngram")
+        for pair in ("A embedded", "B another")
     )
 
 

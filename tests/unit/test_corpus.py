@@ -67,7 +67,9 @@ def test_heldout_texts_come_from_files_and_entities_of_their_own(built: Path, tr
 
 def test_prompts_and_losses_use_different_heldout_texts(built: Path) -> None:
     heldout = {row["prompt"] for row in corpus.read(built / "corpus" / "heldout.jsonl")}
-    assert all(prompt.text not in heldout for task in TASKS for prompt in read_prompts(built / "prompts" / f"{task}.jsonl"))
+    assert all(
+        prompt.text not in heldout for task in TASKS for prompt in read_prompts(built / "prompts" / f"{task}.jsonl")
+    )
 
 
 def test_the_same_seed_gives_the_same_files_under_another_hash_seed(built: Path, tmp_path: Path) -> None:
@@ -76,7 +78,9 @@ def test_the_same_seed_gives_the_same_files_under_another_hash_seed(built: Path,
         "from specrig.corpus.recipe import Corpus; from specrig.training.recipe import TINY\n"
         "corpus.build(Corpus.model_validate(TINY['corpus']), 0, Path(sys.argv[1]))"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, "PYTHONHASHSEED": "4242"})
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, "PYTHONHASHSEED": "4242"}
+    )
     for file in ("corpus/train.jsonl", "corpus/heldout.jsonl", *(f"prompts/{task}.jsonl" for task in TASKS)):
         one, two = (hashlib.sha256((root / file).read_bytes()).hexdigest() for root in (built, tmp_path))
         assert one == two, file
@@ -106,7 +110,9 @@ def test_a_copied_function_is_not_held_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_too_few_heldout_examples_are_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(corpus.SOURCES, "code", lambda seed, share: iter([example("def f():\n", "    pass\n", "a", False)]))
+    monkeypatch.setitem(
+        corpus.SOURCES, "code", lambda seed, share: iter([example("def f():\n", "    pass\n", "a", False)])
+    )
     with pytest.raises(CorpusError, match=r"task 'code': only 0 held-out .* lower corpus\.prompts"):
         corpus.gather("code", SETTINGS, 0)
 
@@ -183,8 +189,13 @@ def test_a_request_for_code_is_a_sentence() -> None:
         instructions.code("def f(a,\n      b) -> int:", "Return the sum.")
         == "Write a Python function `f(a, b) -> int` that returns the sum."
     )
-    assert instructions.code("async def g(self):", "Tries again.") == "Write a Python method `g(self)` that tries again."
-    assert instructions.code("def h():", "A helper.") == "Write the Python function `h()`. Its documentation says: A helper."
+    assert (
+        instructions.code("async def g(self):", "Tries again.") == "Write a Python method `g(self)` that tries again."
+    )
+    assert (
+        instructions.code("def h():", "A helper.")
+        == "Write the Python function `h()`. Its documentation says: A helper."
+    )
     for verb, third in (("Copy", "copies"), ("Match", "matches"), ("Display", "displays"), ("Process", "processes")):
         assert f"that {third} it" in instructions.code("def f():", f"{verb} it")
 
@@ -200,7 +211,9 @@ def test_no_request_of_training_is_held_out_in_another_spelling(monkeypatch: pyt
     assert {e.instruction for e in heldout} == {f"sort  list {n}" for n in range(40, 52)}
 
 
-def test_limits_let_packages_and_longer_texts_in_and_hold_files_out_of_both_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_let_packages_and_longer_texts_in_and_hold_files_out_of_both_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What one task holds out is not trained on in the other."""
     monkeypatch.setattr(source_text, "PACKAGES", ("networkx",))
     settings = Corpus.model_validate(
@@ -216,5 +229,7 @@ def test_limits_let_packages_and_longer_texts_in_and_hold_files_out_of_both_task
     assert len(files) > 100 and len(held) > 10 and files.isdisjoint(held)
     assert any(example.source.startswith("networkx/") for example in heldout)
     longer = settings.model_copy(update={"limits": settings.limits.model_copy(update={"excerpt": 400})})
-    shown, more = (max(len(e.prompt) for e in islice(source_text.summarization(0, each), 60)) for each in (settings, longer))
+    shown, more = (
+        max(len(e.prompt) for e in islice(source_text.summarization(0, each), 60)) for each in (settings, longer)
+    )
     assert more > shown

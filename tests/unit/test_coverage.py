@@ -38,7 +38,9 @@ def test_intervals_cover_what_they_claim(simulation: ModuleType, estimator: str,
 
 
 @pytest.mark.parametrize("shape", ["normal", "skewed", "heavy"])
-def test_differences_of_two_ratios_of_the_same_prompts_cover_what_they_claim(simulation: ModuleType, shape: str) -> None:
+def test_differences_of_two_ratios_of_the_same_prompts_cover_what_they_claim(
+    simulation: ModuleType, shape: str
+) -> None:
     """Tokens a pass in two engines: what a prompt adds to both cancels, what each side adds is of that shape."""
     found = {}
     for units in simulation.UNITS:
@@ -51,7 +53,9 @@ def test_differences_of_two_ratios_of_the_same_prompts_cover_what_they_claim(sim
             sides.append(((length + both + own) * passes, passes))
         low, high = ratio_difference(*sides).interval()
         found[units] = float(np.mean((low <= 0.5) & (high >= 0.5)))
-    assert all(LEAST.get(units, 0.93) <= share <= (0.98 if units == 4 else 0.975) for units, share in found.items()), found
+    assert all(LEAST.get(units, 0.93) <= share <= (0.98 if units == 4 else 0.975) for units, share in found.items()), (
+        found
+    )
 
 
 @pytest.mark.parametrize(("tasks", "units"), [(1, 4), (1, 6), (1, 8), (4, 4), (4, 6)])
@@ -125,7 +129,11 @@ def test_each_half_is_judged_at_the_k_of_the_other() -> None:
 
 def test_a_half_chooses_among_the_ks_that_ran_every_task() -> None:
     prompts = pd.Series(np.zeros(4))
-    grid = {2: {"code": prompts, "story": prompts}, 4: {"code": prompts + 0.1, "story": prompts + 0.1}, 8: {"code": prompts + 1}}
+    grid = {
+        2: {"code": prompts, "story": prompts},
+        4: {"code": prompts + 0.1, "story": prompts + 0.1},
+        8: {"code": prompts + 1},
+    }
     found = crossfit(grid)
     assert found is not None and found.ks == (4, 4) and set(found.logs) == {"code", "story"}
     colder = crossfit(grid, {k: {task: -logs for task, logs in tasks.items()} for k, tasks in grid.items()})

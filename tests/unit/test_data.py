@@ -42,7 +42,9 @@ def test_csv_parquet_and_jsonl_hold_the_same_prompts(tmp_path: Path) -> None:
 
 def test_templates_fill_in_fields_lists_and_first_characters(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    row = Task(task="t", source="p.jsonl", prompt_template=r"German: {de:.2}\nEnglish:", reference_template=r"{tests}\n{{}}")
+    row = Task(
+        task="t", source="p.jsonl", prompt_template=r"German: {de:.2}\nEnglish:", reference_template=r"{tests}\n{{}}"
+    )
     first, _ = read_prompts(tmp_path / "p.jsonl", **row.mapping)
     assert first == Prompt("a", "German: Ha\nEnglish:", "assert 1\nassert 2\n{}")
 

@@ -117,9 +117,13 @@ def test_a_chat_needs_a_template_and_a_prompt_has_to_fit(tiny_pair: Path, capsys
     assert "100000 are to follow" in capsys.readouterr().err
 
 
-def test_a_chat_turn_is_put_into_the_template(tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_turn_is_put_into_the_template(
+    tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(tiny_pair / "models/target", tmp_path / "chatty")
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"
+    )
     found = decoded(["hi", "--target", str(folder), "--chat", "--system", "be brief", "--tokens", "4"], capsys)
     assert found["prompt"] == "<system>be brief<user>hi<answer>"
 

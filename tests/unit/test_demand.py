@@ -21,7 +21,9 @@ def study(**changes: object) -> Study:
 
 
 def test_a_measuring_job_asks_for_its_pairs_memory_and_its_cells_time(workplace: Path) -> None:
-    both = study(pairs=["llama31_8b", "embedded"], device="cuda", jobs="method", prompts=8, repeats=64, max_new_tokens=256)
+    both = study(
+        pairs=["llama31_8b", "embedded"], device="cuda", jobs="method", prompts=8, repeats=64, max_new_tokens=256
+    )
     sizes = {size.pair: size for size in pair_sizes(both)}
     asked = {process: measuring_demand(both, process, sizes[process[1]]) for process in both.grid.processes}
     assert len(asked) == 4

@@ -48,7 +48,9 @@ BUSY = "import sys, time\nend = time.monotonic() + 2\nwhile time.monotonic() < e
 
 def quiet(replicates: int = 1, prompts: int = 8, environment_s: float = 1.0) -> list[Record]:
     """Records as a quiet machine gives them: every generation alone on two processors."""
-    load = Load(elapsed_s=environment_s, own_s=2 * environment_s, others_s=0.02, steal_s=0.0, waited_s=0.01, held_s=0.01)
+    load = Load(
+        elapsed_s=environment_s, own_s=2 * environment_s, others_s=0.02, steal_s=0.0, waited_s=0.01, held_s=0.01
+    )
     seen = Probe(when="2026-01-01T10:00:00+00:00", copy_gb_s=30.0, product_gflop_s=100.0, load_1min=2.0)
     return [
         record.model_copy(
@@ -75,14 +77,19 @@ def loaded(records: list[Record], **changes: float) -> list[Record]:
     def changed(run: Any) -> Any:
         return run.model_copy(update={"load": run.load.model_copy(update=changes)})
 
-    return [record.model_copy(update={"run": changed(record.run), "baseline": changed(record.baseline)}) for record in records]
+    return [
+        record.model_copy(update={"run": changed(record.run), "baseline": changed(record.baseline)})
+        for record in records
+    ]
 
 
 def slower(record: Record, factor: float, side: str) -> Record:
     """One generation that took longer, its passes in proportion."""
     run = getattr(record, side)
     passes = {width: (calls, factor * spent) for width, (calls, spent) in run.target_passes.items()}
-    return record.model_copy(update={side: run.model_copy(update={"decode_s": factor * run.decode_s, "target_passes": passes})})
+    return record.model_copy(
+        update={side: run.model_copy(update={"decode_s": factor * run.decode_s, "target_passes": passes})}
+    )
 
 
 def test_a_quiet_cell_has_no_reason() -> None:
@@ -111,7 +118,9 @@ def test_what_the_system_counted_is_judged(changes: dict[str, float], expected: 
 def test_threads_that_wait_for_each_other_are_no_disturbance() -> None:
     """An engine with three busy threads on two processors, alone and beside another process."""
     assert reasons(loaded(quiet(), own_s=2.0, waited_s=1.0)) == []
-    assert reasons(loaded(quiet(), own_s=1.7, waited_s=1.3)) == [(0, "its threads waited for a processor for 10% of their time")]
+    assert reasons(loaded(quiet(), own_s=1.7, waited_s=1.3)) == [
+        (0, "its threads waited for a processor for 10% of their time")
+    ]
 
 
 def test_others_on_processors_that_the_job_does_not_use_are_no_disturbance() -> None:
@@ -132,7 +141,9 @@ def test_a_machine_that_could_do_less_beside_a_cell() -> None:
     slow = Probe(when="2026-01-01T10:05:00+00:00", copy_gb_s=11.0, product_gflop_s=60.0)
     hit = [record.model_copy(update={"after": slow}) for record in quiet()]
     often = [
-        record.model_copy(update={"before": record.before.model_copy(update={"when": f"2026-01-01T11:0{number}:00+00:00"})})
+        record.model_copy(
+            update={"before": record.before.model_copy(update={"when": f"2026-01-01T11:0{number}:00+00:00"})}
+        )
         for number, record in enumerate(quiet())
     ]
     texts = [text for _, text in reasons(hit, other=often)]
@@ -149,9 +160,13 @@ def test_a_baseline_that_moves() -> None:
 def test_a_baseline_that_drifts_within_a_replicate_or_between_two() -> None:
     half = [slower(record, 1.4 if record.group >= 4 else 1.0, "baseline") for record in quiet()]
     assert any("slower in its second half" in text for _, text in reasons(half))
-    second = [slower(slower(record, 1.6, "baseline"), 1.6, "run") if record.replicate else record for record in quiet(2)]
+    second = [
+        slower(slower(record, 1.6, "baseline"), 1.6, "run") if record.replicate else record for record in quiet(2)
+    ]
     assert reasons(second) == [(1, "plain decoding was 38% slower than in another replicate")]
-    usual = [slower(slower(record, 1.33, "baseline"), 1.33, "run") if record.replicate else record for record in quiet(2)]
+    usual = [
+        slower(slower(record, 1.33, "baseline"), 1.33, "run") if record.replicate else record for record in quiet(2)
+    ]
     assert reasons(usual) == [], "what a quiet virtual machine does by itself, and it cancels in each ratio"
 
 
@@ -231,7 +246,9 @@ def test_a_suspended_process_is_seen() -> None:
     records = quiet(prompts=12)
     for number, line in enumerate(lines):
         record = slower(records[number], line["took"] / records[number].run.decode_s, "run")
-        records[number] = record.model_copy(update={"run": record.run.model_copy(update={"load": Load(**line["load"])})})
+        records[number] = record.model_copy(
+            update={"run": record.run.model_copy(update={"load": Load(**line["load"])})}
+        )
     assert any("one generation was held for" in text for _, text in reasons(records))
 
 
@@ -254,7 +271,9 @@ def test_servers_elsewhere_are_not_asked() -> None:
 
 def write_quiet(folder: Path, change: Callable[[Record], Record] = lambda record: record) -> Path:
     """A synthetic study of two replicates with readings; `change` disturbs some of its records."""
-    write_study(folder, methods=("draft_model", "ngram"), ks=(2, 4), tasks=("code", "translation"), prompts=8, replicates=2)
+    write_study(
+        folder, methods=("draft_model", "ngram"), ks=(2, 4), tasks=("code", "translation"), prompts=8, replicates=2
+    )
     load = quiet()[0].run.load
     for path in (folder / "records").rglob("*.jsonl"):
         records = []
@@ -274,7 +293,9 @@ def hit(record: Record) -> Record:
 
 def test_a_disturbed_cell_is_marked_and_never_the_best(tmp_path: Path) -> None:
     study = read_study(write_quiet(tmp_path / "made_up", hit))
-    assert {name for name, found in study.disturbances.items() if found} == {"native/embedded/draft_model/code-k4-t0-b1"}
+    assert {name for name, found in study.disturbances.items() if found} == {
+        "native/embedded/draft_model/code-k4-t0-b1"
+    }
     table = study.table
     assert (table["disturbed"] != "").sum() == 1 and table["disturbed"].str.startswith("replicate 1: ").sum() == 1
     assert len(undisturbed(table)) == len(table) - 1
@@ -316,7 +337,9 @@ def test_a_quiet_study_says_nothing(tmp_path: Path) -> None:
     assert (read_study(folder).table["disturbed"] == "").all()
 
 
-@pytest.mark.parametrize(("metric", "verdict"), [("speedup", "not measured (disturbed)"), ("acceptance_length", "reproduced")])
+@pytest.mark.parametrize(
+    ("metric", "verdict"), [("speedup", "not measured (disturbed)"), ("acceptance_length", "reproduced")]
+)
 def test_a_disturbed_cell_gives_no_verdict_on_speed(metric: str, verdict: str) -> None:
     table = cells_table(quiet()).assign(target="a/target", draft="a/draft", hardware="NVIDIA A100", dtype="float32")
     value = float(table[metric].iloc[0])
@@ -412,7 +435,9 @@ def steady(record: Record, *, held: bool) -> Record:
         passes = {1: (len(run.rounds.emitted), 1e-3 * len(run.rounds.emitted))}
         load = run.load.model_copy(update={"held_s": 0.5 if held else 0.0})
         seconds = 1.1e-3 * len(run.rounds.emitted)
-        update[side] = run.model_copy(update={"decode_s": seconds, "target_passes": passes, "draft_passes": {}, "load": load})
+        update[side] = run.model_copy(
+            update={"decode_s": seconds, "target_passes": passes, "draft_passes": {}, "load": load}
+        )
     return record.model_copy(update=update)
 
 

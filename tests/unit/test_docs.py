@@ -27,7 +27,18 @@ OF_THE_PAST = {"log.md", "architecture.md"}
 """They name files that were there once."""
 MADE = ("results/", "reports/quick", "reports/<", "models/", "data/", "site/", ".venv")
 """Beginnings of paths that a user or a run makes."""
-ROOTS = ("configs/", "src/", "tests/", "docs/", "profiles/", "workflow/", "benchmarks/", "reports/", ".ci/", "containers/")
+ROOTS = (
+    "configs/",
+    "src/",
+    "tests/",
+    "docs/",
+    "profiles/",
+    "workflow/",
+    "benchmarks/",
+    "reports/",
+    ".ci/",
+    "containers/",
+)
 
 
 def name(page: Path) -> str:
@@ -76,7 +87,9 @@ def commands(text: str, program: str) -> list[list[str]]:
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.M | re.S)
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
     lines = [line.removeprefix(".venv/bin/") for block in blocks for line in block.splitlines()] + inline
-    return [shlex.split(line.replace("…", ""), comments=True)[1:] for line in lines if re.match(rf"{program}( |$)", line)]
+    return [
+        shlex.split(line.replace("…", ""), comments=True)[1:] for line in lines if re.match(rf"{program}( |$)", line)
+    ]
 
 
 def test_every_command_that_is_named_exists(page: Path) -> None:
@@ -132,7 +145,9 @@ def test_every_study_that_is_shown_can_be_read(page: Path) -> None:
 
 def test_every_column_of_cells_is_defined() -> None:
     defined = {
-        column for row in tables(TEXTS[ROOT / "docs/metrics.md"], "column") for column in re.findall(r"[a-z0-9_]+", row[0])
+        column
+        for row in tables(TEXTS[ROOT / "docs/metrics.md"], "column")
+        for column in re.findall(r"[a-z0-9_]+", row[0])
     }
     assert set(COLUMNS) | set(EXTRAS) <= defined
 

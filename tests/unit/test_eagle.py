@@ -302,7 +302,12 @@ def test_a_head_learns_a_deterministic_target(tmp_path: Path) -> None:
     counted = torch.zeros_like(tokens, dtype=torch.bool)
     counted[:, 4:] = True
     assert (
-        min(acceptance.accuracies(*measured(layer, tutor, Texts(tokens, counted), tutor.states(tokens, layer.streams)))[:3]) > 0.9
+        min(
+            acceptance.accuracies(*measured(layer, tutor, Texts(tokens, counted), tutor.states(tokens, layer.streams)))[
+                :3
+            ]
+        )
+        > 0.9
     )
 
     target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))

@@ -238,14 +238,21 @@ def test_a_head_learns_a_deterministic_target(tmp_path: Path) -> None:
     counted = torch.zeros_like(tokens, dtype=torch.bool)
     counted[:, 4:] = True
     assert (
-        min(acceptance.accuracies(*measured(layer, tutor, Texts(tokens, counted), tutor.states(tokens, layer.streams)))[:3]) > 0.9
+        min(
+            acceptance.accuracies(*measured(layer, tutor, Texts(tokens, counted), tutor.states(tokens, layer.streams)))[
+                :3
+            ]
+        )
+        > 0.9
     )
 
     target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))
     layer.save(tmp_path / "head", target.config)
     pair = pair_of(target, tmp_path / "head")
     prompts = [[3, 5, 7, 9], [2, 3, 4, 5, 6, 7]]
-    plain = generate(target, Autoregressive(Autoregressive.Options(), pair), prompts, k=0, max_new_tokens=30, temperature=0)
+    plain = generate(
+        target, Autoregressive(Autoregressive.Options(), pair), prompts, k=0, max_new_tokens=30, temperature=0
+    )
     for nodes in (0, 12):
         drafter = Eagle3(Eagle3.Options(nodes=nodes, top_k=4), pair)
         found = generate(target, drafter, prompts, k=4, max_new_tokens=30, temperature=0)
@@ -274,7 +281,12 @@ def test_a_reduced_vocabulary_drafts_its_tokens_only_and_keeps_the_output(target
             assert all(len(row.tokens) == 20 for row in found)
             if temperature == 0:
                 plain = generate(
-                    target, Autoregressive(Autoregressive.Options(), pair), prompts, k=0, max_new_tokens=20, temperature=0
+                    target,
+                    Autoregressive(Autoregressive.Options(), pair),
+                    prompts,
+                    k=0,
+                    max_new_tokens=20,
+                    temperature=0,
                 )
                 assert [row.tokens for row in found] == [row.tokens for row in plain]
         assert all((draft.tokens % 2 == 0).all() and (draft.tokens <= 16).all() for draft in offered)

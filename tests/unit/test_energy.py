@@ -60,7 +60,9 @@ class FakeNvml:
         return self._tell("power", self.milliwatts[handle])
 
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:  # noqa: N802
-        return self._tell(f"clock {kind}", {"slot 0": 1980, "slot 1": 1410}[handle] if kind == self.NVML_CLOCK_SM else 2619)
+        return self._tell(
+            f"clock {kind}", {"slot 0": 1980, "slot 1": 1410}[handle] if kind == self.NVML_CLOCK_SM else 2619
+        )
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:  # noqa: N802
         return self._tell("reasons", self.reasons[handle])
@@ -76,7 +78,9 @@ def test_the_counter_of_each_gpu_is_read_and_added_up() -> None:
     nvml.millijoules["slot 0"] += 1_500
     nvml.millijoules["slot 1"] += 40_000
     assert (before, meter.since(before), meter.source) == (75.0, 41.5, "NVML energy counter")
-    assert meter.state() == DeviceState(sm_mhz=1410, memory_mhz=2619, throttled=["software power cap", "hardware thermal"])
+    assert meter.state() == DeviceState(
+        sm_mhz=1410, memory_mhz=2619, throttled=["software power cap", "hardware thermal"]
+    )
     assert NvmlMeter(nvml, ["slot 0"]).state().throttled == []  # idling is no throttling
     meter.close()
     assert nvml.closed
@@ -101,7 +105,9 @@ def test_an_older_gpu_is_sampled() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 2), st.floats(0, 700)), min_size=1, max_size=20), st.floats(0, 700))
-def test_power_that_changes_in_straight_lines_is_integrated_exactly(steps: list[tuple[float, float]], first: float) -> None:
+def test_power_that_changes_in_straight_lines_is_integrated_exactly(
+    steps: list[tuple[float, float]], first: float
+) -> None:
     now, power, expected = 10.0, first, 0.0
     sampled = SampledEnergy(lambda: power, period_s=None, clock=lambda: now)
     start = sampled.joules()
@@ -173,7 +179,9 @@ class Counting(Meter):
 
     def state(self) -> DeviceState:
         assert not self.running, "asked inside the timed region"
-        return DeviceState(sm_mhz=1000 + int(self.total), memory_mhz=2000, throttled=["power brake"] if self.total > 8 else [])
+        return DeviceState(
+            sm_mhz=1000 + int(self.total), memory_mhz=2000, throttled=["power brake"] if self.total > 8 else []
+        )
 
 
 SHAPE = {
@@ -186,7 +194,9 @@ def test_a_study_has_its_energy_and_its_floor(workplace: Path, monkeypatch: pyte
     """The real runner and engine, with a meter passed in: batches, warm-up and baseline each pay for themselves."""
     Path("shape").mkdir()
     Path("shape/config.json").write_text(json.dumps(SHAPE))
-    Path("prompts.jsonl").write_text("".join(json.dumps({"id": i, "prompt": "tell me " * (i + 1)}) + "\n" for i in range(4)))
+    Path("prompts.jsonl").write_text(
+        "".join(json.dumps({"id": i, "prompt": "tell me " * (i + 1)}) + "\n" for i in range(4))
+    )
     Path("configs/pairs.tsv").write_text(
         "pair\ttarget\tdraft\tweights\tsimulated_acceptance\nshape\t./shape\t./shape\trandom\t0.7\n"
     )
@@ -220,7 +230,11 @@ def test_a_study_has_its_energy_and_its_floor(workplace: Path, monkeypatch: pyte
     row = cells_table(records).iloc[0]
     assert row["energy_per_token_j"] == pytest.approx(2 * 2.0 / 32)  # two batches, 4 × 8 tokens
     assert row["energy_ratio"] == pytest.approx(1.0)
-    assert (row["sm_mhz_low"], row["sm_mhz_high"], row["memory_mhz"]) == (1006, 1012, 2000)  # after two generations of warm-up
+    assert (row["sm_mhz_low"], row["sm_mhz_high"], row["memory_mhz"]) == (
+        1006,
+        1012,
+        2000,
+    )  # after two generations of warm-up
     assert row["throttled"] == pytest.approx(0.5)
 
     environment = json.loads((study.root / "records/native/shape/draft_model/environment.json").read_text())
@@ -248,7 +262,9 @@ def test_columns_stay_away_where_nobody_knows_them() -> None:
 
     some = [with_energy(record, 3.0 if record.group else None) for record in records]
     frame = cells_table(some)
-    assert frame["energy_per_token_j"].iloc[0] == pytest.approx(3.0 / 64)  # the group without joules lends no tokens either
+    assert frame["energy_per_token_j"].iloc[0] == pytest.approx(
+        3.0 / 64
+    )  # the group without joules lends no tokens either
     assert "sm_mhz_low" not in frame and "energy_ratio" in frame
 
 

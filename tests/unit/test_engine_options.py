@@ -46,7 +46,9 @@ def test_an_engine_of_its_own_takes_as_many_threads_as_torch_would(monkeypatch: 
 
 
 @pytest.mark.parametrize(("threads", "bound"), [(4, "4,5,6,7"), (2, "nobind")])
-def test_vllm_is_bound_to_its_cores_unless_it_shares_them(monkeypatch: pytest.MonkeyPatch, threads: int, bound: str) -> None:
+def test_vllm_is_bound_to_its_cores_unless_it_shares_them(
+    monkeypatch: pytest.MonkeyPatch, threads: int, bound: str
+) -> None:
     """As in a cluster's job that owns cores 4 to 7 of 64. Two jobs of two threads each would both be bound to 4 and 5."""
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {7, 5, 4, 6}, raising=False)

@@ -74,7 +74,9 @@ def test_noise_is_no_disagreement_and_a_real_difference_is() -> None:
 def test_speed_is_held_against_the_first_engine_prompt_by_prompt() -> None:
     ours = records()
     slow = [
-        record.model_copy(update={"run": record.run.model_copy(update={"decode_s": record.run.decode_s * (2 + number % 2)})})
+        record.model_copy(
+            update={"run": record.run.model_copy(update={"decode_s": record.run.decode_s * (2 + number % 2)})}
+        )
         for number, record in enumerate(elsewhere(ours))
     ]
     found = row(slow, ours)
@@ -108,7 +110,8 @@ def test_totals_agree_once_counted_alike_and_the_definition_is_the_reason() -> N
 
 def test_an_engine_that_counts_nothing() -> None:
     bare = [
-        record.model_copy(update={"run": record.run.model_copy(update={"rounds": Rounds()})}) for record in elsewhere(records())
+        record.model_copy(update={"run": record.run.model_copy(update={"rounds": Rounds()})})
+        for record in elsewhere(records())
     ]
     found = row(bare, records())
     assert found["reason"] == engines.NOT_OFFERED and not found["disagrees"] and np.isnan(found["acceptance_length"])
@@ -138,7 +141,10 @@ def test_rounding_is_the_reason_where_equal_outputs_agree() -> None:
 def test_what_an_engine_is_known_for_is_said() -> None:
     found = row(elsewhere(records(0.9)), records(0.5), draft_model="it drafts greedily")
     assert found["reason"].endswith("it drafts greedily")
-    hot = [record.model_copy(update={"cell": record.cell.model_copy(update={"temperature": 1.0})}) for record in records(0.5)]
+    hot = [
+        record.model_copy(update={"cell": record.cell.model_copy(update={"temperature": 1.0})})
+        for record in records(0.5)
+    ]
     found = row(elsewhere(records(0.9), temperature=1.0), hot)
     assert found["disagrees"] and engines.SAMPLING in found["reason"]
 
@@ -206,7 +212,9 @@ def test_one_engine_still_leaves_files(tmp_path: Path) -> None:
     alone = write_study(tmp_path / "alone", methods=("draft_model",), ks=(2,), tasks=("code",))
     write_tables(alone, tmp_path / "tables")
     assert pd.read_csv(tmp_path / "tables" / "engines.csv").empty
-    assert (tmp_path / "tables" / "engines.md").read_text().endswith(f"--: |\n\n{ALONE}\n"), "a header, no rows, and why"
+    assert (tmp_path / "tables" / "engines.md").read_text().endswith(f"--: |\n\n{ALONE}\n"), (
+        "a header, no rows, and why"
+    )
     write_figures(alone, tmp_path / "figures")
     assert {(tmp_path / "figures" / f"engines.{kind}").stat().st_size > 0 for kind in ("svg", "png")} == {True}
 

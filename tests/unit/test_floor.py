@@ -25,7 +25,9 @@ SHAPE = {
 CELL = Cell(engine="native", pair="p", method="draft_model", k=2, task="t", temperature=0)
 
 
-def environment(precision: str = "float32", gb_s: float | None = 2.0, cache: int | None = None, **shape: Any) -> dict[str, Any]:
+def environment(
+    precision: str = "float32", gb_s: float | None = 2.0, cache: int | None = None, **shape: Any
+) -> dict[str, Any]:
     return {
         "memory": {"copy_gb_s": gb_s, "last_level_cache": cache},
         "models": {"target": {"shape": {**SHAPE, **shape}, "precision": precision}},
@@ -36,7 +38,9 @@ def environment(precision: str = "float32", gb_s: float | None = 2.0, cache: int
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_weights_are_those_of_the_model(precision: str, dtype: torch.dtype, tied: bool) -> None:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**SHAPE, "tie_word_embeddings": tied}), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**{**SHAPE, "tie_word_embeddings": tied}), dtype=dtype
+        )
     tensors = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     table = 0 if tied else model.get_input_embeddings().weight.numel() * dtype.itemsize  # of which a pass reads a row
     found = floor(cell_records(CELL, alpha=0.7), environment(precision, tie_word_embeddings=tied))

@@ -70,7 +70,9 @@ def test_the_picture_begins_with_most_methods_whatever_their_order(tmp_path: Pat
         entry([("ngram", 1.2, True), ("eagle", 1.4, True)]),
         entry([("ngram", 1.2, True), ("eagle", 1.4, True), ("medusa", 0.9, True)]),
     )
-    assert draw_all([few, many], tmp_path / "a.svg").read_bytes() == draw_all([many, few], tmp_path / "b.svg").read_bytes()
+    assert (
+        draw_all([few, many], tmp_path / "a.svg").read_bytes() == draw_all([many, few], tmp_path / "b.svg").read_bytes()
+    )
 
 
 def test_machines_of_one_name_are_told_apart_where_they_can_be(repository: Path) -> None:

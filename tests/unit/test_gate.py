@@ -38,7 +38,10 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "encoder"),
         ({"model_type": "distilbert", "architectures": ["DistilBertForMaskedLM"]}, "encoder"),
         ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "reads more than text"),
-        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "encoder-decoder"),
+        (
+            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+            "encoder-decoder",
+        ),
     ],
 )
 def test_models_that_cannot_decode_are_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
@@ -99,7 +102,10 @@ def test_needs_are_read_off_a_config(config: dict[str, Any], reason: str | None)
 def test_a_model_that_cannot_be_rolled_back_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     """No weights are there; the second says nothing in its config, its class does."""
     mamba, bart = tmp_path / "mamba", tmp_path / "bart"
-    for path, config in ((mamba, MambaConfig()), (bart, BartConfig(is_encoder_decoder=False, architectures=["BartForCausalLM"]))):
+    for path, config in (
+        (mamba, MambaConfig()),
+        (bart, BartConfig(is_encoder_decoder=False, architectures=["BartForCausalLM"])),
+    ):
         config.save_pretrained(path)
         tokenizer().save_pretrained(path)
     for path, reason in ((mamba, "more than keys and values"), (bart, "takes no positions")):
@@ -108,7 +114,9 @@ def test_a_model_that_cannot_be_rolled_back_is_refused_before_its_weights_are_re
 
 
 def test_random_weights_of_an_architecture_that_needs_more_are_refused_too(tmp_path: Path) -> None:
-    pair = PairFiles("p", folder(tmp_path / "t", {**SIZED, "model_type": "jamba", "mamba_d_state": 4}), simulated_acceptance=0.7)
+    pair = PairFiles(
+        "p", folder(tmp_path / "t", {**SIZED, "model_type": "jamba", "mamba_d_state": 4}), simulated_acceptance=0.7
+    )
     with pytest.raises(ModelError, match=r"pair p, target: the native engine cannot decode with it: .*mamba_d_state"):
         RandomWeights(pair).cached("target", "cpu")
     unknown = PairFiles("p", folder(tmp_path / "u", {**SIZED, "model_type": "nobody"}), simulated_acceptance=0.7)
@@ -117,4 +125,6 @@ def test_random_weights_of_an_architecture_that_needs_more_are_refused_too(tmp_p
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), unk_token="a")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), unk_token="a"
+    )

@@ -70,7 +70,9 @@ def write_gguf(file: Path, model: LlamaForCausalLM, architecture: str = "llama")
     for index, layer in enumerate(model.model.layers):
         for ours, theirs in names.items():
             weight = layer.get_submodule(ours).weight.detach().numpy()
-            out.add_tensor(f"blk.{index}.{theirs}.weight", interleaved(weight, heads[theirs]) if theirs in heads else weight)
+            out.add_tensor(
+                f"blk.{index}.{theirs}.weight", interleaved(weight, heads[theirs]) if theirs in heads else weight
+            )
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
@@ -93,11 +95,15 @@ def folder(file: Path) -> Path:
 def test_a_converted_folder_computes_what_the_file_holds(file: Path, folder: Path) -> None:
     prompt = list(range(40, 60))
     model = tiny()
-    expected = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0, eos_token_id=None)
+    expected = model.generate(
+        torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
     engine = Native(PairFiles("tiny", str(folder)))
     engine.eos = frozenset()
     cell = Cell(engine="native", pair="tiny", method="autoregressive", k=0, task="t", temperature=0.0)
-    assert engine.generate(cell, [prompt], max_new_tokens=24, seeds=[0])[0].tokens == expected[0, len(prompt) :].tolist()
+    assert (
+        engine.generate(cell, [prompt], max_new_tokens=24, seeds=[0])[0].tokens == expected[0, len(prompt) :].tolist()
+    )
     assert engine.encode("the")[-1] == engine.encode("e")[-1], "bytes are tokens"
     assert engine.tokenizer.chat_template == TEMPLATE
     source = json.loads((folder / "source.json").read_text())
@@ -150,7 +156,10 @@ def test_a_study_knows_what_it_converts(file: Path, workplace: Path) -> None:
     )
     Path("configs/mine.yaml").write_text("study: mine\npairs: [mine, other]\ntasks: [code]\nmethods: [ngram]\n")
     study = load_study(Path("configs/mine.yaml"))
-    assert study.grid.converted == {"tiny.F32-bfloat16": (str(file), "bfloat16"), "tiny.F32-float32": (str(file), "float32")}
+    assert study.grid.converted == {
+        "tiny.F32-bfloat16": (str(file), "bfloat16"),
+        "tiny.F32-float32": (str(file), "float32"),
+    }
     assert study.paths.pair_files("mine", study.root).target == str(study.root / "converted" / "tiny.F32-bfloat16")
     assert {size.pair: size.target and size.target.parameters for size in pair_sizes(study)}["mine"] == sum(
         weight.numel() for weight in tiny().parameters()

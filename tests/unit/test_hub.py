@@ -55,7 +55,9 @@ def specrig(hub: HubServer, workplace: Path) -> Command:
             "DISABLE_SAFETENSORS_CONVERSION": "1",
         }
         command = [sys.executable, "-m", "specrig", *arguments]
-        return subprocess.run(command, env=clean | own | environment, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            command, env=clean | own | environment, capture_output=True, text=True, timeout=120, check=False
+        )
 
     return run
 
@@ -100,7 +102,9 @@ def test_a_pair_from_the_hub_is_measured_at_its_commits(hub: HubServer, specrig:
     result = specrig(*job("draft_model"), HF_TOKEN=TOKEN)
     assert result.returncode == 0, result.stderr
     (record,), models = measured("draft_model")
-    assert record.run.tokens == record.baseline.tokens and record.run.rounds.accepted[0] == 3, "target and draft are one model"
+    assert record.run.tokens == record.baseline.tokens and record.run.rounds.accepted[0] == 3, (
+        "target and draft are one model"
+    )
     assert "Lily" in record.text
     assert {name: (model["source"], model["revision"]) for name, model in models.items()} == {
         "target": ("tiny/target", pinned),
@@ -168,7 +172,11 @@ def test_engines_that_serve_are_told_the_revisions(tmp_path: Path) -> None:
     ("row", "environment", "expected"),
     [
         ("tiny/gated\t\t", {}, "tiny/gated: gated, its owner lets in only who agreed to the terms"),
-        ("tiny/gated\t\t", {"HF_TOKEN": "hf_stranger"}, "tiny/gated: gated, its owner lets in only who agreed to the terms"),
+        (
+            "tiny/gated\t\t",
+            {"HF_TOKEN": "hf_stranger"},
+            "tiny/gated: gated, its owner lets in only who agreed to the terms",
+        ),
         (
             "meta-llama/Llama-3.1-8B-Instruct\t\t",
             {},
@@ -178,10 +186,16 @@ def test_engines_that_serve_are_told_the_revisions(tmp_path: Path) -> None:
         ("tiny/none\t\t", {"HF_TOKEN": "hf_stranger"}, "tiny/none: neither a folder here nor on the hub, or private"),
         ("tiny/target\t\tv2", {}, "tiny/target: the hub has no revision 'v2' of it; correct it in its row"),
         ("tiny/target\ttiny/headless\t", {}, "tiny/headless: its repository holds no config.json"),
-        ("tiny/target\t\t", {"HF_HUB_OFFLINE": "1"}, "offline mode is on (HF_HUB_OFFLINE) and the cache does not hold it"),
+        (
+            "tiny/target\t\t",
+            {"HF_HUB_OFFLINE": "1"},
+            "offline mode is on (HF_HUB_OFFLINE) and the cache does not hold it",
+        ),
     ],
 )
-def test_refusals_name_the_fix(hub: HubServer, specrig: Command, row: str, environment: dict[str, str], expected: str) -> None:
+def test_refusals_name_the_fix(
+    hub: HubServer, specrig: Command, row: str, environment: dict[str, str], expected: str
+) -> None:
     hub.add("tiny/target", STORIES)
     for name in ("tiny/gated", "meta-llama/Llama-3.1-8B-Instruct"):
         hub.add(name, STORIES, gated=True)
@@ -205,10 +219,18 @@ def test_a_hub_that_cannot_be_reached(hub: HubServer, tmp_path: Path, down: bool
         "    try: ask()\n"
         "    except ModelError as error: print(error)\n"
     )
-    environment = {**os.environ, "HF_ENDPOINT": hub.url if down else "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "cache")}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url if down else "http://127.0.0.1:9",
+        "HF_HOME": str(tmp_path / "cache"),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
     first, second = result.stdout.splitlines()
-    assert first.startswith("tiny/target: config.json cannot be had from the hub: ") and second.startswith("tiny/target: ")
+    assert first.startswith("tiny/target: config.json cannot be had from the hub: ") and second.startswith(
+        "tiny/target: "
+    )
     assert all(reason in line and "check the network and HF_ENDPOINT" in line for line in (first, second))
 
 
@@ -244,13 +266,17 @@ TABLE = (
 
 
 def test_pins_are_written_and_nothing_else(hub: HubServer, specrig: Command) -> None:
-    commits = {name: hub.add(f"tiny/{name}", {"config.json": name.encode()}) for name in ("target", "draft", "head", "other")}
+    commits = {
+        name: hub.add(f"tiny/{name}", {"config.json": name.encode()}) for name in ("target", "draft", "head", "other")
+    }
     data = hub.add("tiny/data", {"test.jsonl": b"{}"}, kind="datasets")
     pairs, tasks = Path("configs/pairs.tsv"), Path("configs/tasks.tsv")
     pairs.write_bytes(TABLE.encode())
     tasks.write_text(f"{TASK}stories\ttiny/data\tid\tprompt\nlocal\tprompts.jsonl\n")
     config = study(
-        pairs=["stories", "short"], methods=["ngram", {"method": "eagle", "pairs": ["stories"]}], tasks=["stories", "local"]
+        pairs=["stories", "short"],
+        methods=["ngram", {"method": "eagle", "pairs": ["stories"]}],
+        tasks=["stories", "local"],
     )
     untouched = tasks.read_bytes()
 
@@ -285,7 +311,9 @@ def test_what_the_hub_refuses_stops_no_other_pin(hub: HubServer, specrig: Comman
     config = study(tables={"reported": None, "pairs": str(pairs)})
     result = specrig("pin", config)
     assert result.returncode == 2 and "tiny/none: neither a folder here nor on the hub" in result.stderr
-    assert pairs.read_text() == f'pair,target,draft,target_revision,notes\nstories,tiny/target,tiny/none,{commit},"a, b"\n'
+    assert (
+        pairs.read_text() == f'pair,target,draft,target_revision,notes\nstories,tiny/target,tiny/none,{commit},"a, b"\n'
+    )
     refused = specrig("pin", config, HF_HUB_OFFLINE="1")
     assert refused.returncode == 2 and "offline mode is on" in refused.stderr
     refused = specrig("pin", config, HF_ENDPOINT="http://127.0.0.1:9")
@@ -366,7 +394,9 @@ def test_a_data_set_from_the_hub_reaches_the_scores(hub: HubServer, specrig: Com
         ({"source": "tiny/gated"}, "is a gated dataset on the Hub"),
     ],
 )
-def test_refusals_of_data_sets_name_the_fix(hub: HubServer, specrig: Command, fields: dict[str, str], expected: str) -> None:
+def test_refusals_of_data_sets_name_the_fix(
+    hub: HubServer, specrig: Command, fields: dict[str, str], expected: str
+) -> None:
     pytest.importorskip("datasets", reason="`pip install 'specrig[data]'`")
     hub.add("tiny/wmt", translations(REST), kind="datasets")
     hub.add("tiny/gated", translations(REST), kind="datasets", gated=True)

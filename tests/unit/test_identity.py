@@ -48,7 +48,9 @@ def test_spacing_is_the_precisions_own(dtype: str) -> None:
     kind = getattr(torch, dtype)
     for value in (1.0, 1.7, 2.0, 21.5, -300.0):
         near = torch.tensor([abs(value)], dtype=kind)
-        behind = (near.view(torch.int16 if kind.itemsize == 2 else torch.int32) + 1).view(kind)  # the next larger number
+        behind = (near.view(torch.int16 if kind.itemsize == 2 else torch.int32) + 1).view(
+            kind
+        )  # the next larger number
         assert spacing(dtype, value) == float(behind) - float(near)
     assert spacing(dtype, 0.01) == spacing(dtype, 1.0)
 
@@ -59,7 +61,9 @@ def test_a_tie_is_a_matter_of_the_precisions_units() -> None:
     for scores, dtype, expected in ((near, "bfloat16", True), (far, "bfloat16", False), (near, "float32", False)):
         divergence = first_divergence(record([1], [2]), [0], lambda _, scores=scores: scores, dtype)
         assert divergence is not None and divergence.tie is expected
-    tie, failure = (first_divergence(record([1], [2]), [0], lambda _, s=scores: s, "bfloat16") for scores in (near, far))
+    tie, failure = (
+        first_divergence(record([1], [2]), [0], lambda _, s=scores: s, "bfloat16") for scores in (near, far)
+    )
     assert tie is not None and failure is not None
     assert summary([tie], 4) == (
         "3 of 4 outputs identical (75 %), 1 differ at numerical ties (at most 3.2 bfloat16 units apart in float32; up to 8 pass)"

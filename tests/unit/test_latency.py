@@ -18,7 +18,10 @@ from specrig.study.entries import MethodEntry
 def swept(task: str) -> list[Cell]:
     entry = MethodEntry.model_validate({"method": "remote_draft", "latency_ms": [20, 0, 5]})
     remote = [
-        ("remote_draft", k, variant, options) for k in (2, 4) for variant, options in entry.variants() if k == 4 or "5" in variant
+        ("remote_draft", k, variant, options)
+        for k in (2, 4)
+        for variant, options in entry.variants()
+        if k == 4 or "5" in variant
     ]
     cells = [*remote, ("draft_model", 4, "", {"acceptance": "exact"})]
     return [
@@ -51,10 +54,13 @@ def test_without_a_network_there_is_nothing_to_show() -> None:
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_the_report_speaks_of_a_network_only_where_there_was_one(tmp_path: Path, remote: bool) -> None:
-    folder = write_study(tmp_path / "study", methods=["draft_model", "remote_draft"][: 1 + remote], ks=[4], tasks=["code"])
+    folder = write_study(
+        tmp_path / "study", methods=["draft_model", "remote_draft"][: 1 + remote], ks=[4], tasks=["code"]
+    )
     if remote:
         write_job(
-            folder, [cell.model_copy(update={"pair": "embedded"}) for cell in swept("code") if cell.method == "remote_draft"]
+            folder,
+            [cell.model_copy(update={"pair": "embedded"}) for cell in swept("code") if cell.method == "remote_draft"],
         )
     write_report(folder, tmp_path / "report.html")
     assert ("A network between draft and target" in (tmp_path / "report.html").read_text()) is remote

@@ -34,7 +34,11 @@ def test_the_faster_kernel_is_taken_once_for_each_shape(choice: Choice, monkeypa
     found = [choice.of(torch.randn(shape)) for shape in (*times, *times)]
     assert found == ["plain", "reordered", "reordered"] * 2  # 3 % faster is noise
     assert asked == list(times)
-    assert choice.record() == {"float32 256x128": "plain", "float32 128x256": "reordered", "float32 128x128": "reordered"}
+    assert choice.record() == {
+        "float32 256x128": "plain",
+        "float32 128x256": "reordered",
+        "float32 128x128": "reordered",
+    }
     choice.pin("plain")
     assert choice.of(torch.randn(128, 256)) == "plain"
     choice.pin(None)
@@ -61,7 +65,9 @@ def test_every_kernel_gives_the_product(
     expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     for shape in ((rows, 128), (1, rows, 128)):
         found = layer(x.view(shape)).double()
-        torch.testing.assert_close(found.view(rows, -1), expected, atol=0.3 if dtype == torch.bfloat16 else 1e-4, rtol=0.02)
+        torch.testing.assert_close(
+            found.view(rows, -1), expected, atol=0.3 if dtype == torch.bfloat16 else 1e-4, rtol=0.02
+        )
 
 
 def test_what_is_timed_is_every_kernel_at_every_row_count() -> None:

@@ -113,7 +113,9 @@ def acceptance_length(generation: Generation) -> float:
 
 def on_the_cycle(generation: Generation) -> float:
     """Share of tokens that follow the one before as in `cycles`."""
-    return sum(after == (3 * before + 1) % PERIOD for before, after in pairwise(generation.tokens)) / len(generation.tokens)
+    return sum(after == (3 * before + 1) % PERIOD for before, after in pairwise(generation.tokens)) / len(
+        generation.tokens
+    )
 
 
 def test_a_sparse_tree_by_hand() -> None:
@@ -172,7 +174,9 @@ def test_heads_learn_what_comes_behind_the_next_token(counter: tuple[Lent, list[
     for _ in range(60):
         expected.append((3 * expected[-1] + 1) % PERIOD)
     for options in ({"tree": (1,)}, {"nodes": 4}, {"tree": (2, 1)}):
-        (found,) = generate(lent.target, lent.drafter("medusa", **options), [prompt], k=4, max_new_tokens=60, temperature=0)
+        (found,) = generate(
+            lent.target, lent.drafter("medusa", **options), [prompt], k=4, max_new_tokens=60, temperature=0
+        )
         assert prompt + found.tokens == expected
         assert acceptance_length(found) == 5.0
     (found,) = generate(lent.target, lent.drafter("medusa_draft"), [prompt], k=5, max_new_tokens=60, temperature=0)
@@ -205,7 +209,9 @@ def test_typical_acceptance_reaches_the_verifier_and_is_marked_lossy(counter: tu
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_checkpoint_is_what_vllm_reads(counter: tuple[Lent, list[list[float]]], tmp_path: Path, shared: bool) -> None:
+def test_the_checkpoint_is_what_vllm_reads(
+    counter: tuple[Lent, list[list[float]]], tmp_path: Path, shared: bool
+) -> None:
     measured = {"accuracy": [[0.5, 0.25], [0.25, 0.125]], "first": [1.0, 0.0]}
     config = checkpoint.heads_config(hidden=64, vocabulary=PERIOD, heads=2, shared=shared, measured=measured)
     checkpoint.save(tmp_path, config, checkpoint.random_tensors(config, seed=0))
@@ -214,10 +220,14 @@ def test_the_checkpoint_is_what_vllm_reads(counter: tuple[Lent, list[list[float]
     expected |= {"truncated_vocab_size": PERIOD, "num_heads": 2, "num_hidden_layers": 1, "medusa_fc_bias": True}
     expected |= {"original_lm_head": shared, "specrig": measured}
     assert expected.items() <= written.items()
-    blocks = {f"blocks.{i}.layers.0.{name}": shape for i in range(2) for name, shape in (("weight", [64, 64]), ("bias", [64]))}
+    blocks = {
+        f"blocks.{i}.layers.0.{name}": shape for i in range(2) for name, shape in (("weight", [64, 64]), ("bias", [64]))
+    }
     outputs = ["lm_head.weight"] if shared else ["lm_heads.0.weight", "lm_heads.1.weight"]
     tensors = load_file(tmp_path / "model.safetensors")
-    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == blocks | {name: [PERIOD, 64] for name in outputs}
+    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == blocks | {
+        name: [PERIOD, 64] for name in outputs
+    }
     heads = checkpoint.load(tmp_path, counter[0].target)
     assert (heads.accuracy, heads.first) == (measured["accuracy"], measured["first"])
     hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
@@ -229,11 +239,16 @@ def test_the_checkpoint_is_what_vllm_reads(counter: tuple[Lent, list[list[float]
     assert {width: calls for width, (calls, _) in heads.pass_totals().items()} == {2: 2, 1: 1}
 
 
-def test_folders_that_hold_no_fitting_heads_are_refused(counter: tuple[Lent, list[list[float]]], tmp_path: Path) -> None:
+def test_folders_that_hold_no_fitting_heads_are_refused(
+    counter: tuple[Lent, list[list[float]]], tmp_path: Path
+) -> None:
     target = counter[0].target
     with pytest.raises(DecodingError, match="no Medusa heads there"):
         checkpoint.load(tmp_path / "nowhere", target)
-    for sizes, says in (({"hidden": 32}, "hidden size of 32, the model's is 64"), ({"hidden": 64}, "blocks.0.layers.0.bias is")):
+    for sizes, says in (
+        ({"hidden": 32}, "hidden size of 32, the model's is 64"),
+        ({"hidden": 64}, "blocks.0.layers.0.bias is"),
+    ):
         config = checkpoint.heads_config(vocabulary=PERIOD, heads=1, **sizes)
         tensors = checkpoint.random_tensors(config, seed=0)
         tensors["blocks.0.layers.0.bias"] = torch.zeros(7)
@@ -269,7 +284,9 @@ def test_heads_train_reproducibly_with_a_falling_loss(pair: tuple[Recipe, Path],
     measured = json.loads((heads / "config.json").read_text())["specrig"]
     assert rows[-1]["accuracy"] == [shares[0] for shares in measured["accuracy"]]
     assert len(measured["accuracy"]) == 3 and all(len(shares) == 10 for shares in measured["accuracy"])
-    assert measured["first"][0] > 0.95  # the model wrote the text: its own next token is its first choice (bfloat16 aside)
+    assert (
+        measured["first"][0] > 0.95
+    )  # the model wrote the text: its own next token is its first choice (bfloat16 aside)
     assert all(0 <= sum(shares) <= 1.0001 for shares in measured["accuracy"])
     assert ("lm_heads.0.weight" in one) == own
     checkpoint.load(heads, cached_model(AutoModelForCausalLM.from_pretrained(folder / "target")))

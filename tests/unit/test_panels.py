@@ -29,7 +29,9 @@ def _sweep(exhibits: Exhibits, sheet: Sheet) -> list[Axes]:
     return [panel for panel in figure.axes if panel.get_visible()]
 
 
-@pytest.mark.parametrize(("sheet", "side"), [(SCREEN, 5), (PAGE, 5), (PHONE, 2), (COLUMN, 2)], ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("sheet", "side"), [(SCREEN, 5), (PAGE, 5), (PHONE, 2), (COLUMN, 2)], ids=lambda value: str(value)
+)
 def test_a_sweep_of_many_tasks_wraps_into_rows(exhibits: Exhibits, sheet: Sheet, side: int) -> None:
     """Fourteen tasks make rows of 5, 5 and 4. Before, they stood in one row, which no screen could show."""
     panels = _sweep(exhibits, sheet)

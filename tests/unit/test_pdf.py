@@ -72,7 +72,9 @@ def test_the_stage_writes_pdf_and_paper_without_torch(written: Path) -> None:
 
 def test_figures_have_the_widths_of_a_paper_and_their_fonts_inside(written: Path) -> None:
     figures = sorted((written / "paper" / "figures").glob("*.pdf"))
-    assert {"heatmap-column.pdf", "heatmap-page.pdf", "order-column.pdf", "k_sweep-page.pdf"} <= {path.name for path in figures}
+    assert {"heatmap-column.pdf", "heatmap-page.pdf", "order-column.pdf", "k_sweep-page.pdf"} <= {
+        path.name for path in figures
+    }
     for path in figures:
         content = path.read_bytes()
         box = re.search(rb"/MediaBox \[ ?([\d. -]+)\]", content)
@@ -101,11 +103,15 @@ def test_the_paper_includes_all_that_lies_beside_it(written: Path) -> None:
     tables = set(re.findall(r"\\input\{(.+?)\}", text))
     assert tables == {f"tables/{path.stem}" for path in (paper / "tables").glob("*.tex")}
     assert all((paper / f"{name}.pdf").is_file() for name in re.findall(r"\\includegraphics\{(.+?)\}", text))
-    cited = set(re.findall(r"\\cite\{(.+?)\}", text + "".join(path.read_text() for path in (paper / "tables").glob("*.tex"))))
+    cited = set(
+        re.findall(r"\\cite\{(.+?)\}", text + "".join(path.read_text() for path in (paper / "tables").glob("*.tex")))
+    )
     assert cited and cited <= citations.keys()
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed: the paper is not compiled here")
+@pytest.mark.skipif(
+    shutil.which("pdflatex") is None, reason="pdflatex is not installed: the paper is not compiled here"
+)
 def test_the_paper_compiles_as_it_is(written: Path, tmp_path: Path) -> None:
     shutil.copytree(written / "paper", tmp_path / "paper")
     for command in (["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main"], ["bibtex", "main"]) * 2:
@@ -119,7 +125,9 @@ def test_the_paper_compiles_as_it_is(written: Path, tmp_path: Path) -> None:
     assert "Missing character" not in log
 
 
-def test_a_table_too_long_for_print_is_a_sentence_that_says_where_it_is(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_too_long_for_print_is_a_sentence_that_says_where_it_is(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """10,000 rows would take Typst gigabytes, and nobody reads them on paper."""
     exhibits = Exhibits(read_study(study))
     whole = outline(exhibits, ())
@@ -182,11 +190,15 @@ def test_sentences_have_no_figures_of_their_own() -> None:
             for part in ([node] if isinstance(node, ast.Constant) else [])
             if isinstance(part.value, str) and " " in part.value
         ]
-        documentation = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
+        documentation = {
+            ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)
+        }
         for text in texts:
             if text in documentation or text in _attribute_docs(tree):
                 continue
-            rest = re.sub(r"\d{4}\.\d{5}|Theorem 3\.8|v = 1|k\+1|temperature 0|is 1 for|-1 for|holds? 1|95 %|4-grams", "", text)
+            rest = re.sub(
+                r"\d{4}\.\d{5}|Theorem 3\.8|v = 1|k\+1|temperature 0|is 1 for|-1 for|holds? 1|95 %|4-grams", "", text
+            )
             assert not re.search(r"\d", rest), f"{name}.py: {text}"
 
 
@@ -197,7 +209,11 @@ def _attribute_docs(tree: object) -> set[str]:
     found = set()
     for node in ast.walk(tree):
         for child in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
-            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and isinstance(child.value.value, str):
+            if (
+                isinstance(child, ast.Expr)
+                and isinstance(child.value, ast.Constant)
+                and isinstance(child.value.value, str)
+            ):
                 found.add(child.value.value)
     return found
 

@@ -56,7 +56,10 @@ def test_nothing_left_to_run_is_an_error(workplace: Path) -> None:
 
 
 def test_sizes_of_a_known_pair(workplace: Path) -> None:
-    config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"pairs": ["llama31_8b", "embedded"], "device": "cuda"}
+    config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {
+        "pairs": ["llama31_8b", "embedded"],
+        "device": "cuda",
+    }
     Path("configs/own.yaml").write_text(yaml.safe_dump(config))
     study = load_study(Path("configs/own.yaml"))
     llama, embedded = pair_sizes(study)
@@ -83,11 +86,22 @@ def test_every_shipped_row_reads(repository: Path) -> None:
     pairs = read_rows(repository / "configs/pairs.tsv", Pair, problems)
     tasks = read_rows(repository / "configs/tasks.tsv", Task, problems)
     assert not problems.found
-    assert {"humaneval", "mbpp", "wmt14_de_en", "wmt16_en_de", "cnn_dailymail", "xsum", "writing_prompts"} <= tasks.keys()
+    assert {
+        "humaneval",
+        "mbpp",
+        "wmt14_de_en",
+        "wmt16_en_de",
+        "cnn_dailymail",
+        "xsum",
+        "writing_prompts",
+    } <= tasks.keys()
     assert all(task.licence for task in tasks.values() if task.kind != "corpus")
     assert all(task.sha256 for task in tasks.values() if task.kind == "url")
     hub = [
-        model for pair in pairs.values() for model in (pair.target, pair.draft) if model and "/" in model and not is_gguf(model)
+        model
+        for pair in pairs.values()
+        for model in (pair.target, pair.draft)
+        if model and "/" in model and not is_gguf(model)
     ]
     assert not [model for model in hub if facts.known(model) is None], "the size of every pair is known"
 
@@ -163,7 +177,8 @@ def test_training_costs_what_its_models_and_tokens_cost() -> None:
 def test_plan_says_what_training_costs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = load_study(Path("configs/quick.yaml"))
     found = re.fullmatch(
-        r"(.*) \((.*) PFLOP: (\d+) minutes on two cores, start-ups aside; up to .* of memory, .* of disk\)", training(study)
+        r"(.*) \((.*) PFLOP: (\d+) minutes on two cores, start-ups aside; up to .* of memory, .* of disk\)",
+        training(study),
     )
     assert found and "target of embedded_medusa2" in found[1]
     assert float(found[2]) * 1e15 == pytest.approx(
@@ -212,10 +227,15 @@ def study_of(folders: dict[str, dict[str, object]], **keys: object) -> Path:
 def test_what_the_config_says_cannot_be_rolled_back_is_refused_in_the_plan(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study_of(SIZED_OTHERWISE, engines=["native", "transformers"], methods=[{"method": "ngram", "k": 2}, "naive_batching"])
+    study_of(
+        SIZED_OTHERWISE, engines=["native", "transformers"], methods=[{"method": "ngram", "k": 2}, "naive_batching"]
+    )
     assert cli.run(["plan", "configs/own.yaml"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "native/mamba: ngram, naive_batching" in shown and "(state_size in its config), which cannot be rolled back" in shown
+    assert (
+        "native/mamba: ngram, naive_batching" in shown
+        and "(state_size in its config), which cannot be rolled back" in shown
+    )
     assert "native/hybrid: ngram, naive_batching" in shown and "layers of type conv" in shown
     assert "transformers/hybrid: ngram, " in shown, "assisted generation rolls back too"
     assert "transformers / mamba / naive_batching" in shown, "plain generation does not"

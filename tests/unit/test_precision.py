@@ -21,7 +21,9 @@ from specrig.study.rows import Pair
         ("model name\t: bf16 is only in its name\n", "float32"),
     ],
 )
-def test_the_processor_decides(information: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_decides(
+    information: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(precision.platform, "system", lambda: "Linux")
     file = tmp_path / "cpuinfo"
     file.write_text(information)

@@ -28,7 +28,9 @@ from specrig.reporting.study_data import read_study
 from specrig.study.load import load_study
 from specrig.study.study import Study
 
-PUBLISHED = sorted(path.parent for path in (Path(__file__).parents[2] / "reports" / "published").glob("*/manifest.json"))
+PUBLISHED = sorted(
+    path.parent for path in (Path(__file__).parents[2] / "reports" / "published").glob("*/manifest.json")
+)
 USER, HOST, HOME = "jdoe42", "buildbox7.example.org", "/home/jdoe42"
 CONFIG = {
     "study": "demo",
@@ -46,7 +48,9 @@ SECRET = "the patient\u2028was seen"
 def finished(workplace: Path) -> Study:
     """A finished study of the working directory with traces of its machine wherever a run leaves them."""
     data = workplace / "private.jsonl"
-    data.write_text("".join(json.dumps({"id": f"private-{n}", "prompt": SECRET, "reference": SECRET}) + "\n" for n in range(3)))
+    data.write_text(
+        "".join(json.dumps({"id": f"private-{n}", "prompt": SECRET, "reference": SECRET}) + "\n" for n in range(3))
+    )
     table = workplace / "configs" / "tasks.tsv"
     row = {"task": "private", "source": str(data), "scorer": "chrf"}
     header = table.read_text().partition("\n")[0].split("\t")
@@ -54,7 +58,13 @@ def finished(workplace: Path) -> Study:
         file.write("\t".join(row.get(column, "") for column in header) + "\n")
     study = load_study(CONFIG)
     write_study(
-        study.root, methods=("draft_model", "ngram"), ks=(2, 4), tasks=CONFIG["tasks"], prompts=3, length=24, replicates=2
+        study.root,
+        methods=("draft_model", "ngram"),
+        ks=(2, 4),
+        tasks=CONFIG["tasks"],
+        prompts=3,
+        length=24,
+        replicates=2,
     )
     (study.root / "study.json").write_text(study.model_dump_json())
     (study.root / "prompts").mkdir()
@@ -149,7 +159,11 @@ def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: P
         for trace in (USER, HOST, "buildbox7", "/home/", ":8000", str(publication.parent.parent)):
             assert trace not in text, f"{name} tells {trace}"
     records = [
-        json.loads(line) for name, text in found.items() if name.endswith("records.jsonl.gz") for line in text.split("\n") if line
+        json.loads(line)
+        for name, text in found.items()
+        if name.endswith("records.jsonl.gz")
+        for line in text.split("\n")
+        if line
     ]
     texts = {record["cell"]["task"]: record["text"] for record in records}
     assert texts == {"code": SECRET, "private": ""}  # what a model wrote on embedded prompts stays
@@ -182,7 +196,9 @@ def test_what_was_published_follows_from_its_records(publication: Path, capsys: 
 
 
 def test_every_replicate_is_published_and_read_back(publication: Path) -> None:
-    folders = sorted(path.parent.relative_to(publication / "records").as_posix() for path in publication.rglob("index.json"))
+    folders = sorted(
+        path.parent.relative_to(publication / "records").as_posix() for path in publication.rglob("index.json")
+    )
     job = "native/embedded/draft_model"
     assert folders[:2] == [job, f"{job}/replicate-1"] and len(folders) == 4
     with unpacked(publication) as results:
@@ -192,7 +208,9 @@ def test_every_replicate_is_published_and_read_back(publication: Path) -> None:
     ]
 
 
-def test_a_changed_number_in_a_table_is_named_even_with_new_digests(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_number_in_a_table_is_named_even_with_new_digests(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = copy / "tables" / "cells.csv"
     table = pd.read_csv(path)
     table.loc[3, "speedup"] *= 1.001
@@ -375,7 +393,8 @@ def test_paths_are_cut_to_their_last_part(path: str, before: str, after: str) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["meta-llama/Llama-3.1-8B", "https://a.org/b/c", "tokens/s", "results/quick/models/x", "../shared/data/x", "1/2"]
+    "text",
+    ["meta-llama/Llama-3.1-8B", "https://a.org/b/c", "tokens/s", "results/quick/models/x", "../shared/data/x", "1/2"],
 )
 def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
     assert scrub.scrub_text(text, ["vm"]) == text
@@ -385,7 +404,9 @@ def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
 def test_any_changed_value_is_named_by_row_and_column(data: st.DataObject) -> None:
     import tempfile
 
-    frame = pd.DataFrame({"method": ["a", "a", "b"], "k": [1, 2, 1], "x": [0.1, 2.5, -3.0], "y": [1e-7, float("nan"), 9.0]})
+    frame = pd.DataFrame(
+        {"method": ["a", "a", "b"], "k": [1, 2, 1], "x": [0.1, 2.5, -3.0], "y": [1e-7, float("nan"), 9.0]}
+    )
     row, column = data.draw(st.integers(0, 2)), data.draw(st.sampled_from(["x", "y"]))
     value = data.draw(st.floats(-10, 10).filter(lambda value: not abs(value - frame.loc[row, column]) <= 1e-8))
     with tempfile.TemporaryDirectory() as name:
@@ -397,4 +418,6 @@ def test_any_changed_value_is_named_by_row_and_column(data: st.DataObject) -> No
         changed.iloc[::-1].to_csv(folder / "tables" / "t.csv", index=False)  # rows are found by name, not by place
         differences, remarks = compare_csv(folder / "ours.csv", folder, "t")
     assert remarks == [] and len(differences) == 1
-    assert differences[0].startswith(f"row method {frame.method[row]}, k {frame.k[row]}, column {column}: published {value}")
+    assert differences[0].startswith(
+        f"row method {frame.method[row]}, k {frame.k[row]}, column {column}: published {value}"
+    )

@@ -123,7 +123,9 @@ def test_a_few_prompts_accuse_nobody() -> None:
     records = [record(number, "same same same same", f"all {number} different words here") for number in range(3)]
     found = table(records, "distinct_2")
     assert found["difference_high"][0] < 0
-    assert found["p_value"][0] == pytest.approx(0.25, abs=0.05), "2 of the 8 ways to swap three prompts are as far apart"
+    assert found["p_value"][0] == pytest.approx(0.25, abs=0.05), (
+        "2 of the 8 ways to swap three prompts are as far apart"
+    )
     assert found["same"][0]
 
 

@@ -42,7 +42,9 @@ def windowed(workplace: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained("model")
     prompts = ["thequickbrownfox", "jumpsoverthelazydogandruns"]
-    Path("prompts.jsonl").write_text("".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(prompts)))
+    Path("prompts.jsonl").write_text(
+        "".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(prompts))
+    )
     Path("configs/pairs.tsv").write_text("pair\ttarget\tdraft\ntiny\tmodel\tmodel\n")
     Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
     study = {
@@ -100,7 +102,9 @@ def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Pa
     )
     assert not baseline["passed"]
     assert "instead of" in baseline["finding"] and "logits" in baseline["finding"]
-    assert audit_failures(cells(), audit).tolist() == [True], "all that was measured against it, whatever variant and temperature"
+    assert audit_failures(cells(), audit).tolist() == [True], (
+        "all that was measured against it, whatever variant and temperature"
+    )
     assert audit_failures(cells(pair="other"), audit).tolist() == [False]
     assert "native/tiny" in sentence(audit) and "struck through" in sentence(audit)
     assert "At temperature 0 2 of 2 outputs (100 %) are plain decoding's token by token." in sentence(audit)
@@ -132,7 +136,9 @@ def test_what_cannot_be_compared_is_said_and_condemns_nothing(windowed: Path) ->
     assert "1 of 1 baselines; the table says why" in sentence(audit)
     assert {row[-2].text for row in verdict_grid(audit).rows} == {"not judged", "passed, 100 % identical"}
     files = replace(study.paths.pair_files("tiny", study.root).only(()), quantization="awq")
-    (made,) = reference.compare_baselines(study_records(study.root / "records"), study, files, study.root, lambda *_: [])
+    (made,) = reference.compare_baselines(
+        study_records(study.root / "records"), study, files, study.root, lambda *_: []
+    )
     assert made.passed is None and "quantized as awq" in made.finding
 
 

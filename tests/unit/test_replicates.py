@@ -26,7 +26,10 @@ def again(records: list[Record], number: int, slower: float = 1.0) -> list[Recor
     """The same records as another run of the job would have them, its method slower by a factor."""
     return [
         record.model_copy(
-            update={"replicate": number, "run": record.run.model_copy(update={"decode_s": record.run.decode_s * slower})}
+            update={
+                "replicate": number,
+                "run": record.run.model_copy(update={"decode_s": record.run.decode_s * slower}),
+            }
         )
         for record in records
     ]
@@ -69,7 +72,15 @@ def test_replicates_widen_the_interval_and_leave_the_units_prompts() -> None:
     one, two, third = (cells_table(records).iloc[0] for records in (first, alike, moved))
     assert (two["prompts"], two["replicates"]) == (6, 2)
     assert len(speedup.log_speedups(speedup.group_times(alike))) == 6
-    for name in ("speedup", "speedup_low", "speedup_high", "tokens_per_s", "tokens_per_s_low", "acceptance_length_low", "drift"):
+    for name in (
+        "speedup",
+        "speedup_low",
+        "speedup_high",
+        "tokens_per_s",
+        "tokens_per_s_low",
+        "acceptance_length_low",
+        "drift",
+    ):
         assert two[name] == pytest.approx(1.0 if name == "drift" else one[name]), name
     assert third["speedup"] == pytest.approx(one["speedup"] / 1.3**0.5)
     assert third["drift"] == pytest.approx(1 / 1.3) and third["drift_low"] == pytest.approx(third["drift_high"])
@@ -118,7 +129,11 @@ def test_the_report_tells_of_runs_where_there_are_several(tmp_path: Path) -> Non
     shown = (tmp_path / "twice" / "cells.md").read_text()
     assert "Intervals are over prompts and over 2 runs of each job." in shown and "last / first run" in shown
     cells, once = (pd.read_csv(tmp_path / name / "cells.csv") for name in ("twice", "once"))
-    assert set(cells["replicates"]) == {2} and (cells["drift"] < 0.96).all() and (cells["prompts"] == once["prompts"]).all()
+    assert (
+        set(cells["replicates"]) == {2}
+        and (cells["drift"] < 0.96).all()
+        and (cells["prompts"] == once["prompts"]).all()
+    )
     speedups = pd.read_csv(tmp_path / "twice" / "speedup.csv")
     assert (speedups["geometric_mean_high"] - speedups["geometric_mean_low"] > 0).all()
     optimal = pd.read_csv(tmp_path / "twice" / "optimal_k.csv")

@@ -118,7 +118,9 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=256, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=256, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     tokenizer.train_from_iterator([""], trainer)
     return tokenizer
 
@@ -185,7 +187,9 @@ def test_figures_are_all_there_and_reproducible(study: Path, tmp_path: Path) -> 
 
 def test_other_pairs_get_their_own_figures_and_lose_them(tmp_path: Path) -> None:
     methods = ("ngram", "draft_model")  # a pair with one method has nothing to compare, and no figure of its own
-    folder = write_study(tmp_path / "s", methods=methods, ks=(2,), tasks=("code",), pairs=("a", "b"), prompts=2, length=24)
+    folder = write_study(
+        tmp_path / "s", methods=methods, ks=(2,), tasks=("code",), pairs=("a", "b"), prompts=2, length=24
+    )
     write_figures(folder, tmp_path / "figures")
     assert (tmp_path / "figures" / "k_sweep-native-b.svg").is_file()
     config = json.loads((folder / "study.json").read_text())
@@ -264,7 +268,9 @@ def decode(ids: Sequence[int]) -> str:
 
 def test_environment_says_what_differs() -> None:
     def job(method: str, **environment: Any) -> Job:
-        return Job("native", "p", method, {}, environment={"captured": method, "packages": {"torch": "1"}, **environment})
+        return Job(
+            "native", "p", method, {}, environment={"captured": method, "packages": {"torch": "1"}, **environment}
+        )
 
     jobs = [job("a", cpu={"model": "x", "load_1min": 1}), job("b", cpu={"model": "y", "load_1min": 2})]
     assert differing(jobs) == ["cpu.model"]
@@ -295,12 +301,18 @@ def test_samples_need_no_tokenizer_where_the_record_says_what_its_tokens_made(st
 
 
 def test_advice_is_the_fastest_method_that_may_be_advised(tmp_path: Path) -> None:
-    found = read_study(write_study(tmp_path / "s", methods=("ngram", "draft_model", "eagle"), ks=(2, 4), tasks=("code",)))
+    found = read_study(
+        write_study(tmp_path / "s", methods=("ngram", "draft_model", "eagle"), ks=(2, 4), tasks=("code",))
+    )
     exhibits = Exhibits(found)
     [best] = exhibits.advised.to_dict("records")
     cells = exhibits.cells
     judged = exhibits.optimal.set_index("method")["speedup"]
-    assert best["method"] == judged.idxmax() and best["value"] == judged.max() and best["low"] < best["value"] < best["high"]
+    assert (
+        best["method"] == judged.idxmax()
+        and best["value"] == judged.max()
+        and best["low"] < best["value"] < best["high"]
+    )
     assert best["k"] == exhibits.optimal.set_index("method")["best_k"][best["method"]]
     for barred in ({"lossless": cells["method"] != best["method"]}, {"failed": cells["method"] == best["method"]}):
         [other] = advised(found, cells.assign(**barred), exhibits.optimal).to_dict("records")
@@ -355,4 +367,10 @@ def test_a_number_keeps_its_unit_beside_it(page: tuple[str, Page]) -> None:
 
 
 def test_memory_below_the_resolution_is_not_a_saving() -> None:
-    assert [_megabytes(size) for size in (-1.2, 0.0, 0.9, 1.0, 1234.4)] == ["< 1 MB", "< 1 MB", "< 1 MB", "1 MB", "1,234 MB"]
+    assert [_megabytes(size) for size in (-1.2, 0.0, 0.9, 1.0, 1234.4)] == [
+        "< 1 MB",
+        "< 1 MB",
+        "< 1 MB",
+        "1 MB",
+        "1,234 MB",
+    ]

@@ -84,7 +84,9 @@ def lent(folder: Path, vocabulary: int = V) -> Any:
 def test_drafts_by_hand(tmp_path: Path) -> None:
     rest.save(tmp_path / "rest", datastore([[1, 2, 3, 1, 2, 4, 1, 2, 4], [0, 1, 2]], V))
     drafter = Rest(Rest.Options(nodes=4, shortest=2), lent(tmp_path))
-    context = Context([[4, 1, 2], [0, 3], [1, 2], [3]], [False, False, True, False], Sampler(0.0, range(4)), [3, 3, 0, 3])
+    context = Context(
+        [[4, 1, 2], [0, 3], [1, 2], [3]], [False, False, True, False], Sampler(0.0, range(4)), [3, 3, 0, 3]
+    )
     draft = drafter.propose(context, 3)
     # `4 1 2` occurred once, and 4 followed, where the text ends; `0 3` never did; the third row is over; one token is too short.
     assert draft.lengths == [1, 0, 0, 0] and draft.tokens.tolist() == [[4], [0], [0], [0]]

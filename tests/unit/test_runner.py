@@ -50,7 +50,9 @@ def test_methods_share_a_block_and_many_cells_are_parted_evenly() -> None:
 
 def test_a_prompts_seed_depends_on_the_prompt_not_on_the_method() -> None:
     assert seed_of(0, "t", "a", 0) == seed_of(0, "t", "a", 0)
-    assert len({seed_of(0, "t", "a", 0), seed_of(0, "t", "b", 0), seed_of(0, "t", "a", 1), seed_of(1, "t", "a", 0)}) == 4
+    assert (
+        len({seed_of(0, "t", "a", 0), seed_of(0, "t", "b", 0), seed_of(0, "t", "a", 1), seed_of(1, "t", "a", 0)}) == 4
+    )
 
 
 @pytest.fixture
@@ -67,7 +69,9 @@ def letters(workplace: Path) -> Path:
         LlamaForCausalLM(config).save_pretrained(name)
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained(name)
     prompts = ["thequickbrownfox", "jumpsoverthelazydog", "andrunsandruns"]
-    Path("prompts.jsonl").write_text("".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(prompts)))
+    Path("prompts.jsonl").write_text(
+        "".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(prompts))
+    )
     Path("configs/pairs.tsv").write_text("pair\ttarget\tdraft\ntiny\ttarget\tdraft\n")
     Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
     study = {

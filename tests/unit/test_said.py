@@ -35,7 +35,9 @@ assert not log.path.exists()
 
 def test_only_what_is_said_meanwhile_goes_into_the_log(tmp_path: Path) -> None:
     """In a process of its own: pytest's capture replaces the streams."""
-    found = subprocess.run([sys.executable, "-c", JOB, str(tmp_path / "log")], check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", JOB, str(tmp_path / "log")], check=True, capture_output=True, text=True
+    )
     assert (found.stdout, found.stderr) == ("before\nafter\n", "")
     said = (tmp_path / "log").read_text()
     assert all(words in said for words in ("in this process", "an error of it", "from a child", "and its errors"))

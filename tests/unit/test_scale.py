@@ -22,7 +22,9 @@ def calls(config: Path) -> int:
 
 @pytest.mark.parametrize("growing", ["pairs", "tasks"])
 def test_twice_the_cells_cost_twice_the_calls(growing: str, tmp_path: Path) -> None:
-    configs = [write_grid(tmp_path / str(count), **{"pairs": 1, "tasks": 1} | {growing: count}) for count in (16, 32, 64)]
+    configs = [
+        write_grid(tmp_path / str(count), **{"pairs": 1, "tasks": 1} | {growing: count}) for count in (16, 32, 64)
+    ]
     calls(configs[0])  # what is read once in a process
     few, more, most = map(calls, configs)
     assert most - more < 2.3 * (more - few)

@@ -96,7 +96,9 @@ def test_hydra_heads_train_reproducibly_with_a_falling_loss(
     assert found.tokens == plain.tokens
 
 
-def test_a_datastore_holds_what_the_target_wrote_and_says_what_to_expect(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
+def test_a_datastore_holds_what_the_target_wrote_and_says_what_to_expect(
+    pair: tuple[Recipe, Path], tmp_path: Path
+) -> None:
     recipe, folder = pair
     out = made(make_datastore, recipe, folder, tmp_path / "pair")
     target, text = loaded(folder), read_text(out)
@@ -122,7 +124,9 @@ def test_what_fills_a_row_up_is_no_text() -> None:
     assert written(Texts(tokens, own), prompts=True) == [[7, 7, 1, 2, 0], [7, 1, 2, 3, 4, 5]]
 
 
-def test_the_search_is_reproducible_and_its_set_is_the_best_on_its_way(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
+def test_the_search_is_reproducible_and_its_set_is_the_best_on_its_way(
+    pair: tuple[Recipe, Path], tmp_path: Path
+) -> None:
     recipe, folder = pair
     one, two = (made(search, recipe, folder, tmp_path / name) / "layer_skip" for name in ("one", "two"))
     target = loaded(folder)

@@ -173,7 +173,9 @@ def test_nobody_there_and_no_key() -> None:
 
 def test_a_key_is_sent_and_not_written(speculating: InferenceServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECRIG_TEST_KEY", "secret")
-    with Server(PairFiles("p", str(STORIES), servers=(endpoint(speculating, api_key_env="SPECRIG_TEST_KEY"),))) as engine:
+    with Server(
+        PairFiles("p", str(STORIES), servers=(endpoint(speculating, api_key_env="SPECRIG_TEST_KEY"),))
+    ) as engine:
         engine.generate(cell("server", "ngram", K), [engine.encode(PROMPT)], max_new_tokens=4, seeds=[0])
         assert "secret" not in json.dumps(engine.environment())
     assert speculating.bodies[-1]["authorization"] == "Bearer secret"
@@ -220,7 +222,8 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 3.0
 
 
 @pytest.mark.parametrize(
-    "names", [("spec_num_correct_drafts", "spec_num_proposed_drafts"), ("spec_accept_token_num", "spec_draft_token_num")]
+    "names",
+    [("spec_num_correct_drafts", "spec_num_proposed_drafts"), ("spec_accept_token_num", "spec_draft_token_num")],
 )
 def test_sglangs_totals_in_all_its_versions(names: tuple[str, str]) -> None:
     meta = {"spec_verify_ct": 7, names[0]: 5, names[1]: 28, "spec_accept_histogram": [3, 3, 1]}
@@ -251,16 +254,24 @@ def test_a_server_is_started_with_its_flags_and_leaves_nothing_behind(native: Na
         got = engine.generate(drafted, [prompt], max_new_tokens=21, seeds=[0])[0]
         first = engine._server
         assert first is not None
-        family = [first.process.pid, *(child.pid for child in psutil.Process(first.process.pid).children(recursive=True))]
+        family = [
+            first.process.pid,
+            *(child.pid for child in psutil.Process(first.process.pid).children(recursive=True)),
+        ]
         assert len(family) == 2 and os.getpgid(first.process.pid) == first.process.pid != os.getpgid(0)
-        assert engine.generate(drafted, [prompt], max_new_tokens=4, seeds=[0]) and engine._server is first, "k is as before"
+        assert engine.generate(drafted, [prompt], max_new_tokens=4, seeds=[0]) and engine._server is first, (
+            "k is as before"
+        )
         # A draft that is the target: 4 rounds of 5 tokens after the first.
         assert got.tokens == expected(native, "autoregressive", 0, 21).tokens
         assert got.counts == Counts(4, 16, 16, [4, 4, 4, 4])
         engine.generate(cell("sglang", "autoregressive", 0), [prompt], max_new_tokens=4, seeds=[0])
         second = engine._server
         assert second is not None and second is not first and gone(family), "one server at a time"
-        family = [second.process.pid, *(child.pid for child in psutil.Process(second.process.pid).children(recursive=True))]
+        family = [
+            second.process.pid,
+            *(child.pid for child in psutil.Process(second.process.pid).children(recursive=True)),
+        ]
     assert gone(family) and not second.log.exists()
 
 
@@ -279,7 +290,9 @@ def test_a_server_that_dies_while_it_answers_is_quoted_and_started_again() -> No
 
 
 def test_a_launch_that_fails_quotes_the_log() -> None:
-    script = "import sys; print('loading weights'); print('RuntimeError: CUDA out of memory', file=sys.stderr); sys.exit(7)"
+    script = (
+        "import sys; print('loading weights'); print('RuntimeError: CUDA out of memory', file=sys.stderr); sys.exit(7)"
+    )
     with pytest.raises(EngineError) as caught:
         ServerProcess([sys.executable, "-c", script], f"http://127.0.0.1:{free_port()}", health="/health")
     first, *rest = str(caught.value).splitlines()
@@ -298,9 +311,7 @@ def test_a_launch_that_hangs_is_ended(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 def test_a_server_does_not_outlive_a_killed_parent() -> None:
-    child = (
-        "import http.server; http.server.HTTPServer(('127.0.0.1', {port}), http.server.SimpleHTTPRequestHandler).serve_forever()"
-    )
+    child = "import http.server; http.server.HTTPServer(('127.0.0.1', {port}), http.server.SimpleHTTPRequestHandler).serve_forever()"
     port = free_port()
     code = (
         "import sys, time; from specrig.engines.http.launch import ServerProcess\n"
@@ -327,7 +338,10 @@ def test_a_server_does_not_outlive_a_killed_parent() -> None:
 def study(workplace: Path) -> Callable[..., Path]:
     """Writes a study of servers on the small model in the working directory."""
     Path("prompts.jsonl").write_text(
-        "".join(json.dumps({"id": str(number), "prompt": text}) + "\n" for number, text in enumerate((PROMPT, "The dog ran to")))
+        "".join(
+            json.dumps({"id": str(number), "prompt": text}) + "\n"
+            for number, text in enumerate((PROMPT, "The dog ran to"))
+        )
     )
     Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\np\t{STORIES}\t\n")
     Path("configs/tasks.tsv").write_text("task\tsource\nt\tprompts.jsonl\n")
@@ -441,7 +455,10 @@ def test_sglangs_flags(tmp_path: Path) -> None:
     def flags(method: str, k: int, **options: int) -> str:
         return " ".join(engine.arguments(cell("sglang", method, k).model_copy(update={"options": options})))
 
-    assert flags("autoregressive", 0) == f"--model-path {STORIES} --dtype bfloat16 --stream-interval 1 --disable-radix-cache"
+    assert (
+        flags("autoregressive", 0)
+        == f"--model-path {STORIES} --dtype bfloat16 --stream-interval 1 --disable-radix-cache"
+    )
     assert flags("draft_model", 4).endswith(
         f"--speculative-algorithm STANDALONE --speculative-draft-model-path {STORIES} --speculative-draft-model-revision r "
         "--speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 5"
@@ -453,7 +470,9 @@ def test_sglangs_flags(tmp_path: Path) -> None:
     assert flags("ngram", 4).endswith("NGRAM --speculative-num-draft-tokens 5 --speculative-ngram-max-bfs-breadth 1")
     with pytest.raises(EngineError, match="eagle3 needs a eagle3"):
         flags("eagle3", 4)
-    served = Sglang(replace(pair, tensor_parallel=2, quantization="fp8", gpu_memory_utilization=0.8, max_model_len=4096))
+    served = Sglang(
+        replace(pair, tensor_parallel=2, quantization="fp8", gpu_memory_utilization=0.8, max_model_len=4096)
+    )
     assert "--tp-size 2 --quantization fp8 --mem-fraction-static 0.8 --context-length 4096" in " ".join(
         served.arguments(cell("sglang", "autoregressive", 0))
     )

@@ -44,7 +44,9 @@ def shapes(tmp_path: Path) -> dict[str, str]:
     return {name: str(tmp_path / name) for name in ("target", "draft")}
 
 
-def generated(shapes: dict[str, str], alpha: float, method: str, k: int, temperature: float, tokens: int, rows: int = 1) -> Any:
+def generated(
+    shapes: dict[str, str], alpha: float, method: str, k: int, temperature: float, tokens: int, rows: int = 1
+) -> Any:
     pair = PairFiles("shape", shapes["target"], shapes["draft"], simulated_acceptance=alpha)
     options = registry()[method].Options().model_dump()
     cell = Cell(engine="native", pair="shape", method=method, k=k, task="-", temperature=temperature, options=options)
@@ -55,7 +57,9 @@ def generated(shapes: dict[str, str], alpha: float, method: str, k: int, tempera
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("alpha", "k"), [(0.6, 3), (0.9, 5)])
-def test_tokens_a_pass_follow_the_declared_acceptance(shapes: dict[str, str], alpha: float, k: int, temperature: float) -> None:
+def test_tokens_a_pass_follow_the_declared_acceptance(
+    shapes: dict[str, str], alpha: float, k: int, temperature: float
+) -> None:
     (found,) = generated(shapes, alpha, "draft_model", k, temperature, 900)
     emitted = [entry.emitted for entry in found.rounds if not entry.cut]
     expected = expected_tokens(alpha, k)
@@ -78,8 +82,12 @@ def test_the_ends_of_the_scale(shapes: dict[str, str], alpha: float, length: int
 
 
 def test_rows_and_runs_repeat(shapes: dict[str, str]) -> None:
-    one = [[entry.accepted for entry in row.rounds] for row in generated(shapes, 0.5, "draft_model", 4, 0.0, 80, rows=3)]
-    two = [[entry.accepted for entry in row.rounds] for row in generated(shapes, 0.5, "draft_model", 4, 0.0, 80, rows=3)]
+    one = [
+        [entry.accepted for entry in row.rounds] for row in generated(shapes, 0.5, "draft_model", 4, 0.0, 80, rows=3)
+    ]
+    two = [
+        [entry.accepted for entry in row.rounds] for row in generated(shapes, 0.5, "draft_model", 4, 0.0, 80, rows=3)
+    ]
     (alone,) = generated(shapes, 0.5, "draft_model", 4, 0.0, 80)
     assert one == two
     assert one[0] != one[1], "each row has its own stream"
@@ -91,7 +99,9 @@ def test_a_trees_levels_are_accepted_along_the_first_branch(shapes: dict[str, st
     assert all(entry.accepted == entry.depth for entry in found.rounds[:-1])
 
 
-@pytest.mark.parametrize("name", [name for name, known in models().items() if "MaskedLM" not in known.config["architectures"][0]])
+@pytest.mark.parametrize(
+    "name", [name for name, known in models().items() if "MaskedLM" not in known.config["architectures"][0]]
+)
 def test_shipped_shapes_count_their_parameters_as_transformers_does(name: str) -> None:
     known = models()[name]
     with torch.device("meta"):
@@ -124,7 +134,9 @@ def test_random_models_run_in_their_dtype_and_are_not_degenerate(config: dict[st
 @pytest.fixture
 def study(workplace: Path, shapes: dict[str, str]) -> Path:
     """A study of one pair of random weights, on prompts of its own."""
-    Path("prompts.jsonl").write_text("".join(json.dumps({"id": i, "prompt": "tell me " * (i + 1)}) + "\n" for i in range(3)))
+    Path("prompts.jsonl").write_text(
+        "".join(json.dumps({"id": i, "prompt": "tell me " * (i + 1)}) + "\n" for i in range(3))
+    )
     header = "pair\ttarget\tdraft\tweights\tsimulated_acceptance\n"
     Path("configs/pairs.tsv").write_text(header + f"shape\t{shapes['target']}\t{shapes['draft']}\trandom\t0.7\n")
     Path("configs/tasks.tsv").write_text("task\tsource\nown\tprompts.jsonl\n")
@@ -187,7 +199,10 @@ def test_simulated_cells_have_a_table_of_their_own_and_enter_no_other(study: Pat
     assert drafted["expected_length"] == pytest.approx(expected_tokens(0.7, 4))
     # Speed follows from what was emitted: tokens/s is tokens a pass over seconds a pass, here as everywhere.
     records = list(read_records(loaded.root / "records/native/shape/draft_model/own-k4-t0-b1.jsonl"))
-    tokens, seconds = sum(len(record.run.tokens) - 1 for record in records), sum(record.run.decode_s for record in records)
+    tokens, seconds = (
+        sum(len(record.run.tokens) - 1 for record in records),
+        sum(record.run.decode_s for record in records),
+    )
     assert drafted["tokens_per_s"] == pytest.approx(tokens / seconds)
     for kind in ("md", "tex"):
         assert "SIMULATED ACCEPTANCE" in (loaded.root / f"tables/simulated.{kind}").read_text()

@@ -34,7 +34,17 @@ pytestmark = pytest.mark.skipif(
 
 
 def row(task: str, where: str, *, template: str = "", reference: str = "", scorer: str = "", pin: str = "") -> str:
-    fields = [task, str(QUESTIONS), pin, "question_id", "" if template else "turns.0", template, reference, where, scorer]
+    fields = [
+        task,
+        str(QUESTIONS),
+        pin,
+        "question_id",
+        "" if template else "turns.0",
+        template,
+        reference,
+        where,
+        scorer,
+    ]
     return "\t".join(fields) + "\n"
 
 
@@ -45,7 +55,13 @@ def config(workplace: Path) -> Path:
         HEADER
         + row("translation", "category=translation", reference="reference.0", scorer="bleu chrf", pin=pin)
         # This checkpoint's context holds 512 tokens, an article has thousands.
-        + row("summarization", "category=summarization", template=r"{turns.0:.600}", reference="reference.0", scorer="rouge_l")
+        + row(
+            "summarization",
+            "category=summarization",
+            template=r"{turns.0:.600}",
+            reference="reference.0",
+            scorer="rouge_l",
+        )
         + row("mt_bench_writing", "category=writing|roleplay", scorer="distinct_2")
         + row("mt_bench_coding", "category=coding")
         + row("too_long", "category=rag")
@@ -73,11 +89,17 @@ def test_planned_and_measured(config: Path, capsys: pytest.CaptureFixture[str]) 
     assert index["failed"] == {}
     questions = [json.loads(line) for line in QUESTIONS.read_text().splitlines()]
     tokenizer = Tokenizer.from_file(str(STORIES / "tokenizer.json"))
-    for task, wanted in (("translation", "translation"), ("mt_bench_coding", "coding"), ("mt_bench_writing", "writing")):
+    for task, wanted in (
+        ("translation", "translation"),
+        ("mt_bench_coding", "coding"),
+        ("mt_bench_writing", "writing"),
+    ):
         records = list(read_records(folder / f"{task}-k3-t0-b1.jsonl"))
         asked = [question for question in questions if question["category"] == wanted][:2]
         assert [record.prompt_id for record in records] == [str(question["question_id"]) for question in asked]
-        assert [record.prompt_tokens for record in records] == [len(tokenizer.encode(each["turns"][0]).ids) for each in asked]
+        assert [record.prompt_tokens for record in records] == [
+            len(tokenizer.encode(each["turns"][0]).ids) for each in asked
+        ]
         # Target and draft are one model: everything is accepted, and the text is the target's own.
         assert all(record.run.tokens == record.baseline.tokens for record in records)
         assert all(sum(record.run.rounds.accepted) >= 17 for record in records)

@@ -94,7 +94,13 @@ def test_shares(sizes: list[int], first: int, parts: int, expected: list[int]) -
 
 
 def test_only_layers_leave_the_first_gpu_and_nothing_is_forgotten() -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6, "num_attention_heads": 4, "vocab_size": 60}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "vocab_size": 60,
+    }
     model = split.empty(AutoConfig.for_model("llama", **sizes), torch.float32)
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
     found = split.device_map(model, ["cuda:0", "cuda:1"], beside=20_000)

@@ -139,7 +139,9 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
         ({"tables": {"pairs": "configs/nowhere.tsv"}}, ["nowhere.tsv", "no such table"]),
     ],
 )
-def test_mistakes_are_named_with_their_place_and_the_fix(workplace: Path, changes: dict[str, Any], expected: list[str]) -> None:
+def test_mistakes_are_named_with_their_place_and_the_fix(
+    workplace: Path, changes: dict[str, Any], expected: list[str]
+) -> None:
     message = problem_of(**changes)
     for text in expected:
         assert text in message
@@ -171,7 +173,10 @@ PAIRS = "pair\ttarget\tdraft\tdtype\n"
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        (PAIRS + "embedded\ttrained\ttrained\t\nembedded\ta\tb\t\n", ["pairs.tsv:3", "duplicate row 'embedded'", "line 2"]),
+        (
+            PAIRS + "embedded\ttrained\ttrained\t\nembedded\ta\tb\t\n",
+            ["pairs.tsv:3", "duplicate row 'embedded'", "line 2"],
+        ),
         ("pair\tdraft\nembedded\ttrained\n", ["pairs.tsv:1: target: the column is missing", "tab-separated"]),
         ("pair\ttarget\tdarft\nembedded\ttrained\t\n", ["pairs.tsv:1: darft: unknown column", "did you mean 'draft'?"]),
         (PAIRS + "embedded\ttrained\ttrained\tfp8\n", ["pairs.tsv:2: dtype", "'float32', 'bfloat16' or 'float16'"]),
@@ -193,7 +198,12 @@ def test_a_row_says_how_an_engine_serves_its_pair(workplace: Path) -> None:
     Path("configs/pairs.tsv").write_text(header + "embedded\ttrained\ttrained\t2\tfp8\t0.8\t4096\n")
     study = load_study(written(engines=["native", "vllm"], engine_options={"vllm": {"eager": True}}))
     files = study.paths.pair_files("embedded", study.root)
-    assert (files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len) == (2, "fp8", 0.8, 4096)
+    assert (files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len) == (
+        2,
+        "fp8",
+        0.8,
+        4096,
+    )
     assert files.engine_options == {"vllm": {"eager": True}}
 
 

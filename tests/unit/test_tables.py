@@ -39,7 +39,9 @@ def test_files_and_columns(study: Path, tmp_path: Path) -> None:
     assert len(cells) == (3 + 1 + 3 + 3) * 2
     speedups = pd.read_csv(tmp_path / "speedup.csv")
     assert list(speedups["method"]) == ["draft_model", "adaptive_k", "ngram", "medusa"]
-    assert {"code", "code_low", "code_high", "creative_writing", "geometric_mean", "geometric_mean_low"} <= set(speedups)
+    assert {"code", "code_low", "code_high", "creative_writing", "geometric_mean", "geometric_mean_low"} <= set(
+        speedups
+    )
     assert list(pd.read_csv(tmp_path / "acceptance.csv")["k"]) == list(speedups["k"])
 
 
@@ -79,7 +81,10 @@ def test_a_row_says_what_its_choice_of_k_gets_on_other_prompts(study: Path) -> N
     found = read_study(study)
     summary = speedup_summary(found.table, found.records, found.tasks).set_index("method")
     swept, alone = summary.loc["draft_model"], summary.loc["adaptive_k"]
-    assert len(swept["crossfit_ks"].split(", ")) == 2 and swept["crossfit_low"] < swept["crossfit"] < swept["crossfit_high"]
+    assert (
+        len(swept["crossfit_ks"].split(", ")) == 2
+        and swept["crossfit_low"] < swept["crossfit"] < swept["crossfit_high"]
+    )
     assert alone["crossfit_ks"] == "" and alone["crossfit"] == alone["geometric_mean"], "there was nothing to choose"
 
 
@@ -116,7 +121,9 @@ def test_a_batch_without_drafts_is_never_bold(tmp_path: Path) -> None:
 
 
 def test_audit_strikes_through(study: Path, tmp_path: Path) -> None:
-    audit = pd.DataFrame([{"method": "ngram", "task": "code", "passed": False}, {"method": "draft_model", "passed": True}])
+    audit = pd.DataFrame(
+        [{"method": "ngram", "task": "code", "passed": False}, {"method": "draft_model", "passed": True}]
+    )
     write_tables(study, tmp_path, audit)
     markdown, latex = ((tmp_path / f"speedup.{kind}").read_text() for kind in ("md", "tex"))
     rows = {line.split("|")[1].strip(): line for line in markdown.splitlines() if line.startswith("| ")}
@@ -143,7 +150,12 @@ def test_the_studys_own_audit_is_read(tmp_path: Path) -> None:
 
 def test_settings_become_levels_when_they_vary(tmp_path: Path) -> None:
     study = write_study(
-        tmp_path / "s", methods=("draft_model",), ks=(2, 4), tasks=("code",), engines=("native", "vllm"), temperatures=(0.0, 1.0)
+        tmp_path / "s",
+        methods=("draft_model",),
+        ks=(2, 4),
+        tasks=("code",),
+        engines=("native", "vllm"),
+        temperatures=(0.0, 1.0),
     )
     write_tables(study, tmp_path / "tables")
     header = (tmp_path / "tables" / "speedup.md").read_text().splitlines()[2]
@@ -153,7 +165,10 @@ def test_settings_become_levels_when_they_vary(tmp_path: Path) -> None:
 
 def test_latex_is_balanced_and_escaped() -> None:
     shown = Grid(
-        ["a_b", "50 %"], [[Entry("x & y_1", bold=True), Entry("1.0", "[0.9, 1.1]")]], caption="100 % of #1", label="tab:a_b"
+        ["a_b", "50 %"],
+        [[Entry("x & y_1", bold=True), Entry("1.0", "[0.9, 1.1]")]],
+        caption="100 % of #1",
+        label="tab:a_b",
     )
     text = latex(shown)
     body = [line for line in text.splitlines() if not line.startswith("%")]
@@ -180,13 +195,17 @@ def test_latex_says_once_what_rows_share_and_breaks_over_pages() -> None:
 def test_numbers_of_a_column_are_aligned_at_the_decimal_point() -> None:
     entries = [Entry("12.5"), Entry("1,234.25 ‡", bold=True), Entry("–"), Entry("0.5", struck=True)]
     text = latex(Grid(["m", "x"], [[Entry("m"), entry] for entry in entries]))
-    assert r"S[table-format=4.2,table-space-text-post={$^\ddagger$}]" in text, "room for the widest number and for its sign"
+    assert r"S[table-format=4.2,table-space-text-post={$^\ddagger$}]" in text, (
+        "room for the widest number and for its sign"
+    )
     assert r"\bfseries 1234.25 {\,$^\ddagger$}" in text and "& {--}" in text and r"{\sout{0.5}}" in text
     shares = latex(Grid(["m", "rate"], [[Entry("m"), Entry("50 %")], [Entry("n"), Entry("5 %")]]))
     assert r"{rate (\%)}" in shares and "& 50 " in shares, "the heading says once that it is in per cent"
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed: the tables are not compiled here")
+@pytest.mark.skipif(
+    shutil.which("pdflatex") is None, reason="pdflatex is not installed: the tables are not compiled here"
+)
 def test_every_table_compiles_and_fits_its_page(study: Path, tmp_path: Path) -> None:
     tables = write_tables(study, tmp_path)
     inputs = "".join(f"\\input{{{path.name}}}\n\\clearpage\n" for path in tables if path.suffix == ".tex")
@@ -203,7 +222,9 @@ def test_markdown_survives_pipes() -> None:
     assert r"a\|b" in grid.markdown(Grid(["m"], [[Entry("a|b")]]))
 
 
-@pytest.mark.parametrize(("value", "shown"), [(float("nan"), "–"), (None, "–"), (float("inf"), "–"), (1234.567, "1,234.57")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(float("nan"), "–"), (None, "–"), (float("inf"), "–"), (1234.567, "1,234.57")]
+)
 def test_numbers_for_people(value: float | None, shown: str) -> None:
     assert grid.number(value) == shown
 
@@ -265,7 +286,12 @@ def test_variants_are_named_for_people(method: str, variant: str, shown: str) ->
 def test_a_default_that_loses_nothing_is_not_said_to_lose() -> None:
     columns = ["method", "task", "best_k", "predicted_k", "loss", "loss_low"]
     equal = pd.DataFrame([["ngram", "code", 4, 4, -0.02, -0.1], ["ngram", "story", 5, 4, 0.01, -0.1]], columns=columns)
-    assert optimal_k_sentence(equal).endswith("the default k = 4 gains 0.5 % on average; it surely loses in 0 of 2 settings.")
+    assert optimal_k_sentence(equal).endswith(
+        "the default k = 4 gains 0.5 % on average; it surely loses in 0 of 2 settings."
+    )
     worse = pd.DataFrame([["eagle", "code", 8, 4, 0.2, 0.1], ["eagle", "story", 6, 6, 0.1, 0.05]], columns=columns)
     said = optimal_k_sentence(worse)
-    assert "loses 15.0 % on average; it surely loses in 2 of 2 settings, most on code with eagle (20.0 %; k = 8 is best)." in said
+    assert (
+        "loses 15.0 % on average; it surely loses in 2 of 2 settings, most on code with eagle (20.0 %; k = 8 is best)."
+        in said
+    )

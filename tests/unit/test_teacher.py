@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from specrig.decoding.drafters import registry
 from specrig.decoding.linear import Linear
@@ -43,7 +51,14 @@ SIZES: dict[str, Any] = {
 GROUPED = SIZES | {"num_key_value_heads": 2, "tie_word_embeddings": False}
 CONFIGS = {
     "gpt2": GPT2Config(
-        vocab_size=V, n_embd=D, n_layer=3, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=0, initializer_range=0.3
+        vocab_size=V,
+        n_embd=D,
+        n_layer=3,
+        n_head=4,
+        n_positions=128,
+        bos_token_id=0,
+        eos_token_id=0,
+        initializer_range=0.3,
     ),
     "gpt_neox": GPTNeoXConfig(**SIZES, tie_word_embeddings=False),
     "llama": LlamaConfig(**GROUPED, head_dim=12, rope_parameters={"rope_type": "default", "rope_theta": 50_000.0}),
@@ -76,7 +91,9 @@ def made(kind: str, tokenizer: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=sorted(CONFIGS))
-def trained(request: pytest.FixtureRequest, tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def trained(
+    request: pytest.FixtureRequest, tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """A target's folder, and the folder of what was trained for it."""
     folder = tmp_path_factory.mktemp(request.param)
     target, models = made(request.param, tiny_pair / "models/target", folder / "given"), folder / "models"
@@ -145,10 +162,14 @@ def test_medusa_2_trains_any_target_with_its_heads(tiny_pair: Path, tmp_path: Pa
     write_text(RECIPE, tiny_pair / "corpus", tmp_path / "base", target)
     stages.train("medusa", RECIPE, tiny_pair / "corpus", tmp_path / "base", target, False, "cpu")
     train_jointly(RECIPE, tiny_pair / "corpus", tmp_path / "base", tmp_path / "joint", target, False)
-    before, after = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (target, tmp_path / "joint/target"))
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (target, tmp_path / "joint/target")
+    )
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == set(before)
-    assert (tmp_path / "joint/medusa/model.safetensors").is_file() and (tmp_path / "joint/target/tokenizer.json").is_file()
+    assert (tmp_path / "joint/medusa/model.safetensors").is_file() and (
+        tmp_path / "joint/target/tokenizer.json"
+    ).is_file()
 
 
 def test_expected_acceptance_is_that_of_rounds() -> None:
@@ -197,9 +218,9 @@ def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
     assert [file.stat().st_mtime_ns for file in files] != before, "of another model they are others"
     monkeypatch.setattr("specrig.training.states.KEPT", 0)
     StoredStates(run, model, tutor, texts)
-    assert list((run / ".states").glob("*.safetensors")) and sorted((tmp_path / ".states").glob("*.safetensors")) == files, (
-        "large ones go with the training"
-    )
+    assert (
+        list((run / ".states").glob("*.safetensors")) and sorted((tmp_path / ".states").glob("*.safetensors")) == files
+    ), "large ones go with the training"
 
 
 @pytest.mark.parametrize("corpus_sequences", [0, 4])
@@ -268,7 +289,10 @@ def test_a_writing_that_was_cut_goes_on(trained: tuple[Path, Path], tiny_pair: P
 @pytest.mark.parametrize("rows", [40, 700])  # below and above the size at which weights are reordered
 def test_some_outputs_of_a_layer_are_those_of_the_whole(rows: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    weight, bias = torch.randn(rows, 256, generator=generator).to(dtype), torch.randn(rows, generator=generator).to(dtype)
+    weight, bias = (
+        torch.randn(rows, 256, generator=generator).to(dtype),
+        torch.randn(rows, generator=generator).to(dtype),
+    )
     x, some = torch.randn(5, 256, generator=generator).to(dtype), torch.tensor([3, 4, 39])
     found = Linear(weight, bias).among(some)
     assert torch.equal(found.weight, weight[some])

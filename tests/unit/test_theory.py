@@ -110,7 +110,9 @@ def test_passes_read_the_weights_until_arithmetic_takes_longer() -> None:
     read = (8_030_261_248 - 128_256 * 4096) * 2  # the input table is looked up, not read
     assert roofline.pass_seconds(size, device) == pytest.approx(read / 1008e9)
     assert roofline.verify_cost(size, device, tokens=6) == 1
-    assert roofline.verify_cost(size, device, tokens=2000) == pytest.approx(2000 * 2 * (read / 2) / 165.2e12 / (read / 1008e9))
+    assert roofline.verify_cost(size, device, tokens=2000) == pytest.approx(
+        2000 * 2 * (read / 2) / 165.2e12 / (read / 1008e9)
+    )
     assert roofline.pass_seconds(size, device, context=10_000) > roofline.pass_seconds(size, device)
     assert roofline.pass_seconds(size, device, "awq") < 0.4 * roofline.pass_seconds(size, device)
 

@@ -35,7 +35,9 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def study(tmp_path: Path, empty_store: Path) -> Path:
-    folder = write_study(tmp_path / "tracked", methods=("draft_model",), ks=(2, 4), tasks=("code",), prompts=3, length=24)
+    folder = write_study(
+        tmp_path / "tracked", methods=("draft_model",), ks=(2, 4), tasks=("code",), prompts=3, length=24
+    )
     write_tables(folder, folder / "tables")
     shutil.copyfile(empty_store, folder / "mlflow.db")
     return folder
@@ -85,7 +87,9 @@ def test_a_study_and_again_and_changed(study: Path) -> None:
     assert track(study) == Tracked(kept=4)
     assert ids(study) == {key: [run.info.run_id for run in found] for key, found in first.items()}
 
-    cells = [Cell(engine="native", pair="embedded", method="draft_model", k=k, task="code", temperature=0.0) for k in (2, 4)]
+    cells = [
+        Cell(engine="native", pair="embedded", method="draft_model", k=k, task="code", temperature=0.0) for k in (2, 4)
+    ]
     keep = {path.name: path.read_bytes() for path in study.rglob("*k2*.jsonl")}
     write_job(study, cells, prompts=3, length=24, seed=5)
     next(study.rglob("*k2*.jsonl")).write_bytes(keep["code-k2-t0-b1.jsonl"])
@@ -101,7 +105,10 @@ def test_a_method_that_ran_at_several_k_is_a_line_over_k(study: Path) -> None:
     track(study)
     [method] = runs(study)[METHOD]
     client = MlflowClient(tracking_uri(study))
-    lines = {name: client.get_metric_history(method.info.run_id, f"by_k/{name}/code") for name in ("speedup", "acceptance_rate")}
+    lines = {
+        name: client.get_metric_history(method.info.run_id, f"by_k/{name}/code")
+        for name in ("speedup", "acceptance_rate")
+    }
     assert all([point.step for point in line] == [2, 4] for line in lines.values())
     best = max(lines["speedup"], key=lambda point: point.value)
     assert method.data.params["best_k"] == str(best.step)
@@ -113,7 +120,9 @@ def test_the_saved_views_list_runs_with_what_their_columns_show(study: Path) -> 
     track(study)
     client = MlflowClient(tracking_uri(study))
     experiment = client.get_experiment_by_name("tracked")
-    views = {name.removeprefix(TAG): json.loads(value) for name, value in experiment.tags.items() if name.startswith(TAG)}
+    views = {
+        name.removeprefix(TAG): json.loads(value) for name, value in experiment.tags.items() if name.startswith(TAG)
+    }
     found = {}
     for key, view in views.items():
         state = json.loads(view["state"])
@@ -121,14 +130,18 @@ def test_the_saved_views_list_runs_with_what_their_columns_show(study: Path) -> 
             [experiment.experiment_id], state["searchFilter"], order_by=[f"{state['orderByKey']} DESC"]
         )
         for run in found[key]:
-            shown = {f"metrics.`{name}`" for name in run.data.metrics} | {f"params.`{name}`" for name in run.data.params}
+            shown = {f"metrics.`{name}`" for name in run.data.metrics} | {
+                f"params.`{name}`" for name in run.data.params
+            }
             assert set(state["selectedColumns"]) - {"attributes.`Dataset`"} <= shown
     assert {key: [run.data.tags["cell"] for run in listed] for key, listed in found.items()} == {
         "methods": [METHOD],
         "cells": sorted(CELLS, key=lambda cell: -runs(study)[cell][0].data.metrics["speedup"]),
         "report": ["native/embedded"],
     }
-    assert "&viewStateShareKey=methods" in Path(__file__, "../../../Makefile").resolve().read_text(), "`make ui` leads to it"
+    assert "&viewStateShareKey=methods" in Path(__file__, "../../../Makefile").resolve().read_text(), (
+        "`make ui` leads to it"
+    )
 
     mine = json.dumps({"name": "mine"})
     client.set_experiment_tag(experiment.experiment_id, TAG + "methods", mine)
@@ -142,7 +155,9 @@ def test_the_saved_views_list_runs_with_what_their_columns_show(study: Path) -> 
 def test_runs_name_the_prompts_and_have_the_times_of_measuring(study: Path) -> None:
     for minute, path in enumerate(sorted(study.rglob("*-k*.jsonl"))):
         before, after = (Probe(when=f"2026-01-01T10:{2 * minute + late:02}:00+00:00") for late in (0, 1))
-        write_records(path, [record.model_copy(update={"before": before, "after": after}) for record in read_records(path)])
+        write_records(
+            path, [record.model_copy(update={"before": before, "after": after}) for record in read_records(path)]
+        )
     track(study)
     ten = 1767261600000  # 2026-01-01T10:00 UTC in milliseconds
     minutes = {
@@ -243,7 +258,9 @@ def test_a_locked_store_costs_a_warning_only(study: Path, monkeypatch: pytest.Mo
     track(study)
     next(study.rglob("*k2*.jsonl")).touch()
     (study / "tables" / "cells.csv").write_text("changed")
-    monkeypatch.setattr(tracking, "_fill", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("database is locked")))
+    monkeypatch.setattr(
+        tracking, "_fill", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("database is locked"))
+    )
     assert "database is locked" in track(study).error
     assert (study / MARKER).is_file()
     monkeypatch.undo()

@@ -117,13 +117,17 @@ def test_a_method_whose_head_nothing_trains(workplace: Path, monkeypatch: pytest
 def test_a_plan_says_what_training_for_a_target_takes(workplace: Path) -> None:
     model_folder("mine", vocabulary=1000)
     small = training(study_of("own\tmodels/mine\ttrained\t\ttrained\n"))
-    assert small.startswith("draft of own, draft_medusa of own, eagle of own, medusa of own (") and "MB of disk" in small
+    assert (
+        small.startswith("draft of own, draft_medusa of own, eagle of own, medusa of own (") and "MB of disk" in small
+    )
     flop = float(small.split("(")[1].split(" PFLOP")[0])
     config = json.loads(Path("models/mine/config.json").read_text())
     Path("models/mine/config.json").write_text(json.dumps(config | {"num_hidden_layers": 1000}))
     larger = training(study_of("own\tmodels/mine\ttrained\t\ttrained\n"))
     assert float(larger.split("(")[1].split(" PFLOP")[0]) > 1.5 * flop, "the target that teaches is what counts"
-    assert "without own, whose target's size is not known" in training(study_of("own\towner/model\ttrained\t\ttrained\n"))
+    assert "without own, whose target's size is not known" in training(
+        study_of("own\towner/model\ttrained\t\ttrained\n")
+    )
 
 
 def test_a_chat_task_wants_a_template_before_anything_is_trained(workplace: Path) -> None:
@@ -151,7 +155,9 @@ def test_a_head_of_another_target_is_refused(workplace: Path) -> None:
     note(head, str(one))
     assert noted(str(head)) == {"target": "one", "identity": identity(str(one))}
     check_trained_for(PairFiles("p", str(one), heads={"eagle": head}))
-    with pytest.raises(ModelError, match=r"the eagle in models/head was trained for another target \(one, .* than models/other"):
+    with pytest.raises(
+        ModelError, match=r"the eagle in models/head was trained for another target \(one, .* than models/other"
+    ):
         check_trained_for(PairFiles("p", str(other), heads={"eagle": head}))
     # While planning, and what was trained for a pair is in its records.
     assert study_of("own\tmodels/one\t\t\teagle=models/head\n", [{"method": "eagle"}], max_new_tokens=16).grid.cells
@@ -177,7 +183,13 @@ def test_a_target_is_the_same_wherever_and_however_it_lies(workplace: Path) -> N
 
 def test_where_parts_of_a_row_come_from() -> None:
     row = Pair(pair="p", target="a/b", draft="trained:q", heads="medusa=trained eagle=c/d trained:q")
-    assert [row.trained_in(part) for part in ("target", "draft", "medusa", "eagle", "eagle3")] == [None, "q", "p", None, "q"]
+    assert [row.trained_in(part) for part in ("target", "draft", "medusa", "eagle", "eagle3")] == [
+        None,
+        "q",
+        "p",
+        None,
+        "q",
+    ]
     assert row.leans_on == ["q"]
     embedded = Pair(pair="p", target="trained", heads="eagle=c/d")
     assert [embedded.trained_in(part) for part in ("target", "draft", "medusa", "eagle")] == ["p", None, "p", None]

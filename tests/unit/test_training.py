@@ -81,7 +81,11 @@ def test_the_lean_forward_is_hugging_faces(tmp_path: Path) -> None:
     again = llama.load(tmp_path)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, again.get_parameter(name)), name
-    assert sum(p.numel() for p in theirs.parameters()) == SHAPE.parameters(97) == sum(p.numel() for p in model.parameters())
+    assert (
+        sum(p.numel() for p in theirs.parameters())
+        == SHAPE.parameters(97)
+        == sum(p.numel() for p in model.parameters())
+    )
 
 
 def test_orthogonalise_brings_singular_values_near_one() -> None:
@@ -89,7 +93,9 @@ def test_orthogonalise_brings_singular_values_near_one() -> None:
     values = torch.linalg.svdvals(orthogonalise(matrices).float())
     assert torch.linalg.svdvals(matrices / matrices.norm(dim=(1, 2), keepdim=True)).min() < 0.1
     assert values.min() > 0.5 and values.max() < 1.4
-    torch.testing.assert_close(orthogonalise(matrices.mT).mT.float(), orthogonalise(matrices).float(), atol=0.05, rtol=0.05)
+    torch.testing.assert_close(
+        orthogonalise(matrices.mT).mT.float(), orthogonalise(matrices).float(), atol=0.05, rtol=0.05
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
@@ -145,7 +151,10 @@ def test_distillation_loss_is_zero_only_for_the_teacher_itself(tmp_path: Path) -
     tokens = torch.randint(0, 97, (2, 17), generator=torch.Generator().manual_seed(0))
     batch = Texts(tokens, torch.ones_like(tokens, dtype=torch.bool)), tutor.states(tokens[:, :-1])
     divergence, plain = Distillation(kl_weight=1.0), Distillation(kl_weight=0.0)
-    same, other = distillation_loss(model, tutor, divergence)(batch), distillation_loss(student, tutor, divergence)(batch)
+    same, other = (
+        distillation_loss(model, tutor, divergence)(batch),
+        distillation_loss(student, tutor, divergence)(batch),
+    )
     assert 0 <= same.item() < 1e-3 < 0.01 < other.item()
     torch.testing.assert_close(
         distillation_loss(student, tutor, plain)(batch), next_token_loss(student)(tokens), atol=1e-3, rtol=1e-3
@@ -256,7 +265,10 @@ def test_losses_read_now_and_then_make_the_same_curve_and_a_checkpoint_misses_no
 def test_a_loss_read_late_still_stops_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(run._READ_EVERY, "cpu", 4)
     module = torch.nn.Linear(2, 2)
-    with pytest.raises(TrainingError, match="the loss is nan at step 2; lower"), training(tmp_path / "m", 9, False, "k") as going:
+    with (
+        pytest.raises(TrainingError, match="the loss is nan at step 2; lower"),
+        training(tmp_path / "m", 9, False, "k") as going,
+    ):
         going.begin({"model": (module, Optimizer(module, Optimisation(steps=9)))})
         for step in range(1, 10):
             factor = 1.0 if step == 1 else float("nan")
@@ -373,7 +385,10 @@ def test_a_draft_without_a_target_or_its_text_is_refused(pair: Path, tmp_path: P
 
 def test_what_the_target_writes(pair: Path, tmp_path: Path) -> None:
     text, settings = read_text(pair / "models"), TINY_RECIPE.text
-    assert text.train.tokens.shape == (settings.sequences, settings.sequence + 1) and text.train.tokens.dtype == torch.int64
+    assert (
+        text.train.tokens.shape == (settings.sequences, settings.sequence + 1)
+        and text.train.tokens.dtype == torch.int64
+    )
     tokenizer = load_tokenizer(pair / "models" / "target")
     prompts = heldout_prompts(TINY_RECIPE, pair / "corpus", pair / "models/target")
     assert 4 <= len(prompts) <= settings.heldout_sequences
@@ -421,7 +436,9 @@ def test_the_acceptance_loss_has_the_value_and_gradient_of_the_plain_one() -> No
     plain = (weight * (t * (t.log() - p.log())).sum(-1) + (1 - weight) * (1 - rate)).mean()
     lean = losses.likeness(logits, goal, "lk")
     torch.testing.assert_close(lean, plain)
-    torch.testing.assert_close(torch.autograd.grad(lean, logits), torch.autograd.grad(plain, logits), atol=1e-7, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.autograd.grad(lean, logits), torch.autograd.grad(plain, logits), atol=1e-7, rtol=1e-4
+    )
 
 
 def test_a_token_without_a_label_has_no_cross_entropy() -> None:

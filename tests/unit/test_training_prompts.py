@@ -110,7 +110,9 @@ def test_the_users_file(tmp_path: Path, target: Path) -> None:
         asked(recipe(prompts=tmp_path / "gone.jsonl"), tmp_path, heldout=False)
 
 
-def test_what_is_evaluated_is_left_out_and_counted(workplace: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_evaluated_is_left_out_and_counted(
+    workplace: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows_of(Path("mine.jsonl"), [{"prompt": f"What is {n}?"} for n in range(200)])
     rows_of(Path("tests.jsonl"), [{"id": n, "prompt": f"what is  {n}"} for n in range(20)])
     Path("configs/tasks.tsv").write_text("task\tsource\nquestions\ttests.jsonl\n")

@@ -19,7 +19,9 @@ def cell(k: int, task: str) -> Cell:
 
 
 def run(seconds: float, tokens: int = 5) -> Run:
-    return Run(tokens=list(range(tokens)), stop="length", rounds=Rounds(), ttft_s=seconds, prefill_s=seconds, decode_s=seconds)
+    return Run(
+        tokens=list(range(tokens)), stop="length", rounds=Rounds(), ttft_s=seconds, prefill_s=seconds, decode_s=seconds
+    )
 
 
 class Recorder:
@@ -119,7 +121,13 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     stale = tmp_path / "parts" / "translation-k2-t0-b1.json"
     stale.write_text(json.dumps({**json.loads(stale.read_text()), "digest": "of other code"}))
     assert measure_unpaired(again, digests(), tmp_path) == {}
-    assert asked == ["translation-k2-t0-b1", "code-k4-t0-b1", "translation-k4-t0-b1", "code-k0-t0-b1", "translation-k0-t0-b1"]
+    assert asked == [
+        "translation-k2-t0-b1",
+        "code-k4-t0-b1",
+        "translation-k4-t0-b1",
+        "code-k0-t0-b1",
+        "translation-k0-t0-b1",
+    ]
     assert [len(block.written) for block in again] == [2, 2]
 
 

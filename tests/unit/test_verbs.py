@@ -56,7 +56,10 @@ def test_plan_where_and_methods_as_json(workplace: Path, capsys: pytest.CaptureF
     assert {job["pair"] for job in plan["jobs"]} == {"embedded"} and 0 < plan["hours"] < 1
     assert {entry["model"] for entry in plan["trains"]} >= {"target", "draft"}
     assert all(pair["memory_bytes"] > 0 for pair in plan["pairs"])
-    assert said(["where", "configs/test.yaml"], capsys) == {"report": "reports/test/report.html", "results": "results/test"}
+    assert said(["where", "configs/test.yaml"], capsys) == {
+        "report": "reports/test/report.html",
+        "results": "results/test",
+    }
     methods = said(["methods"], capsys)
     assert methods["methods"]["draft_model"]["needs"] == ["draft"] and methods["methods"]["medusa"]["options"]
     assert methods["engines"]["native"]["missing"] is None
@@ -68,10 +71,15 @@ def test_advice_knows_the_sizes_of_trained_pairs(workplace: Path, capsys: pytest
     assert {entry["method"] for entry in found["predictions"]} >= {"draft_model"}
     # By the recipe of the study that is named, and by that of a study which has run.
     recipe = yaml.safe_load(Path("configs/quick.yaml").read_text())
-    recipe["training"] = {**recipe.get("training", {}), "draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 32}}
+    recipe["training"] = {
+        **recipe.get("training", {}),
+        "draft": {"layers": 1, "hidden": 32, "heads": 1, "intermediate": 32},
+    }
     Path("configs/own.yaml").write_text(yaml.safe_dump(recipe))
     other = said(["advise", "embedded", "--trained-by", "configs/own.yaml"], capsys)
-    ratio, smaller = (float(one["findings"][0]["text"].split("the draft is ")[1].split(" ")[0]) for one in (found, other))
+    ratio, smaller = (
+        float(one["findings"][0]["text"].split("the draft is ")[1].split(" ")[0]) for one in (found, other)
+    )
     assert smaller > 1.5 * ratio
 
 
@@ -83,13 +91,20 @@ def test_tiny_sizes_print_as_what_they_are(workplace: Path, capsys: pytest.Captu
         "18.5 GB",
         "12,000.0 GB",
     ]
-    assert [time_text(seconds) for seconds in (4, 59.8, 130, 7200)] == ["4 seconds", "1 minute", "2 minutes", "2.0 hours"]
+    assert [time_text(seconds) for seconds in (4, 59.8, 130, 7200)] == [
+        "4 seconds",
+        "1 minute",
+        "2 minutes",
+        "2.0 hours",
+    ]
     assert cli.run(["plan", "configs/quick.yaml"]) == 0
     shown = capsys.readouterr().out
     assert not re.search(r"\b0\.0\b", shown), shown
 
 
-def test_tables_figures_and_report_are_of_the_default_study(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_figures_and_report_are_of_the_default_study(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for verb in ("tables", "figures", "report"):
         assert cli.run([verb]) == 2
         assert "results/quick" in capsys.readouterr().err
@@ -130,7 +145,9 @@ def test_doctor_names_what_is_there_and_what_is_missing(
     assert by_topic["hub"][0]["good"] is None and "cannot be reached" in by_topic["hub"][0]["text"]
     assert any("native: ready" in check["text"] for check in by_topic["engines"])
     assert "test here: training at least" in by_topic["cost"][0]["text"]
-    monkeypatch.setattr("specrig.engines.transformers.Transformers.missing", classmethod(lambda cls: "gone: pip install 'x[y]'"))
+    monkeypatch.setattr(
+        "specrig.engines.transformers.Transformers.missing", classmethod(lambda cls: "gone: pip install 'x[y]'")
+    )
     monkeypatch.setattr("specrig.cli.doctor.shutil.disk_usage", lambda _: SimpleNamespace(free=1e6))
     assert cli.run(["doctor", "configs/test.yaml"]) == 1
     shown = " ".join(capsys.readouterr().out.split())

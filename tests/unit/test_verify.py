@@ -91,7 +91,9 @@ def _accept_then(
     p = torch.softmax(logits, -1)
     index = draft.tokens.unsqueeze(-1)
     assert draft.probs is not None
-    kept = accepts(p[:, :K].gather(-1, index)[..., 0], draft.probs.gather(-1, index)[..., 0], sampler.uniforms([K] * ROWS))
+    kept = accepts(
+        p[:, :K].gather(-1, index)[..., 0], draft.probs.gather(-1, index)[..., 0], sampler.uniforms([K] * ROWS)
+    )
     count = kept.long().cumprod(-1).sum(-1)
     rows = torch.arange(ROWS)
     at = p[rows, count]
@@ -143,7 +145,11 @@ def test_block_verification_accepts_what_theory_says_and_never_less() -> None:
                 chance = alone = together = 1.0
                 for before, x in zip((V, *chain), chain, strict=False):
                     ratio = float(p[before, x] / q[before, x])
-                    chance, alone, together = chance * float(q[before, x]), alone * min(1.0, ratio), min(1.0, together * ratio)
+                    chance, alone, together = (
+                        chance * float(q[before, x]),
+                        alone * min(1.0, ratio),
+                        min(1.0, together * ratio),
+                    )
                 token, block = token + chance * alone, block + chance * together
         assert block >= token
         gains.append(block - token)

@@ -45,7 +45,9 @@ def by_token(p: list[list[float]], q: list[list[float]], tokens: list[int], u: l
     return len(tokens), p[len(tokens)]
 
 
-def as_a_block(p: list[list[float]], q: list[list[float]], tokens: list[int], u: list[float]) -> tuple[int, list[float]]:
+def as_a_block(
+    p: list[list[float]], q: list[list[float]], tokens: list[int], u: list[float]
+) -> tuple[int, list[float]]:
     """Sun et al., Algorithm 2, position by position."""
     weight, accepted, rest = 1.0, 0, [max(0.0, a - b) for a, b in zip(p[0], q[0], strict=True)] if tokens else p[0]
     for place, token in enumerate(tokens):
@@ -87,7 +89,9 @@ def same(found: list[Judged], expected: list[Judged]) -> bool:
 
 @pytest.mark.parametrize("drawn", [True, False])
 @pytest.mark.parametrize("rule", [by_token, as_a_block])
-def test_rows_of_different_lengths_are_judged_as_one_row_is(rule: Callable[..., tuple[int, list[float]]], drawn: bool) -> None:
+def test_rows_of_different_lengths_are_judged_as_one_row_is(
+    rule: Callable[..., tuple[int, list[float]]], drawn: bool
+) -> None:
     logits, draft = case(drawn)
     expected = [one_row(logits, draft, row, rule) for row in range(ROWS)]
     found = verify(draft, logits, Sampler(1.0, range(ROWS)), block=rule is as_a_block)

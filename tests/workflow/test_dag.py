@@ -167,7 +167,9 @@ def test_a_run_cut_midway_goes_on_where_it_was(copied: Path) -> None:
     methods = [{"method": "draft_model", "k": [2, 3, 4, 5]}]
     # The cells of a task are written together, so that of three tasks one is left whatever the moment of the second cut.
     tasks = ["code", "translation", "summarization"]
-    config = edit(copied, "configs/test.yaml", "configs/long.yaml", methods=methods, tasks=tasks, prompts=4, max_new_tokens=100)
+    config = edit(
+        copied, "configs/test.yaml", "configs/long.yaml", methods=methods, tasks=tasks, prompts=4, max_new_tokens=100
+    )
     shutil.rmtree(copied / RECORDS)
     first = cut_after(copied, config, 1, signal.SIGINT, copied / "interrupted.txt")
     assert {name.split("-")[0] for name in first} == {"draft_model/code"}
@@ -189,10 +191,14 @@ QUESTIONS = REPOSITORY.parent / "shared" / "data" / "spec_bench" / "question.jso
 @pytest.mark.skipif(not QUESTIONS.is_file(), reason="needs ../shared/data/spec_bench/question.jsonl, which is not here")
 def test_spec_bench_runs_on_the_trained_pair_by_rows_alone(copied: Path) -> None:
     tasks = {"translation": "translation", "summarization": "summarization", "writing": "writing", "coding": "coding"}
-    rows = [f"mt_{name}\t{QUESTIONS}\tquestion_id\t{{turns.0:.400}}\tcategory={value}\n" for name, value in tasks.items()]
+    rows = [
+        f"mt_{name}\t{QUESTIONS}\tquestion_id\t{{turns.0:.400}}\tcategory={value}\n" for name, value in tasks.items()
+    ]
     (copied / "configs/own.tsv").write_text("task\tsource\tid_field\tprompt_template\twhere\n" + "".join(rows))
     own = {"tasks": [f"mt_{name}" for name in tasks], "tables": {"tasks": "configs/own.tsv"}}
-    result = run(copied, "results/test/audit/records.csv", config=edit(copied, "configs/test.yaml", "configs/own.yaml", **own))
+    result = run(
+        copied, "results/test/audit/records.csv", config=edit(copied, "configs/test.yaml", "configs/own.yaml", **own)
+    )
     assert result.returncode == 0, result.stdout
     assert "Training" not in result.stdout, "the models are there"
     verdicts = (copied / "results/test/audit/records.csv").read_text()

@@ -12,6 +12,8 @@ def test_the_dry_run_says_what_the_grid_needs(workplace: Path) -> None:
     result = run(Path(), "--dry-run", config="configs/paper.yaml")
     shown = result.stdout
     assert result.returncode == 0, shown
-    assert re.search(r"[\d]+ cells in \d+ jobs × 2 · up to [\d.]+ GB \(\w+\) of GPU memory · at most [\d.,]+ hours", shown)
+    assert re.search(
+        r"[\d]+ cells in \d+ jobs × 2 · up to [\d.]+ GB \(\w+\) of GPU memory · at most [\d.,]+ hours", shown
+    )
     assert re.search(r"prompts +8\n", shown), "each data set is fetched by a job of its own"
     assert not Path("results").exists()

@@ -109,7 +109,9 @@ def positions(records: Iterable[Record]) -> pd.DataFrame:
     counts as having reached position 1, and `conditional` may be too low where rounds had no draft.
     """
     records = list(records)
-    totals = [record.run.counts for record in records if record.run.counts is not None and record.run.counts.per_position]
+    totals = [
+        record.run.counts for record in records if record.run.counts is not None and record.run.counts.per_position
+    ]
     if totals:
         passes = sum(counts.rounds for counts in totals)
         by_position = zip_longest(*(counts.per_position or [] for counts in totals), fillvalue=0)

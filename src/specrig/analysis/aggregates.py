@@ -25,7 +25,9 @@ def parts(claim: Claim, claims: Sequence[Claim]) -> list[str]:
     """
     same = [row for row in claims if (row.source, row.target, row.method) == (claim.source, claim.target, claim.method)]
     return list(
-        dict.fromkeys(row.task for row in same if row.task and not row.aggregate and row.metric in (*TIMED, claim.metric))
+        dict.fromkeys(
+            row.task for row in same if row.task and not row.aggregate and row.metric in (*TIMED, claim.metric)
+        )
     )
 
 
@@ -56,7 +58,11 @@ def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], co
             units = [max(math.ceil(row["prompts"] / row["batch_size"]), 2) for row in used]
             mean |= dict(zip(ends, _mean(values, units, name in TIMED), strict=True))
         missing = [task for task in tasks if task not in entering]
-        lacks = f"task (the {claim.task} of {len(tasks)} tasks reported, not measured: {', '.join(missing)})" if missing else ""
+        lacks = (
+            f"task (the {claim.task} of {len(tasks)} tasks reported, not measured: {', '.join(missing)})"
+            if missing
+            else ""
+        )
         found.append({**mean, "lacks": lacks})
     return found
 
@@ -70,7 +76,9 @@ def _mean(values: Sequence[tuple[float, ...]], units: Sequence[int], geometric: 
     ends = []
     for side in (1, 2):  # each side of an interval tells a standard error, as if it were the whole of Student's
         errors = np.abs(table[:, side] - table[:, 0]) / reach
-        found = average([Estimate(value, error**2, own) for value, error, own in zip(table[:, 0], errors, freedom, strict=True)])
+        found = average(
+            [Estimate(value, error**2, own) for value, error, own in zip(table[:, 0], errors, freedom, strict=True)]
+        )
         ends.append(found.interval()[side - 1])
     centre, low, high = float(table[:, 0].mean()), float(ends[0]), float(ends[1])
     return (math.exp(centre), math.exp(low), math.exp(high)) if geometric else (centre, low, high)

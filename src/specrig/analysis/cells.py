@@ -29,7 +29,14 @@ COLUMNS = [
 
 EXTRAS = [
     *["variant", "lossless", "repeats", "ms_per_token", "baseline_ms_per_token", "baseline_ttft_ms"],
-    *["end_to_end_low", "end_to_end_high", "tokens_per_s_low", "tokens_per_s_high", "ms_per_token_low", "ms_per_token_high"],
+    *[
+        "end_to_end_low",
+        "end_to_end_high",
+        "tokens_per_s_low",
+        "tokens_per_s_high",
+        "ms_per_token_low",
+        "ms_per_token_high",
+    ],
     *["alpha_low", "alpha_high", "prompts_needed"],
     *["acceptance_rate_low", "acceptance_rate_high", "acceptance_length_low", "acceptance_length_high"],
     *["depth_acceptance_rate", "rounds", "cut_rounds", "target_share", "draft_share", "loop_share"],
@@ -77,7 +84,9 @@ def cells_table(records: Iterable[Record]) -> pd.DataFrame:
     return frame.drop(columns=[name for name in energy.COLUMNS if frame[name].isna().all()])
 
 
-def _row(records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], replicates.BetweenRuns]]) -> dict[str, Any]:
+def _row(
+    records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], replicates.BetweenRuns]]
+) -> dict[str, Any]:
     cell = records[0].cell
     times = speedup.group_times(records)
     measured = speedup.speedup(times)
@@ -87,7 +96,9 @@ def _row(records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], rep
     low, high = speedup.speedup_interval(times, runs=runs["speedup"])
     whole_low, whole_high = speedup.speedup_interval(times, "end_to_end", runs["end_to_end"])
     rate_low, rate_high = speedup.tokens_per_s_interval(times, runs["rate"])
-    drift, drift_ends = replicates.drift(replicates.layout(speedup.log_ratios(times))) if count > 1 else (float("nan"), UNKNOWN)
+    drift, drift_ends = (
+        replicates.drift(replicates.layout(speedup.log_ratios(times))) if count > 1 else (float("nan"), UNKNOWN)
+    )
     taken_low, taken_high = acceptance.acceptance_rate_interval(records)
     length_low, length_high = acceptance.acceptance_length_interval(records)
     length = acceptance.acceptance_length(records)
@@ -112,7 +123,13 @@ def _row(records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], rep
         "ttft_ms": 1000 * times["ttft_s"].mean(),
         "baseline_ttft_ms": 1000 * times["baseline_ttft_s"].mean(),
         "ms_per_token": speedup.ms_per_token(times),
-        **dict(zip(("ms_per_token_low", "ms_per_token_high"), speedup.ms_per_token_interval(times, runs["rate"]), strict=True)),
+        **dict(
+            zip(
+                ("ms_per_token_low", "ms_per_token_high"),
+                speedup.ms_per_token_interval(times, runs["rate"]),
+                strict=True,
+            )
+        ),
         "prompts_needed": statistics.prompts_needed(speedup.log_speedups(times)),
         "baseline_ms_per_token": speedup.ms_per_token(times, "baseline_"),
         "acceptance_rate": acceptance.acceptance_rate(records),

@@ -138,7 +138,9 @@ def changes(a: Cells, b: Cells) -> Changes:
     for name, (estimate, units, paired) in found.items():
         length, _, _ = _difference(_log_lengths(a[name]), _log_lengths(b[name]))
         cells.append(
-            CellChange(a[name][0].cell, *both(estimate, name), Change(length), units, paired, _agreement(a[name], b[name]))
+            CellChange(
+                a[name][0].cell, *both(estimate, name), Change(length), units, paired, _agreement(a[name], b[name])
+            )
         )
     settings: dict[Cell, list[str]] = {}
     for name in names:
@@ -211,7 +213,11 @@ def _log_lengths(records: Sequence[Record]) -> pd.Series:
     sums: dict[int, np.ndarray] = {}
     for prompt, parts in emitted_by_prompt(records).items():
         sums[groups[prompt]] = sums.get(groups[prompt], np.zeros(2)) + np.array(parts)
-    logs = {group: float(np.log(emitted / passes)) for group, (emitted, passes) in sums.items() if emitted > 0 and passes > 0}
+    logs = {
+        group: float(np.log(emitted / passes))
+        for group, (emitted, passes) in sums.items()
+        if emitted > 0 and passes > 0
+    }
     return pd.Series(logs, dtype=float).rename(_units(records))
 
 
@@ -226,5 +232,8 @@ def _units(records: Sequence[Record]) -> dict[int, str]:
 def _agreement(a: Sequence[Record], b: Sequence[Record]) -> Agreement:
     ours, theirs = ({(r.prompt_id, r.prompt_tokens, r.replicate, r.repeat): r for r in records} for records in (a, b))
     pairs = [(ours[key], theirs[key]) for key in ours if key in theirs]
-    rounds = (one.run.tokens == other.run.tokens and one.run.rounds.accepted == other.run.rounds.accepted for one, other in pairs)
+    rounds = (
+        one.run.tokens == other.run.tokens and one.run.rounds.accepted == other.run.rounds.accepted
+        for one, other in pairs
+    )
     return Agreement(len(pairs), sum(one.baseline.tokens == other.baseline.tokens for one, other in pairs), sum(rounds))

@@ -92,7 +92,12 @@ def judgements_table(judgements: Sequence[Judgement]) -> pd.DataFrame:
             {
                 **claim.model_dump(include=set(COLUMNS)),
                 **{"verdict": found.verdict, "reason": found.reason, "reported_low": low, "reported_high": high},
-                **{"measured": found.measured, "measured_low": found.low, "measured_high": found.high, "ratio": found.ratio},
+                **{
+                    "measured": found.measured,
+                    "measured_low": found.low,
+                    "measured_high": found.high,
+                    "ratio": found.ratio,
+                },
                 **{"predicted_low": found.predicted[0], "predicted_high": found.predicted[1]},
                 **{"cell": found.cell, "command": found.command},
             }
@@ -124,7 +129,11 @@ def _judge(claim: Claim, claims: Sequence[Claim], rows: ByMethod, others: ByMeth
     if near:
         row, conditions = min(near, key=lambda item: len(item[1]))
         return Judgement(
-            claim, "not comparable", f"nearest cell differs in {'; '.join(conditions)}", cell=_name(row), predicted=predicted
+            claim,
+            "not comparable",
+            f"nearest cell differs in {'; '.join(conditions)}",
+            cell=_name(row),
+            predicted=predicted,
         )
     run, obstacle = command(claim, catalogue, tasks)
     return Judgement(
@@ -173,7 +182,9 @@ def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
     if "lacks" in row:
         found += [row["lacks"]] if row["lacks"] else []
     elif claim.aggregate:
-        found.append(f"task ({claim.task} reported, over which tasks its source's rows do not say, {row['task']} measured)")
+        found.append(
+            f"task ({claim.task} reported, over which tasks its source's rows do not say, {row['task']} measured)"
+        )
     elif claim.task and not matches_task(claim, row["task"]):
         found.append(f"task ({claim.task} reported, {row['task']} measured)")
     if claim.nucleus:
@@ -221,7 +232,15 @@ def _compare(claim: Claim, rows: list[dict[str, Any]], model: Theory) -> Judgeme
     what += f"the fastest of {len(rows)} cells that match, " if len(rows) > 1 else ""
     reason = f"{what}measured {value:.2f} [{low:.2f}, {high:.2f}] ({spread}), {apart}; tolerance {TOLERANCE:.0%}"
     return Judgement(
-        claim, verdict, reason, value, row[f"{column}_low"], row[f"{column}_high"], ratio, (model.low, model.high), _name(row)
+        claim,
+        verdict,
+        reason,
+        value,
+        row[f"{column}_low"],
+        row[f"{column}_high"],
+        ratio,
+        (model.low, model.high),
+        _name(row),
     )
 
 

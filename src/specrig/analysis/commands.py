@@ -54,7 +54,10 @@ def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tu
     if needs is None and claim.general:
         return "", "a statement about any method"
     if needs is None:
-        return "", f"no method {claim.base_method!r} here (`specrig methods` lists those there are): add a drafter of that name"
+        return (
+            "",
+            f"no method {claim.base_method!r} here (`specrig methods` lists those there are): add a drafter of that name",
+        )
     if claim.general:
         # Any pair will do. A speed without hardware means a GPU.
         return f"make CONFIG={GPU_STUDY if claim.metric in TIMED else STUDY}", None
@@ -86,7 +89,11 @@ def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tu
 def _pair(claim: Claim, pairs: Mapping[str, KnownPair], needs: Collection[str]) -> tuple[str, KnownPair]:
     """(name, row) of pairs.tsv for the claim's models: the row that lacks the fewest needed models, or a new row."""
     draft = claim.drafts[-1] if claim.drafts and "draft" in needs else ""
-    fitting = [(name, pair) for name, pair in pairs.items() if pair.target == claim.target and (not draft or pair.draft == draft)]
+    fitting = [
+        (name, pair)
+        for name, pair in pairs.items()
+        if pair.target == claim.target and (not draft or pair.draft == draft)
+    ]
     if fitting:
         return min(fitting, key=lambda row: len(row[1].lacks(needs)))
     models = [model.split("/")[-1] for model in (claim.target, draft) if model]

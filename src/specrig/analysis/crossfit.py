@@ -37,7 +37,9 @@ def crossfit(choosing: Mapping[int, Logs], judging: Mapping[int, Logs] | None = 
     both = sorted(set(choosing) & set(judging))
     most = max((len(choosing[k]) for k in both), default=0)
     ks = [k for k in both if len(choosing[k]) == most]
-    tasks = [task for task in (judging[ks[0]] if ks else ()) if all(task in choosing[k] and task in judging[k] for k in ks)]
+    tasks = [
+        task for task in (judging[ks[0]] if ks else ()) if all(task in choosing[k] and task in judging[k] for k in ks)
+    ]
     if len(ks) < 2 or not tasks:
         return None
     # Rows are prompts, columns k's, in both of a task's frames.

@@ -172,7 +172,9 @@ def _probes(records: Sequence[Record], usual: Mapping[str, float]) -> list[str]:
         seen = [getattr(probe, name) for probe in (records[0].before, records[0].after) if probe is not None]
         known = [value for value in seen if value]
         if known and min(known) < PROBES[name] * usual[name]:
-            texts.append(f"the machine {what} at {min(known):.3g} {unit} beside it, at {usual[name]:.3g} usually in this study")
+            texts.append(
+                f"the machine {what} at {min(known):.3g} {unit} beside it, at {usual[name]:.3g} usually in this study"
+            )
     return texts
 
 
@@ -181,7 +183,9 @@ def _baseline(records: Sequence[Record]) -> list[str]:
     texts = []
     speeds = _speeds(records)
     if len(speeds) >= LEAST_GROUPS and (spread := robust_variation(speeds)) > SPREAD:
-        texts.append(f"plain decoding ran at {min(speeds):.0f} to {max(speeds):.0f} tokens/s (robust spread {spread:.0%})")
+        texts.append(
+            f"plain decoding ran at {min(speeds):.0f} to {max(speeds):.0f} tokens/s (robust spread {spread:.0%})"
+        )
     half = len(speeds) // 2
     if half >= LEAST_GROUPS and abs(change := median(speeds[half:]) / median(speeds[:half]) - 1) > DRIFT:
         texts.append(
@@ -199,12 +203,18 @@ def _efficiency(records: Sequence[Record]) -> list[str]:
     found, explained = cost_model.efficiency(speedup(group_times(records)), predicted), explained_efficiency(records)
     if not (math.isfinite(found) and math.isfinite(explained)) or 1 / EFFICIENCY <= found / explained <= EFFICIENCY:
         return []
-    return [f"its efficiency is {found:.2f}, where its loop's own time explains {explained:.2f}: its times do not fit each other"]
+    return [
+        f"its efficiency is {found:.2f}, where its loop's own time explains {explained:.2f}: its times do not fit each other"
+    ]
 
 
 def _between(parts: Mapping[int, Sequence[Record]]) -> list[Reason]:
     """Reasons against replicates in which plain decoding was slower than in the fastest replicate."""
-    speeds = {replicate: median(found) for replicate, records in parts.items() if len(found := _speeds(records)) >= LEAST_GROUPS}
+    speeds = {
+        replicate: median(found)
+        for replicate, records in parts.items()
+        if len(found := _speeds(records)) >= LEAST_GROUPS
+    }
     fastest = max(speeds.values(), default=0.0)
     return [
         Reason(replicate, f"plain decoding was {1 - speed / fastest:.0%} slower than in another replicate")
@@ -245,7 +255,9 @@ def _usual_probes(
         own = seen.setdefault(_machine(environments.get(records[0].cell.job, {})), set())
         own |= {probe for record in records for probe in (record.before, record.after) if probe is not None}
     names = ("copy_gb_s", "product_gflop_s")
-    results = {m: {name: [getattr(probe, name) or 0.0 for probe in probes] for name in names} for m, probes in seen.items()}
+    results = {
+        m: {name: [getattr(probe, name) or 0.0 for probe in probes] for name in names} for m, probes in seen.items()
+    }
     return {machine: {name: median(values or [0.0]) for name, values in of.items()} for machine, of in results.items()}
 
 

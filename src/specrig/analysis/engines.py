@@ -37,7 +37,9 @@ ONE_PROMPT = "a single prompt in common: no interval"
 OTHER_IDS = "prompts become other token ids"
 DEFINITION = "definition: the engine's totals count the last, cut round"
 ALL_OTHER_TEXT = "greedy outputs part ways on all {} prompts, so other text is drafted"
-OTHER_TEXT = "rounding or ties: greedy outputs part ways on {} of {} prompts, so other text is drafted; on the others τ agrees"
+OTHER_TEXT = (
+    "rounding or ties: greedy outputs part ways on {} of {} prompts, so other text is drafted; on the others τ agrees"
+)
 SAMPLING = "sampling: the engines draw their own random numbers and wrote other text"
 DRAFT_LENGTH = "drafts of another length: {:.2f} tokens a round against {:.2f}"
 UNEXPLAINED = "unexplained"
@@ -73,9 +75,16 @@ def compare(
         common = set.intersection(*({record.prompt_id for record in members} for members in found.values()))
         kept = {name: [record for record in found[name] if record.prompt_id in common] for name in names}
         for name in names:
-            head = {**dict(zip(SETTING, key, strict=True)), "engine": name, "reference": names[0], "common_prompts": len(common)}
+            head = {
+                **dict(zip(SETTING, key, strict=True)),
+                "engine": name,
+                "reference": names[0],
+                "common_prompts": len(common),
+            }
             head["lossless"] = all(record.lossless for record in found[name])
-            known = (differences or {}).get((name, head["method"])) or (differences or {}).get((names[0], head["method"]), "")
+            known = (differences or {}).get((name, head["method"])) or (differences or {}).get(
+                (names[0], head["method"]), ""
+            )
             rows.append(
                 head
                 | _figures(kept[name], pools)
@@ -85,7 +94,9 @@ def compare(
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _figures(records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], replicates.BetweenRuns]]) -> dict[str, Any]:
+def _figures(
+    records: list[Record], pools: Mapping[str, Mapping[tuple[str, str], replicates.BetweenRuns]]
+) -> dict[str, Any]:
     names = ["tokens_per_s", "speedup", "acceptance_length"]
     if not records:
         return {f"{name}{end}": float("nan") for name in names for end in ("", "_low", "_high")}
@@ -109,16 +120,25 @@ def _relative_speed(records: list[Record], reference: list[Record]) -> dict[str,
     names = ("relative_speed", "relative_speed_low", "relative_speed_high")
     if not records:
         return dict.fromkeys(names, float("nan"))
-    ours, theirs = (speedup.log_rates(speedup.group_times(side)).groupby(level="group").mean() for side in (records, reference))
+    ours, theirs = (
+        speedup.log_rates(speedup.group_times(side)).groupby(level="group").mean() for side in (records, reference)
+    )
     logs = (ours - theirs).dropna()
     if not len(logs):
         return dict.fromkeys(names, float("nan"))
     return dict(zip(names, np.exp([logs.mean(), *mean_interval(logs)]).tolist(), strict=True))
 
 
-def _disagreement(records: list[Record], reference: list[Record], is_reference: bool, known: str, level: float) -> dict[str, Any]:
+def _disagreement(
+    records: list[Record], reference: list[Record], is_reference: bool, known: str, level: float
+) -> dict[str, Any]:
     nothing = {"difference": float("nan"), "difference_low": float("nan"), "difference_high": float("nan")}
-    verdict = nothing | {"relative_difference": float("nan"), "same_output": float("nan"), "disagrees": False, "reason": ""}
+    verdict = nothing | {
+        "relative_difference": float("nan"),
+        "same_output": float("nan"),
+        "disagrees": False,
+        "reason": "",
+    }
     if is_reference:
         return verdict
     if not records:
@@ -165,7 +185,9 @@ def _only(prompts: set[str], records: list[Record]) -> list[Record]:
     return [record for record in records if record.prompt_id in prompts]
 
 
-def _difference(records: list[Record], reference: list[Record], *, cut: bool, level: float = LEVEL) -> tuple[float, Interval]:
+def _difference(
+    records: list[Record], reference: list[Record], *, cut: bool, level: float = LEVEL
+) -> tuple[float, Interval]:
     """(τ minus the reference's τ, its interval). cut: whether cut rounds count, as they do in an engine's totals."""
     ours, theirs = (acceptance.emitted_by_prompt(side, cut=cut) for side in (records, reference))
     prompts = [prompt for prompt in ours if ours[prompt][1] and theirs.get(prompt, (0, 0))[1]]
@@ -173,7 +195,9 @@ def _difference(records: list[Record], reference: list[Record], *, cut: bool, le
         return float("nan"), (float("nan"), float("nan"))
     first, second = np.array([ours[prompt] for prompt in prompts]), np.array([theirs[prompt] for prompt in prompts])
     value = first[:, 0].sum() / first[:, 1].sum() - second[:, 0].sum() / second[:, 1].sum()
-    return float(value), ratio_difference_interval((first[:, 0], first[:, 1]), (second[:, 0], second[:, 1]), level=level)
+    return float(value), ratio_difference_interval(
+        (first[:, 0], first[:, 1]), (second[:, 0], second[:, 1]), level=level
+    )
 
 
 def _beyond_noise(records: list[Record], reference: list[Record], cut: bool, level: float) -> bool:

@@ -42,13 +42,17 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
     grouped = by_cell(records)
     speeds = {identity(members[0].cell): log_speedups(group_times(members)) for members in grouped.values()}
     runs = between(grouped)
-    ratios = {identity(members[0].cell): log_ratios(group_times(members)) for members in grouped.values()} if runs else {}
+    ratios = (
+        {identity(members[0].cell): log_ratios(group_times(members)) for members in grouped.values()} if runs else {}
+    )
     gain_runs = _gain_runs(cells, ratios) if runs else {}
     rows = []
     for members in _settings(cells):
         best = max(members, key=lambda found: found["speedup"])
         known = [found for found in members if not np.isnan(found["predicted_speedup"])]
-        predicted = max(known, key=lambda found: found["predicted_speedup"], default={"k": np.nan, "predicted_speedup": np.nan})
+        predicted = max(
+            known, key=lambda found: found["predicted_speedup"], default={"k": np.nan, "predicted_speedup": np.nan}
+        )
         row = {key: best[key] for key in KEYS} | {
             "ks": ", ".join(str(found["k"]) for found in members),
             "best_k": best["k"],

@@ -190,7 +190,9 @@ def _cell(row: dict[str, Any], records: list[Record], column: str) -> _Cell:
     if column == "speedup":
         logs = log_speedups(group_times(records))
         return _Cell(row, math.log(row["speedup"]), (logs - logs.mean()) / len(logs))
-    counts = pd.DataFrame.from_dict(emitted_by_prompt(records), orient="index", columns=["emitted", "passes"], dtype=float)
+    counts = pd.DataFrame.from_dict(
+        emitted_by_prompt(records), orient="index", columns=["emitted", "passes"], dtype=float
+    )
     length = row["acceptance_length"]
     return _Cell(row, length, (counts["emitted"] - length * counts["passes"]) / counts["passes"].sum())
 
@@ -245,7 +247,9 @@ def _draws(methods: Sequence[Sequence[_Cell]]) -> Floats | None:
     random = np.random.default_rng(0)  # the same records give the same interval
     total = np.zeros((DRAWS, len(methods)))
     for cells in zip(*methods, strict=True):
-        shared = pd.concat([cell.influence for cell in cells], axis=1, join="inner").to_numpy(dtype=float)  # [prompts, methods]
+        shared = pd.concat([cell.influence for cell in cells], axis=1, join="inner").to_numpy(
+            dtype=float
+        )  # [prompts, methods]
         units = len(shared)
         if units < 2:
             return None

@@ -60,7 +60,11 @@ class Score(BaseModel):
 
 
 def scores(
-    records: Iterable[Record], prompts: Mapping[str, Mapping[str, Prompt]], scorers: Mapping[str, list[str]], *, run_code: bool
+    records: Iterable[Record],
+    prompts: Mapping[str, Mapping[str, Prompt]],
+    scorers: Mapping[str, list[str]],
+    *,
+    run_code: bool,
 ) -> list[Score]:
     """One Score for each record and each scorer of the record's task.
 
@@ -143,7 +147,9 @@ def _row(members: list[Score], scorer: Scorer) -> dict[str, Any]:
         method.setdefault(score.prompt_id, []).append(score.statistics)
         baseline.setdefault(score.prompt_id, []).append(score.baseline_statistics)
     counts = np.array([len(each) for each in method.values()])
-    ours, theirs = (np.array([np.sum(each, axis=0) for each in side.values()], dtype=float) for side in (method, baseline))
+    ours, theirs = (
+        np.array([np.sum(each, axis=0) for each in side.values()], dtype=float) for side in (method, baseline)
+    )
     value, base = (scorer.combine(totals.sum(0).tolist(), int(counts.sum())) for totals in (ours, theirs))
     low, high = _interval(scorer, ours, theirs, counts)
     return {
@@ -158,7 +164,9 @@ def _row(members: list[Score], scorer: Scorer) -> dict[str, Any]:
     }
 
 
-def _randomisation(scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
+def _randomisation(
+    scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np.float64], counts: NDArray[np.int64]
+) -> float:
     """p-value of the paired approximate randomisation test (Riezler and Maxwell 2005).
 
     Each random swap exchanges method and baseline on half of the prompts, on average.
@@ -177,7 +185,9 @@ def _randomisation(scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np
     return float((1 + sum(difference(swapped) >= observed - 1e-9 for swapped in flips)) / (1 + FLIPS))
 
 
-def _interval(scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np.float64], counts: NDArray[np.int64]) -> Interval:
+def _interval(
+    scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np.float64], counts: NDArray[np.int64]
+) -> Interval:
     """95 % interval of the difference, by leaving out each prompt in turn (the jackknife); NaN for fewer than two prompts."""
     if len(counts) < 2:
         return UNKNOWN

@@ -118,7 +118,9 @@ def between_means(cells: Mapping[str, list[Record]]) -> dict[tuple[str, str, int
             settings.setdefault(setting, []).append(layout(log_ratios(group_times(members))))
     found: dict[tuple[str, str, int], dict[str, list[Layout]]] = {}
     for setting, parts in settings.items():
-        found.setdefault((setting.engine, setting.pair, len(parts)), {}).setdefault(setting.method, []).append(over_tasks(parts))
+        found.setdefault((setting.engine, setting.pair, len(parts)), {}).setdefault(setting.method, []).append(
+            over_tasks(parts)
+        )
     pools = {key: between_runs(jobs) for key, jobs in found.items()}
     return {key: pool for key, pool in pools.items() if pool}
 

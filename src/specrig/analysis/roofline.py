@@ -114,7 +114,9 @@ def draft_cost(target: Size, draft: Size, device: Device, precision: str = "floa
     return pass_seconds(draft, device, precision, batch=batch) / pass_seconds(target, device, precision, batch=batch)
 
 
-def verify_cost(target: Size, device: Device | None, precision: str = "float16", tokens: int = 1, batch: int = 1) -> float:
+def verify_cost(
+    target: Size, device: Device | None, precision: str = "float16", tokens: int = 1, batch: int = 1
+) -> float:
     """v(n): seconds of a pass of n = `tokens` tokens / seconds of a one-token pass of the same model.
 
     It is 1 as long as reading the weights takes longer than computing. Without a device only reading counts; v is then above 1
@@ -122,7 +124,9 @@ def verify_cost(target: Size, device: Device | None, precision: str = "float16",
     """
     if device is None:
         return target.read(tokens * batch) / target.read(batch)
-    return pass_seconds(target, device, precision, tokens, batch=batch) / pass_seconds(target, device, precision, batch=batch)
+    return pass_seconds(target, device, precision, tokens, batch=batch) / pass_seconds(
+        target, device, precision, batch=batch
+    )
 
 
 def memory_gb(size: Size, precision: str = "float16", context: int = 4096, batch: int = 1) -> float:

@@ -56,7 +56,10 @@ class Estimate:
         error, reach = np.sqrt(self.variance), student(self.freedom, level)
         with np.errstate(divide="ignore", invalid="ignore"):
             skewness = np.nan_to_num(self.third / error**3, posinf=0.0, neginf=0.0)
-        above, below = np.maximum(reach, -_untransformed(-reach, skewness)), np.maximum(reach, _untransformed(reach, skewness))
+        above, below = (
+            np.maximum(reach, -_untransformed(-reach, skewness)),
+            np.maximum(reach, _untransformed(reach, skewness)),
+        )
         return self.value - error * below, self.value + error * above
 
     def __add__(self, other: Estimate) -> Estimate:

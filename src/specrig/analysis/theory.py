@@ -55,7 +55,9 @@ def check(claim: Claim, claims: Sequence[Claim]) -> Theory:
         return Theory(None, "no figure to hold against the model")
     if claim.general:
         return _statement(claim)
-    family = [other for other in claims if other.source == claim.source and other.target == claim.target and other != claim]
+    family = [
+        other for other in claims if other.source == claim.source and other.target == claim.target and other != claim
+    ]
     if claim.base_method == "autoregressive":
         return _baseline(claim)
     if claim.metric in TIMED:
@@ -143,7 +145,8 @@ def _speed(claim: Claim, family: Sequence[Claim]) -> Theory:
     rounds = [
         cost
         for k in ks
-        if target and (cost := round_cost(_core(claim), k, target, drafts, device, _precision(claim), int(claim.batch or 1)))
+        if target
+        and (cost := round_cost(_core(claim), k, target, drafts, device, _precision(claim), int(claim.batch or 1)))
     ]
     if not rounds:
         return Theory(None, "what a round of this method costs is not known")
@@ -159,7 +162,9 @@ def _speed(claim: Claim, family: Sequence[Claim]) -> Theory:
     scale = (unit * low, unit * high) if claim.metric != "ms_per_token" else (NAN, NAN)
     kept = "–".join(dict.fromkeys((f"{implied[0] / high:.0%}", f"{implied[1] / low:.0%}")))
     return Theory(
-        fits, f"{ends}{where}; {shown}: {_span((low, high))}x predicted, {_span(implied)}x reported ({kept} of it)", *scale
+        fits,
+        f"{ends}{where}; {shown}: {_span((low, high))}x predicted, {_span(implied)}x reported ({kept} of it)",
+        *scale,
     )
 
 
@@ -187,12 +192,17 @@ def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool 
     ratio, words = claim.interval, ""
     if claim.metric == "tokens_per_s":
         bases = [
-            row for row in family if row.base_method == "autoregressive" and row.metric == "tokens_per_s" and _place(claim, row)
+            row
+            for row in family
+            if row.base_method == "autoregressive" and row.metric == "tokens_per_s" and _place(claim, row)
         ]
         if not bases or bases[0].interval is None:
             return None, None, ""
         base = bases[0].interval[0]
-        ratio, words = (claim.interval[0] / base, claim.interval[1] / base), f"{claim.interval[0]:g} / {base:g} tokens/s"
+        ratio, words = (
+            (claim.interval[0] / base, claim.interval[1] / base),
+            f"{claim.interval[0]:g} / {base:g} tokens/s",
+        )
         others = [other for other in same if other.metric == "speedup"]
     elif claim.metric == "ms_per_token":
         found = re.search(r"baseline ([\d.]+) ms", claim.note)
@@ -203,7 +213,9 @@ def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool 
         others = [other for other in same if other.metric == "speedup"]
     else:
         others = [other for other in same if other.metric in TIMED and other.metric != "speedup"]
-        others_ratio = [(other, _implied(other, [row for row in family if row.metric != "speedup"])) for other in others]
+        others_ratio = [
+            (other, _implied(other, [row for row in family if row.metric != "speedup"])) for other in others
+        ]
         for other, (given, _, text) in others_ratio:
             if given is not None:
                 apart = abs(given[0] / ratio[0] - 1)
@@ -212,7 +224,11 @@ def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool 
     for other in others:
         stated = (other.interval or ratio)[0]
         apart = abs(ratio[0] / stated - 1)
-        return ratio, apart <= OWN, f"{words} is {ratio[0]:.2f}x, {apart:.1%} from the {stated:.2f}x stated ({other.id})"
+        return (
+            ratio,
+            apart <= OWN,
+            f"{words} is {ratio[0]:.2f}x, {apart:.1%} from the {stated:.2f}x stated ({other.id})",
+        )
     return ratio, None, f"{words} is {ratio[0]:.2f}x"
 
 
@@ -233,11 +249,16 @@ def _lengths(claim: Claim, family: Iterable[Claim]) -> tuple[Range | None, str]:
                 f"α = {_span(other.interval)} ({other.id}) and k = {_ks(claim.ks)} give {_span(lengths)} tokens a pass (eq. 1)",
             )
     parts = [
-        other for other in family if other.metric == "acceptance_length" and other.interval and _same(claim, other, task=False)
+        other
+        for other in family
+        if other.metric == "acceptance_length" and other.interval and _same(claim, other, task=False)
     ]
     if claim.aggregate and parts:
         ends = [end for other in parts for end in other.interval or ()]
-        return (min(ends), max(ends)), f"τ = {_span((min(ends), max(ends)))} over the tasks ({parts[0].id} to {parts[-1].id})"
+        return (
+            min(ends),
+            max(ends),
+        ), f"τ = {_span((min(ends), max(ends)))} over the tasks ({parts[0].id} to {parts[-1].id})"
     return None, ""
 
 
@@ -248,14 +269,16 @@ def _same(one: Claim, other: Claim, *, task: bool = True) -> bool:
     ks = one.ks is None or other.ks is None or bool(set(one.ks) & set(other.ks))
     fields = ["temperature", *(["task"] if task else []), *(["hardware", "precision"] if timed else [])]
     agree = all(
-        not getattr(one, name) or not getattr(other, name) or getattr(one, name) == getattr(other, name) for name in fields
+        not getattr(one, name) or not getattr(other, name) or getattr(one, name) == getattr(other, name)
+        for name in fields
     )
     return one.method == other.method and drafts and ks and agree
 
 
 def _place(one: Claim, other: Claim) -> bool:
     return all(
-        not getattr(one, name) or getattr(one, name) == getattr(other, name) for name in ("hardware", "precision", "batch")
+        not getattr(one, name) or getattr(one, name) == getattr(other, name)
+        for name in ("hardware", "precision", "batch")
     )
 
 

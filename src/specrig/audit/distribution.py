@@ -74,7 +74,11 @@ def exact_distribution(
 
 @torch.inference_mode()
 def conditionals(
-    target: CachedModel, prompt: Sequence[int], continuations: Sequence[Sequence[int]], temperature: float, batch: int = 1024
+    target: CachedModel,
+    prompt: Sequence[int],
+    continuations: Sequence[Sequence[int]],
+    temperature: float,
+    batch: int = 1024,
 ) -> NDArray[np.float64]:
     """`[n, length, V]`: the target's distribution of each token of n continuations of one length, given those before it."""
     found = []

@@ -57,7 +57,9 @@ class ExactTest:
         """What the sample shows to a reader, at a level of significance: a bias, or how large one would have been seen."""
         if self.p_value <= level:
             return f"not the target's distribution: {self.worst.about}"
-        seen, unseen = (max(part.detectable(level / len(self.parts), power) for part in self.each) for power in (SEEN, UNSEEN))
+        seen, unseen = (
+            max(part.detectable(level / len(self.parts), power) for part in self.each) for power in (SEEN, UNSEEN)
+        )
         return (
             f"within chance of the target's distribution; a bias of {seen:.3f} in total variation at one of the tokens, the same whenever "
             f"the same token comes before, would be seen in {100 * SEEN:.0f} % of such audits, one of {unseen:.3f} in {100 * UNSEEN:.0f} %"
@@ -133,7 +135,10 @@ def tests(
     pairs, after = (before[:, :-1] * V + before[:, 1:]).ravel(), probabilities[:, 2:].reshape(-1, V)
     others = (
         next_token_test(
-            "the tokens, given the one before", before.ravel(), tokens[:, 1:].ravel(), probabilities[:, 1:].reshape(-1, V)
+            "the tokens, given the one before",
+            before.ravel(),
+            tokens[:, 1:].ravel(),
+            probabilities[:, 1:].reshape(-1, V),
         ),
         next_token_test("the tokens, given the two before", pairs, tokens[:, 2:].ravel(), after),
         g_test(tokens[:, : len(next(iter(together)))].tolist(), together),
@@ -159,6 +164,8 @@ def exact_test(
     if rows_of(kind, cell) == 1:
         samples = min(samples, kind.one_by_one_samples)
     own = {**(options or {}).get(engine_name, {}), **kind.audit_options}
-    with kind(replace(pair, engine_options={**(options or {}), engine_name: own}), device=device, threads=None) as engine:
+    with kind(
+        replace(pair, engine_options={**(options or {}), engine_name: own}), device=device, threads=None
+    ) as engine:
         found = sample(engine, cell, samples)
     return judge(Native(pair).target, found, cell.temperature)

@@ -81,7 +81,9 @@ def first_divergence(record: Record, prompt: Sequence[int], logits: Logits, dtyp
     found, expected = record.run.tokens, record.baseline.tokens
     if found == expected:
         return None
-    at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), min(len(found), len(expected)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), min(len(found), len(expected))
+    )
     ours = found[at] if at < len(found) else None
     theirs = expected[at] if at < len(expected) else None
     if ours is None or theirs is None:

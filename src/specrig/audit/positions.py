@@ -45,7 +45,9 @@ class Uniformity:
         return f"{self.values} tokens, within chance of uniform; a shift of {seen:.2f} would be seen in {100 * SEEN:.0f} % of such tests"
 
 
-def transform(probabilities: NDArray[np.float64], tokens: Sequence[int], rng: np.random.Generator) -> NDArray[np.float64]:
+def transform(
+    probabilities: NDArray[np.float64], tokens: Sequence[int], rng: np.random.Generator
+) -> NDArray[np.float64]:
     """The uniform values of one output: probabilities `[n, V]`, tokens n. A token of probability 0 yields 1, the far end."""
     rows = np.arange(len(tokens))
     own = probabilities[rows, tokens]

@@ -110,5 +110,7 @@ def compare(record: Record, found: list[int], own: Own, dtype: str) -> Compariso
 
     divergence = first_divergence(ours, own.prompt, logits, dtype)
     if divergence is None:
-        return Comparison(record, True, f"{record.prompt_id}: the same {len(found)} tokens after {len(own.prompt)} of prompt")
+        return Comparison(
+            record, True, f"{record.prompt_id}: the same {len(found)} tokens after {len(own.prompt)} of prompt"
+        )
     return Comparison(record, divergence.tie, ("numerical tie; " if divergence.tie else "") + divergence.describe())

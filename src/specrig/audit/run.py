@@ -93,7 +93,11 @@ def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path
         for _, group in groupby(members, key=_order):
             found = list(group)
             try:
-                rows.append(_identity(found, target) if found[0].cell.temperature == 0 else _positions(found, target, study.seed))
+                rows.append(
+                    _identity(found, target)
+                    if found[0].cell.temperature == 0
+                    else _positions(found, target, study.seed)
+                )
             except (EngineError, ModelError) as error:
                 rows.append(_judged(found, "not tested", float("nan"), False, found[0].lossless, str(error)))
     _write(rows, out)
@@ -116,7 +120,9 @@ class Target:
     @cache  # noqa: B019
     def prompts(self, task: str) -> dict[str, list[int]]:
         """Prompt id -> token ids."""
-        return {prompt.id: self.engine().encode(prompt.text) for prompt in prepared(self.study, task, self.files, self.root)}
+        return {
+            prompt.id: self.engine().encode(prompt.text) for prompt in prepared(self.study, task, self.files, self.root)
+        }
 
     def plain(self, cell: Cell, prompt: Sequence[int]) -> list[int]:
         """What the native engine decodes after `prompt` with this cell."""
@@ -176,7 +182,11 @@ def _identity(records: list[Record], target: Target) -> dict[str, Any]:
         divergence
         for record in records
         if record.run.tokens != record.baseline.tokens
-        and (divergence := first_divergence(record, target.prompts(record.cell.task)[record.prompt_id], target.scores, precision))
+        and (
+            divergence := first_divergence(
+                record, target.prompts(record.cell.task)[record.prompt_id], target.scores, precision
+            )
+        )
     ]
     claimed, identical = records[0].lossless, len(records) - len(divergences)
     passed = all(divergence.tie for divergence in divergences) or not claimed
@@ -205,7 +215,9 @@ def _order(record: Record) -> tuple[str, str, str, str, str, float]:
     return cell.pair, cell.engine, cell.method, cell.variant, cell.task, cell.temperature
 
 
-def _judged(records: list[Record], test: str, p_value: float, passed: bool | None, claimed: bool, finding: str) -> dict[str, Any]:
+def _judged(
+    records: list[Record], test: str, p_value: float, passed: bool | None, claimed: bool, finding: str
+) -> dict[str, Any]:
     ks = sorted({record.cell.k for record in records})
     label = str(ks[0]) if len(ks) == 1 else f"{ks[0]}–{ks[-1]}"
     return _row(records[0].cell, claimed, Outcome(test, label, len(records), finding, p_value, passed))

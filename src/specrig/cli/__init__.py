@@ -83,7 +83,9 @@ def advise(
 @app.command()
 def pin(
     config: ConfigFile = Path("configs/hub.yaml"),
-    check: Annotated[bool, typer.Option("--check", help="Only tell; exit code 1 where something is not pinned")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only tell; exit code 1 where something is not pinned")
+    ] = False,
 ) -> None:
     """Write the hub's current commit into the tables for each model and data set that a study uses without a revision."""
     from specrig.planning.pins import pin
@@ -113,7 +115,9 @@ def schema(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("
 
 
 @app.command()
-def prompts(study: StudyFile, task: Annotated[str, typer.Option(help="Row of tasks.tsv with an address or a hub id")]) -> None:
+def prompts(
+    study: StudyFile, task: Annotated[str, typer.Option(help="Row of tasks.tsv with an address or a hub id")]
+) -> None:
     """Fetch the prompts of a task from its address or the hub."""
     from specrig.measurement.prompts import fetch_prompts
 
@@ -155,7 +159,9 @@ def quality(study: StudyFile = DEFAULT) -> None:
 
     loaded = load(study)
     if loaded.run_generated_code:
-        Console(stderr=True).print("[bold red]run_generated_code is on: what the models wrote is executed on this machine")
+        Console(stderr=True).print(
+            "[bold red]run_generated_code is on: what the models wrote is executed on this machine"
+        )
     write_quality(loaded, loaded.root / "tables")
 
 
@@ -239,7 +245,9 @@ def run(arguments: list[str]) -> int:
         if isinstance(error, OSError) or FULL in str(error):  # safetensors has an error of its own
             name, said = getattr(error, "filename", None), getattr(error, "strerror", None) or str(error)
             reason = f"{name}: {said}" if name else f"{said}{_free(arguments)}"
-            return _explain("cannot read or write", f"{reason}\n    → check the path, its permissions and the free space", 2)
+            return _explain(
+                "cannot read or write", f"{reason}\n    → check the path, its permissions and the free space", 2
+            )
         reason = f"{type(error).__name__}: {str(error) or 'no message'}"
         return _explain("unexpected error", f"{reason}\n    → SPECRIG_DEBUG=1 shows where; please report it", 1)
 

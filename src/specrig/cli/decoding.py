@@ -22,12 +22,18 @@ WARMUP_TOKENS = 16
 
 Method = Annotated[
     str | None,
-    typer.Option(autocompletion=known_methods, help="One of `specrig methods`; default: draft_model with a draft, else ngram"),
+    typer.Option(
+        autocompletion=known_methods, help="One of `specrig methods`; default: draft_model with a draft, else ngram"
+    ),
 ]
-Options = Annotated[list[str] | None, typer.Option("--option", help="An option of the method, e.g. nodes=12; repeatable")]
+Options = Annotated[
+    list[str] | None, typer.Option("--option", help="An option of the method, e.g. nodes=12; repeatable")
+]
 Heads = Annotated[list[str] | None, typer.Option("--head", help="A trained head, e.g. eagle=FOLDER; repeatable")]
 Dtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of --target and --draft")]
-Device = Annotated[Literal["auto", "cpu", "cuda"] | None, typer.Option(help="auto, cpu or cuda; default: as the study says")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"] | None, typer.Option(help="auto, cpu or cuda; default: as the study says")
+]
 
 
 def decode(
@@ -84,7 +90,9 @@ def _options(given: Sequence[str]) -> dict[str, Any]:
         try:
             found[name.strip()] = yaml.load(value, OnceOnly)
         except (yaml.YAMLError, RecursionError) as error:
-            raise typer.BadParameter(f"{shortened(each)} has no value that YAML can read", param_hint="--option") from error
+            raise typer.BadParameter(
+                f"{shortened(each)} has no value that YAML can read", param_hint="--option"
+            ) from error
     return found
 
 
@@ -108,13 +116,17 @@ def _row(target: str, draft: str | None, heads: Sequence[str], dtype: Any) -> An
         if not re.fullmatch(r"[a-z0-9_]+=\S*[^\s@]", each):
             raise typer.BadParameter(f"{each!r} is no name=FOLDER (without spaces)", param_hint="--head")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(target).name).strip(".-_") or "target"
-    return Pair.model_validate({"pair": name, "target": target, "draft": draft, "heads": " ".join(heads), "dtype": dtype})
+    return Pair.model_validate(
+        {"pair": name, "target": target, "draft": draft, "heads": " ".join(heads), "dtype": dtype}
+    )
 
 
 def _prompt(given: str | None) -> str:
     """The prompt of the command line, else standard input's."""
     if given is None and sys.stdin.isatty():
-        raise typer.BadParameter('give a text, e.g. specrig decode "Once upon a time", or send one: specrig decode < notes.txt')
+        raise typer.BadParameter(
+            'give a text, e.g. specrig decode "Once upon a time", or send one: specrig decode < notes.txt'
+        )
     text = sys.stdin.read() if given is None else given
     if not text:
         raise typer.BadParameter("the prompt is empty")
@@ -149,7 +161,9 @@ def _loaded(single: Single, device: str | None) -> Native:
         return Native(single.files, device=study.resolved_device(), threads=study.threads)
 
 
-def _decoded(engine: Native, single: Single, text: str, tokens: int, seed: int, compare: bool, console: Console) -> list[Side]:
+def _decoded(
+    engine: Native, single: Single, text: str, tokens: int, seed: int, compare: bool, console: Console
+) -> list[Side]:
     """Run the method and, to compare, plain decoding after it; shows both while they grow."""
     from specrig.measurement.freshness import baseline_of
     from specrig.reporting.samples import Writing
@@ -201,13 +215,15 @@ def _say(single: Single, sides: Sequence[Side], console: Console) -> None:
         console.print("the speed is a first run's; --compare warms up before it times", style="dim")
     else:
         found = _compared(sides)
-        speedup = "no speed to compare" if found["speedup"] is None else f"{found['speedup']:.2f} times plain decoding's speed"
+        speedup = (
+            "no speed to compare"
+            if found["speedup"] is None
+            else f"{found['speedup']:.2f} times plain decoding's speed"
+        )
         if found["identical"]:
             outputs = "identical outputs"
         elif single.cell.temperature > 0:
             outputs = "outputs differ, as samples do: what is kept is their distribution"
         else:
-            outputs = (
-                "outputs differ: at temperature 0 that is a near tie of two tokens, or a lossy method (`specrig audit` tells)"
-            )
+            outputs = "outputs differ: at temperature 0 that is a near tie of two tokens, or a lossy method (`specrig audit` tells)"
         console.print(f"{speedup} on this one prompt · {outputs}")

@@ -86,7 +86,9 @@ def _itself() -> Check:
     commit = f", commit {git['commit'][:12]}{' with uncommitted changes' if git['dirty'] else ''}" if git else ""
     name = processor_name({**cpu, "model": cpu["model"] or "an unknown processor"})
     cores = f"{cpu['logical_cores']} logical cores of {name}"
-    return Check("SpecRig", True, f"{__version__}{commit}; Python {sys.version.split()[0]} on {platform.system()}, {cores}")
+    return Check(
+        "SpecRig", True, f"{__version__}{commit}; Python {sys.version.split()[0]} on {platform.system()}, {cores}"
+    )
 
 
 def _torch() -> Iterator[Check]:
@@ -107,7 +109,11 @@ def _gpu() -> Iterator[Check]:
 
     if not torch.cuda.is_available():
         wrong = NVIDIA_DRIVER.exists() and torch.version.cuda is not None
-        fix = "the driver is there and torch finds no GPU: compare `nvidia-smi` with torch's CUDA version" if wrong else ""
+        fix = (
+            "the driver is there and torch finds no GPU: compare `nvidia-smi` with torch's CUDA version"
+            if wrong
+            else ""
+        )
         yield Check("GPU", False if wrong else None, "none that torch can use; studies run on the CPU", fix)
         return
     for gpu in gpus():
@@ -139,14 +145,28 @@ def _kernels() -> Iterator[Check]:
         )
         return
     made = library() is not None
-    text = "passes of small models compiled for this processor" if made else "no compiled passes: small models decode slower"
+    text = (
+        "passes of small models compiled for this processor"
+        if made
+        else "no compiled passes: small models decode slower"
+    )
     yield Check("kernels", made or None, text, "" if made else "install gcc")
     packed = reorderable(torch.empty(SMALL))
-    text = "linear layers reordered for oneDNN" if packed else "linear layers by the stock kernel, which is slow for a few rows"
+    text = (
+        "linear layers reordered for oneDNN"
+        if packed
+        else "linear layers by the stock kernel, which is slow for a few rows"
+    )
     yield Check("kernels", packed, text, "" if packed else "install a build of torch with oneDNN (mkldnn)")
-    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported() if hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported") else False
+    fast = (
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
+        else False
+    )
     yield Check(
-        "kernels", None if not fast else True, f"bfloat16 {'in the processor' if fast else 'emulated: float32 is faster here'}"
+        "kernels",
+        None if not fast else True,
+        f"bfloat16 {'in the processor' if fast else 'emulated: float32 is faster here'}",
     )
 
 
@@ -210,7 +230,10 @@ def _cost(study: Study) -> Iterator[Check]:
         available = psutil.virtual_memory().available
         fix = "" if available > most else "end other programs, or take smaller models"
         yield Check(
-            "memory", available > most, f"{size_text(available)} available, {study.study} wants up to {size_text(most)}", fix
+            "memory",
+            available > most,
+            f"{size_text(available)} available, {study.study} wants up to {size_text(most)}",
+            fix,
         )
     now = probe(device)
     copied, speed = now["copy_gb_s"], now["product_gflop_s"] * 1e9

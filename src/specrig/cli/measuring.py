@@ -23,7 +23,9 @@ def measure(
     from specrig.measurement.runner import measure
 
     loaded = load(study)
-    measure(loaded, engine, pair, method or [job[2] for job in loaded.grid.jobs if job[:2] == (engine, pair)], replicate)
+    measure(
+        loaded, engine, pair, method or [job[2] for job in loaded.grid.jobs if job[:2] == (engine, pair)], replicate
+    )
 
 
 def remeasure(study: StudyFile = DEFAULT) -> None:

@@ -28,7 +28,8 @@ def run(
     profile: Annotated[
         str | None,
         typer.Option(
-            envvar="SPECRIG_PROFILE", help="A folder of profiles/, e.g. gpu or slurm, or a path; default: profiles/default"
+            envvar="SPECRIG_PROFILE",
+            help="A folder of profiles/, e.g. gpu or slurm, or a path; default: profiles/default",
         ),
     ] = None,
 ) -> None:
@@ -62,7 +63,10 @@ def _profile(name: str) -> Path:
 def _wait(command: Sequence[str]) -> int:
     """Run a command to its end and return its exit code. An interruption is the command's own affair: it stops its jobs itself."""
     process = subprocess.Popen(command)
-    before = signal.signal(signal.SIGINT, lambda *_: None), signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    before = (
+        signal.signal(signal.SIGINT, lambda *_: None),
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+    )
     try:
         return process.wait()
     finally:

@@ -14,7 +14,9 @@ Model = Annotated[str, typer.Argument(help="Model folder or hub id")]
 Revision = Annotated[str | None, typer.Option(help="Commit, branch or tag on the hub")]
 Dtype = Annotated[str, typer.Option(help="Precision: float32, bfloat16, float16")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
-Host = Annotated[str, typer.Option(help="Address to listen at; wider than this machine only with a key in SPECRIG_API_KEY")]
+Host = Annotated[
+    str, typer.Option(help="Address to listen at; wider than this machine only with a key in SPECRIG_API_KEY")
+]
 Port = Annotated[int, typer.Option(min=1, max=65_535)]
 Batch = Annotated[int, typer.Option(min=1, help="Most rows in a pass")]
 Held = Annotated[int | None, typer.Option("--sessions", min=1, help="Most texts that its cache holds; default: batch")]
@@ -36,7 +38,9 @@ def draft(
     """Serve a draft model, which continues texts by up to 16 tokens a question."""
     from specrig.services.model import Serving, serve_model
 
-    serving = Serving(model, revision, dtype, device, batch, sessions, context, queue, threads, vocabulary, random_weights)
+    serving = Serving(
+        model, revision, dtype, device, batch, sessions, context, queue, threads, vocabulary, random_weights
+    )
     serve_model("draft", serving, host, port)
 
 
@@ -50,7 +54,17 @@ def target(
     from specrig.services.model import Serving, serve_model
 
     serving = Serving(
-        model, revision, dtype, device, batch, sessions or 2 * batch, context, queue, threads, vocabulary, random_weights
+        model,
+        revision,
+        dtype,
+        device,
+        batch,
+        sessions or 2 * batch,
+        context,
+        queue,
+        threads,
+        vocabulary,
+        random_weights,
     )
     serve_model("target", serving, host, port)
 
@@ -59,7 +73,9 @@ def target(
 def coordinator(
     target: Annotated[str, typer.Option(help="Address of the target service")] = "http://127.0.0.1:8001",
     draft: Annotated[str | None, typer.Option(help="Address of the draft service")] = "http://127.0.0.1:8002",
-    tokenizer: Annotated[str | None, typer.Option(help="Model folder or hub id; default: the target service's model")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Model folder or hub id; default: the target service's model")
+    ] = None,
     k: Annotated[int, typer.Option(min=0, max=6, help="Tokens drafted a round; a request may say draft_tokens")] = 4,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -73,5 +89,7 @@ def coordinator(
     """Serve OpenAI's completions and chat API from a target service, with a draft service's help where it is there."""
     from specrig.services.coordinator_app import Settings, serve_coordinator
 
-    settings = Settings(target, draft, tokenizer, k, queue, draft_timeout_ms / 1e3, target_timeout_s, precision == "float16")
+    settings = Settings(
+        target, draft, tokenizer, k, queue, draft_timeout_ms / 1e3, target_timeout_s, precision == "float16"
+    )
     serve_coordinator(settings, host, port)

@@ -98,7 +98,13 @@ class Side:
             "tokens": self.writing.tokens,
             "spans": [{"text": span.text, "source": span.source, "round": span.round} for span in self.writing.spans],
             "rounds": [
-                {"drafted": one.drafted, "depth": one.depth, "accepted": one.accepted, "emitted": one.emitted, "cut": one.cut}
+                {
+                    "drafted": one.drafted,
+                    "depth": one.depth,
+                    "accepted": one.accepted,
+                    "emitted": one.emitted,
+                    "cut": one.cut,
+                }
                 for one in self.rounds
             ],
             "stop": self.stop,

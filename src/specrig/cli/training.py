@@ -69,7 +69,9 @@ def write_text(study: StudyFile, pair: PairName) -> None:
 
     loaded = load(study)
     files = loaded.paths.pair_files(pair, loaded.root)
-    for task in sorted({cell.task for cell in loaded.grid.cells if cell.pair == pair and loaded.rows.tasks[cell.task].chat}):
+    for task in sorted(
+        {cell.task for cell in loaded.grid.cells if cell.pair == pair and loaded.rows.tasks[cell.task].chat}
+    ):
         check_template(task, files)  # before hours of training, not after them
     _set_threads(loaded)
     models, target, device = loaded.root / "models" / pair, _folder(loaded, pair, "target"), loaded.resolved_device()
@@ -77,7 +79,14 @@ def write_text(study: StudyFile, pair: PairName) -> None:
     write(loaded.training, corpus, models, target, device, loaded.evaluated(loaded.root))
     seal(models, [TEXT])
     # Here with all cores, and once: trainings run side by side on a part of them.
-    prepare(loaded.training, corpus, models, target, [model for owner, model in loaded.grid.trained if owner == pair], device)
+    prepare(
+        loaded.training,
+        corpus,
+        models,
+        target,
+        [model for owner, model in loaded.grid.trained if owner == pair],
+        device,
+    )
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:

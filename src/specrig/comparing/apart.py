@@ -97,7 +97,8 @@ class Apart:
         both = {key: held for key, held in found.items() if {place.side for place in held} == {"A", "B"}}
         order = method_order(key[-1] for key in both)
         return [
-            Held(key[0], key[1], key[2], both[key]) for key in sorted(both, key=lambda key: (*key[:-1], order.index(key[-1])))
+            Held(key[0], key[1], key[2], both[key])
+            for key in sorted(both, key=lambda key: (*key[:-1], order.index(key[-1])))
         ]
 
     @cached_property
@@ -107,7 +108,9 @@ class Apart:
         Lossless drafting methods at the coldest, smallest setting. None where two places share fewer than two.
         """
         first = [
-            row for row in self.rows if (row.temperature, row.batch_size) == (self.rows[0].temperature, self.rows[0].batch_size)
+            row
+            for row in self.rows
+            if (row.temperature, row.batch_size) == (self.rows[0].temperature, self.rows[0].batch_size)
         ]
         best: tuple[Place, Place, int, int] | None = None
         for one in [place for place in self.places if place.side == "A"]:
@@ -134,10 +137,14 @@ class Apart:
         lengths = acceptance_summary(cells, study.records, tasks, audit)
         names = [name for name in map(str, lengths.columns) if name.startswith("mean_")]
         keys = ["engine", "pair", "temperature", "batch_size", "method", "variant", "k"]
-        summary = speedup_summary(cells, study.records, tasks, audit).merge(lengths[[*keys, *names]], on=keys, how="left")
+        summary = speedup_summary(cells, study.records, tasks, audit).merge(
+            lengths[[*keys, *names]], on=keys, how="left"
+        )
         found = []
         for row in row_dicts(summary.dropna(subset=[MEAN])):
-            own = cells[(cells["engine"] == row["engine"]) & (cells["pair"] == row["pair"]) & (cells["batch_size"] == 1)]
+            own = cells[
+                (cells["engine"] == row["engine"]) & (cells["pair"] == row["pair"]) & (cells["batch_size"] == 1)
+            ]
             plain = np.log(own["baseline_tokens_per_s"].dropna().to_numpy(dtype=float))
             rate = float(np.exp(plain.mean())) if len(plain) else float("nan")
             found.append((Place(letter, row["engine"], row["pair"], rate), row))

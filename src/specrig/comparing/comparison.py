@@ -45,7 +45,9 @@ class Side:
     @property
     def description(self) -> str:
         """What and when, in a line."""
-        days = sorted({str(job.environment["captured"])[:10] for job in self.study.jobs if job.environment.get("captured")})
+        days = sorted(
+            {str(job.environment["captured"])[:10] for job in self.study.jobs if job.environment.get("captured")}
+        )
         code = commit(self.environment)
         parts = [
             f"study {self.study.name}",
@@ -152,11 +154,17 @@ class Comparison:
     def _explained(self, change: CellChange, faster: bool, longer: bool, marked: tuple[bool, bool]) -> str:
         """What could explain that a cell changed: the differences that touch what changed, the nearest ones first."""
         own = [each for each in self.differences if change.cell.job in each.jobs and each.effect != NEITHER]
-        own = [each for each in own if not each.what.startswith("prompts of ") or each.what == f"prompts of {change.cell.task}"]
+        own = [
+            each
+            for each in own
+            if not each.what.startswith("prompts of ") or each.what == f"prompts of {change.cell.task}"
+        ]
         same = change.agreement.pairs > 0 and change.agreement.rounds == change.agreement.pairs
         effects = (SPEED, ROUNDING, BOTH) if same or not longer else (BOTH, ROUNDING)
         # The same rounds in both: neither models nor prompts can have done it, whatever their digests say.
-        names = [each.what for effect in effects for each in own if each.effect == effect and not (same and _of_texts(each))]
+        names = [
+            each.what for effect in effects for each in own if each.effect == effect and not (same and _of_texts(each))
+        ]
         if faster:
             names = [*(f"disturbed in {side}" for side, sign in zip("AB", marked, strict=True) if sign), *names]
         return ", ".join(names) or NOISE
@@ -177,7 +185,9 @@ def _beyond_chance(changes: Sequence[Change]) -> list[bool]:
 
 def _contained(sides: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[int, int]:
     known = [
-        (one, other) for one, other in sides if np.isfinite([one["speedup_low"], one["speedup_high"], other["speedup"]]).all()
+        (one, other)
+        for one, other in sides
+        if np.isfinite([one["speedup_low"], one["speedup_high"], other["speedup"]]).all()
     ]
     return sum(one["speedup_low"] <= other["speedup"] <= one["speedup_high"] for one, other in known), len(known)
 

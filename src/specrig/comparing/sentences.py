@@ -80,7 +80,11 @@ def _shift(comparison: Comparison) -> str:
         chance = "neither study ran its jobs twice, so nothing tells how much whole runs differ"
     else:
         chance = f"{interval(*shift.interval)} with what whole runs differ, {'more than' if shift.excludes_one else 'no more than'} chance explains"
-    plain = f" Plain decoding ran at {number(comparison.plain)} times A's tokens/s." if math.isfinite(comparison.plain) else ""
+    plain = (
+        f" Plain decoding ran at {number(comparison.plain)} times A's tokens/s."
+        if math.isfinite(comparison.plain)
+        else ""
+    )
     return (
         f"The median cell's speedup in B is {number(shift.ratio)} times A's ({chance}); half of the cells lie between {number(float(low))} and "
         f"{number(float(high))}.{plain}"

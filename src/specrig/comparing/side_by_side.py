@@ -46,7 +46,11 @@ def headline(apart: Apart) -> list[str]:
 
 
 def _nothing(apart: Apart) -> str:
-    why = [f"{WORDS[name]} ({_named(ours)} in A, {_named(theirs)} in B)" for name, ours, theirs in apart.apart if name in WORDS]
+    why = [
+        f"{WORDS[name]} ({_named(ours)} in A, {_named(theirs)} in B)"
+        for name, ours, theirs in apart.apart
+        if name in WORDS
+    ]
     reason = (
         f"they measured other {' and other '.join(why)}"
         if why
@@ -69,7 +73,10 @@ def _common(apart: Apart) -> str:
             shared.append(f"{words} {_named([task_name(value) if name == 'task' else value for value in both])}")
     prompts = []
     for task in apart.tasks:
-        ids = [{record.prompt_id for record in side.study.records if record.cell.task == task} for side in (apart.a, apart.b)]
+        ids = [
+            {record.prompt_id for record in side.study.records if record.cell.task == task}
+            for side in (apart.a, apart.b)
+        ]
         prompts.append(f"{task_name(task)} {len(ids[0] & ids[1])} of {len(ids[0])} and {len(ids[1])}")
     ids_said = f" Prompts with the same id: {', '.join(prompts)}." if prompts else ""
     return f"In common: {'; '.join(shared)}.{ids_said}"
@@ -86,7 +93,11 @@ def _fastest(apart: Apart) -> str:
             said.append(
                 f"{_title(place)}: {_method(best, place)} {grid.number(own[MEAN])}× {grid.interval(own[f'{MEAN}_low'], own[f'{MEAN}_high'])}"
             )
-    return f"The fastest lossless method of those that both ran, at {_setting(apart.rows[0])}: {'; '.join(said)}." if said else ""
+    return (
+        f"The fastest lossless method of those that both ran, at {_setting(apart.rows[0])}: {'; '.join(said)}."
+        if said
+        else ""
+    )
 
 
 def _order(apart: Apart) -> str:
@@ -121,7 +132,9 @@ def _left(apart: Apart) -> str:
         if names
     )
     alone_said = (
-        f"Not side by side, since only one ran it at the same temperature and batch size: {'; '.join(said)}." if said else ""
+        f"Not side by side, since only one ran it at the same temperature and batch size: {'; '.join(said)}."
+        if said
+        else ""
     )
     return " ".join(filter(None, [alone_said, missing]))
 
@@ -150,7 +163,10 @@ def methods_grid(apart: Apart) -> Grid:
                     Entry(str(row.batch_size)),
                     Entry(
                         method_name(
-                            row.method, variant=own["variant"], lossless=own["lossless"], disturbed=bool(own["disturbed"])
+                            row.method,
+                            variant=own["variant"],
+                            lossless=own["lossless"],
+                            disturbed=bool(own["disturbed"]),
                         )
                     ),
                     Entry(_title(place), "" if own["tasks"] == most else f"{own['tasks']} tasks"),
@@ -187,7 +203,9 @@ def as_values(apart: Apart) -> dict[str, Any]:
         },
         "headline": headline(apart),
         "tasks": apart.tasks,
-        "differences": [{"what": each.what, "a": each.a, "b": each.b, "effect": each.effect} for each in apart.differences],
+        "differences": [
+            {"what": each.what, "a": each.a, "b": each.b, "effect": each.effect} for each in apart.differences
+        ],
         "cells": [],
         "side_by_side": [
             {
@@ -199,7 +217,11 @@ def as_values(apart: Apart) -> dict[str, Any]:
                 "pair": place.pair,
                 **{name: own[name] for name in ("variant", "k", "lossless", "failed", "tasks")},
                 "disturbed": own["disturbed"].split(),
-                **{f"{name}{end}": own[f"{column}{end}"] for name, column in names.items() for end in ("", "_low", "_high")},
+                **{
+                    f"{name}{end}": own[f"{column}{end}"]
+                    for name, column in names.items()
+                    for end in ("", "_low", "_high")
+                },
             }
             for row in apart.rows
             for place, own in row.values.items()

@@ -50,5 +50,7 @@ def _folder(path: Path) -> Path:
 
 def _with_records(study: StudyData, path: Path) -> StudyData:
     if not any(job.files for job in study.jobs):
-        raise ComparisonError(f"{path} holds no records: nothing of it was measured yet; the study's `make` measures it")
+        raise ComparisonError(
+            f"{path} holds no records: nothing of it was measured yet; the study's `make` measures it"
+        )
     return study

@@ -116,7 +116,9 @@ def _megabytes(size: Any) -> str | None:
 
 
 def _listed(options: Any) -> str | None:
-    return ", ".join(f"{key} {value}" for key, value in sorted(options.items())) if isinstance(options, Mapping) else None
+    return (
+        ", ".join(f"{key} {value}" for key, value in sorted(options.items())) if isinstance(options, Mapping) else None
+    )
 
 
 def _compiled(models: Any) -> str | None:
@@ -182,7 +184,9 @@ def _options(a: StudyData, b: StudyData) -> list[Difference]:
             for key in dict.fromkeys([*ours, *theirs]):
                 one, other = ours.get(key, "no such option"), theirs.get(key, "no such option")
                 if one != other:
-                    found.setdefault((f"{records[0].cell.method}: {key}", str(one), str(other)), set()).add(records[0].cell.job)
+                    found.setdefault((f"{records[0].cell.method}: {key}", str(one), str(other)), set()).add(
+                        records[0].cell.job
+                    )
     return [Difference(what, one, other, BOTH, frozenset(jobs)) for (what, one, other), jobs in found.items()]
 
 

@@ -49,7 +49,12 @@ def means_grid(comparison: Comparison) -> Grid:
         )
         rows.append(
             [
-                *_labels(change.cell, shown, lossless=bool(cells[0].a["lossless"]), marked=any(any(row.marked) for row in cells)),
+                *_labels(
+                    change.cell,
+                    shown,
+                    lossless=bool(cells[0].a["lossless"]),
+                    marked=any(any(row.marked) for row in cells),
+                ),
                 Entry(str(len(change.tasks))),
                 Entry(grid.number(a)),
                 Entry(grid.number(b)),
@@ -86,7 +91,9 @@ def cells_grid(comparison: Comparison, rows: Sequence[Row]) -> Grid:
                 _change_entry(change.own, row.speed),
                 *(Entry(grid.number(side["acceptance_length"])) for side in (row.a, row.b)),
                 _change_entry(change.length, row.acceptance),
-                Entry(f"{change.units[0]}, one by one" if change.paired else f"{change.units[0]} and {change.units[1]}"),
+                Entry(
+                    f"{change.units[0]}, one by one" if change.paired else f"{change.units[0]} and {change.units[1]}"
+                ),
                 Entry(row.explanation or "–"),
             ]
         )
@@ -154,7 +161,15 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
 
 
 def _row_values(row: Row) -> dict[str, Any]:
-    names = ("speedup", "speedup_low", "speedup_high", "acceptance_length", "tokens_per_s", "baseline_tokens_per_s", "disturbed")
+    names = (
+        "speedup",
+        "speedup_low",
+        "speedup_high",
+        "acceptance_length",
+        "tokens_per_s",
+        "baseline_tokens_per_s",
+        "disturbed",
+    )
     agreement = row.change.agreement
     return {
         **_identity(row.change.cell),

@@ -145,7 +145,11 @@ def _line(row: Row) -> str:
     where = f"{cell.pair}, {name}, k = {cell.k}, {task_name(cell.task)}, temperature {cell.temperature:g}, batch size {cell.batch_size}"
     parts = [
         (f"speedup {number(row.a['speedup'])} → {number(row.b['speedup'])}, own change", change.own, row.speed),
-        (f"τ {number(row.a['acceptance_length'])} → {number(row.b['acceptance_length'])}, B / A", change.length, row.acceptance),
+        (
+            f"τ {number(row.a['acceptance_length'])} → {number(row.b['acceptance_length'])}, B / A",
+            change.length,
+            row.acceptance,
+        ),
     ]
     said = [_bold(f"{text} {number(each.ratio)} {interval(*each.interval)}", beyond) for text, each, beyond in parts]
     why = f"; could be: {escape(row.explanation)}" if row.explanation else ""

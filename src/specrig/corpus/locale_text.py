@@ -62,7 +62,9 @@ def translation(seed: int, settings: Corpus) -> Iterator[Example]:
         name = LANGUAGES[language]
         prompt = f"Translate from English to {name}.\n\n{english}\n\n{name}:\n"
         source = " + ".join(key for key, _ in phrases)
-        yield Example("translation", prompt, foreign + "\n", source, heldout, instructions.translation(name, english), foreign)
+        yield Example(
+            "translation", prompt, foreign + "\n", source, heldout, instructions.translation(name, english), foreign
+        )
         index += 1
 
 
@@ -104,7 +106,9 @@ def _money(random_: random.Random) -> _Phrase:
 
 def _relative(random_: random.Random) -> _Phrase:
     unit, most = random_.choice((("year", 99), ("month", 11), ("week", 3), ("day", 6), ("hour", 23), ("minute", 59)))
-    seconds = {"year": 31_536_000, "month": 2_592_000, "week": 604_800, "day": 86_400, "hour": 3_600, "minute": 60}[unit]
+    seconds = {"year": 31_536_000, "month": 2_592_000, "week": 604_800, "day": 86_400, "hour": 3_600, "minute": 60}[
+        unit
+    ]
     amount, ahead = random_.randint(2, most), random_.random() < 0.5
     share = random_.randint(2, 98)
     span = datetime.timedelta(seconds=amount * seconds * (1 if ahead else -1))
@@ -124,7 +128,9 @@ def _territory_codes() -> list[str]:
     if "territories" not in _codes:
         tables = [Locale(code).territories for code in ("en", *LANGUAGES)]
         _codes["territories"] = sorted(
-            code for code in tables[0] if len(code) == 2 and code not in ("XA", "XB") and all(code in table for table in tables)
+            code
+            for code in tables[0]
+            if len(code) == 2 and code not in ("XA", "XB") and all(code in table for table in tables)
         )
     return _codes["territories"]
 
@@ -133,5 +139,7 @@ def _language_codes() -> list[str]:
     """Two-letter codes of the languages that have a name in all five locales, sorted."""
     if "languages" not in _codes:
         tables = [Locale(code).languages for code in ("en", *LANGUAGES)]
-        _codes["languages"] = sorted(code for code in tables[0] if len(code) == 2 and all(code in table for table in tables))
+        _codes["languages"] = sorted(
+            code for code in tables[0] if len(code) == 2 and all(code in table for table in tables)
+        )
     return _codes["languages"]

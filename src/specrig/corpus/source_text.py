@@ -132,13 +132,17 @@ def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
             bodies = "\n".join(f"{entry}: {body}" for entry, _, body, _ in group)
             summaries = "".join(f"- {entry}: {summary}\n" for entry, summary, _, _ in group)
             prompt = f"Summarize {', '.join(entry for entry, *_ in group)}.\n\n{bodies}\n\nSummary:\n"
-            asked, answer = _request(sorted(((prose, summary) for _, summary, _, prose in group), key=lambda pair: -len(pair[0])))
+            asked, answer = _request(
+                sorted(((prose, summary) for _, summary, _, prose in group), key=lambda pair: -len(pair[0]))
+            )
             yield Example("summarization", prompt, summaries, source, heldout, asked, answer)
 
 
 def _request(entries: list[tuple[str, str]]) -> tuple[str, str]:
     """What an assistant is asked to summarize, and what it may answer: as many (text, summary) as are needed for a text worth it."""
-    count = next((n for n in range(1, len(entries)) if sum(len(prose) for prose, _ in entries[:n]) >= LEAST_PROSE), len(entries))
+    count = next(
+        (n for n in range(1, len(entries)) if sum(len(prose) for prose, _ in entries[:n]) >= LEAST_PROSE), len(entries)
+    )
     proses, summaries = zip(*entries[:count], strict=True)
     return instructions.summary("\n\n".join(proses)), " ".join(summaries)
 

@@ -55,6 +55,7 @@ def _cast(random_: random.Random) -> dict[str, str]:
 ENTITIES_NAMES: tuple[tuple[str, str, str, str], ...] = tuple(
     (name, *pronouns)
     for name, pronouns in sorted(
-        [(name, ("she", "her", "her")) for name in WORDS["women"]] + [(name, ("he", "him", "his")) for name in WORDS["men"]]
+        [(name, ("she", "her", "her")) for name in WORDS["women"]]
+        + [(name, ("he", "him", "his")) for name in WORDS["men"]]
     )
 )

@@ -61,7 +61,10 @@ def ask(model: Any, device: torch.device) -> Said:
     tokens = len(PARENTS) + FOLLOWING
     room = (getattr(text, "max_position_embeddings", None) or 1 << 20) - tokens
     lengths = [min(max(CONTEXT, fill + 4), room), min(max(CONTEXT, fill + 4), room) - 3]
-    rows = [[(37 * (at + 5 * row) + 11) % text.vocab_size for at in range(length + tokens)] for row, length in enumerate(lengths)]
+    rows = [
+        [(37 * (at + 5 * row) + 11) % text.vocab_size for at in range(length + tokens)]
+        for row, length in enumerate(lengths)
+    ]
     paths = []
     for row, length in zip(rows, lengths, strict=True):
         for branch in BRANCHES:
@@ -70,7 +73,9 @@ def ask(model: Any, device: torch.device) -> Said:
     output = model(input_ids=padded(paths, max(map(len, paths)), device), use_cache=True)
     logits = [output.logits[index, lengths[index // 2] - 1 : len(path)] for index, path in enumerate(paths)]
     if not all(bool(found.isfinite().all()) for found in logits):
-        raise DecodingError(f"its own forward pass gives logits that are no numbers in {model.dtype}; try another dtype")
+        raise DecodingError(
+            f"its own forward pass gives logits that are no numbers in {model.dtype}; try another dtype"
+        )
     return Said(rows, [logits[:2], logits[2:]], layout(getattr(output, "past_key_values", None), output.logits.device))
 
 
@@ -149,4 +154,6 @@ def check_architecture(config: Any) -> None:
     if kind._is_stateful:
         raise DecodingError("it keeps a state, which cannot be rolled back when drafts are rejected")
     if "position_ids" not in signature(kind.forward).parameters:
-        raise DecodingError("it takes no positions: a tree's siblings stand at one position, which it would count off its cache")
+        raise DecodingError(
+            "it takes no positions: a tree's siblings stand at one position, which it would count off its cache"
+        )

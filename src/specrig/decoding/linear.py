@@ -64,7 +64,8 @@ class Choice:
     def record(self) -> dict[str, str]:
         """For an environment's record: precision and shape -> kernel."""
         return {
-            f"{str(dtype).removeprefix('torch.')} {out}x{into}": kernel for (dtype, (out, into)), kernel in self.kernels.items()
+            f"{str(dtype).removeprefix('torch.')} {out}x{into}": kernel
+            for (dtype, (out, into)), kernel in self.kernels.items()
         }
 
     def _faster(self, key: tuple[torch.dtype, tuple[int, ...]], weight: Tensor) -> Kernel:

@@ -45,7 +45,11 @@ class Block:
         attention, mlp = layer.self_attn, layer.mlp
 
         def fused(*modules: Any) -> Linear:
-            weight = torch.cat([module.weight.detach() for module in modules]) if len(modules) > 1 else modules[0].weight.detach()
+            weight = (
+                torch.cat([module.weight.detach() for module in modules])
+                if len(modules) > 1
+                else modules[0].weight.detach()
+            )
             bias = torch.cat([module.bias.detach() for module in modules]) if modules[0].bias is not None else None
             return Linear(weight, bias, kernel="plain")  # `LlamaModel.settle` chooses
 
@@ -125,7 +129,10 @@ class LlamaModel(CachedModel):
 
     def linears(self) -> list[Linear]:
         """All products of a pass."""
-        return [*(layer for block in self.blocks for layer in (block.qkv, block.out, block.gate_up, block.down)), self.head]
+        return [
+            *(layer for block in self.blocks for layer in (block.qkv, block.out, block.gate_up, block.down)),
+            self.head,
+        ]
 
     def weight_bytes(self) -> int:
         """Of the weights of all products: what a pass of one token reads."""
@@ -174,7 +181,9 @@ class LlamaModel(CachedModel):
         """
         B, H, n, d = q.shape
         K = self.kv_heads
-        return F.scaled_dot_product_attention(q.reshape(B, K, H // K * n, d), keys, values, attn_mask=mask).view(B, H, n, d)
+        return F.scaled_dot_product_attention(q.reshape(B, K, H // K * n, d), keys, values, attn_mask=mask).view(
+            B, H, n, d
+        )
 
     def block(self, index: int, block: Block, x: Tensor, view: View, reads: Tensor | None = None) -> Tensor:
         """Run layer `index` on the residual stream x `[B, n, D]`; its keys and values go into the cache. x may be overwritten.
@@ -204,7 +213,9 @@ class LlamaModel(CachedModel):
         gate_up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps))
         return block.down.onto(x, view.swiglu(gate_up))
 
-    def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None
+    ) -> tuple[Tensor, Tensor]:
         if self.compiled is not None and not step.fixed and not self.cache.apart and tokens.numel() <= WIDEST:
             logits, hidden = self.compiled(tokens, step, last, self.entry(tokens, features))
             return self._named(logits), hidden
@@ -239,7 +250,9 @@ class LlamaModel(CachedModel):
         """The head's logits at their tokens' places among all, `[..., V]`."""
         if self.drafted is None:
             return logits
-        return logits.new_full((*logits.shape[:-1], len(self.embedding)), -torch.inf).index_copy_(-1, self.drafted, logits)
+        return logits.new_full((*logits.shape[:-1], len(self.embedding)), -torch.inf).index_copy_(
+            -1, self.drafted, logits
+        )
 
     def draft_among(self, drafted: Tensor) -> None:
         """From now on compute logits for the tokens `drafted` `[Vd]` alone: a large LM head is most of a small draft's pass."""

@@ -54,7 +54,9 @@ def generate(
     # Prefill: one pass over the prompts, then each row's first token. `hidden` is [B, P, D], P the longest prompt.
     target.feature_layers, target.features = drafter.feature_layers, None
     started = target.now()
-    logits, hidden = target.forward(padded(prompts, longest, target.device), last=[len(prompt) - 1 for prompt in prompts])
+    logits, hidden = target.forward(
+        padded(prompts, longest, target.device), last=[len(prompt) - 1 for prompt in prompts]
+    )
     target.keep([range(len(prompt)) for prompt in prompts])
     target.watch.clear()  # the prompt's pass is prefill, not a decoding step
     rounds: list[list[Round]] = [[] for _ in range(B)]
@@ -75,7 +77,9 @@ def generate(
     while not all(context.done):
         active = [not done for done in context.done]
         # Every round drafts its full k, the last one too: a shortened k would blur every figure that is given per k.
-        depths = [min(k, target.max_positions - len(row)) if on else 0 for row, on in zip(context.tokens, active, strict=True)]
+        depths = [
+            min(k, target.max_positions - len(row)) if on else 0 for row, on in zip(context.tokens, active, strict=True)
+        ]
         depth = max(depths)
         context.depths = depths.copy()
         draft = drafter.propose(context, depth) if depth > 0 else none(context)
@@ -86,7 +90,9 @@ def generate(
         verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block, simulated=simulated)
         verdict.logits, verdict.hidden, verdict.features = logits, hidden, target.features
         # The cache keeps the last token, place 0, and the accepted nodes, node i at place i + 1. The target's own token is not run yet.
-        target.keep([[0, *(node + 1 for node in path)] if on else [] for path, on in zip(verdict.paths, active, strict=True)])
+        target.keep(
+            [[0, *(node + 1 for node in path)] if on else [] for path, on in zip(verdict.paths, active, strict=True)]
+        )
 
         # Accounting, row by row: what the stop rules leave of the accepted path and the target's token is emitted.
         offered = _offered(draft, verdict)
@@ -97,7 +103,9 @@ def generate(
             emitted = stop_at(verdict.tokens[row], max_new_tokens - len(output[row]), eos)
             drafted, longest_path = offered[row]
             cut = len(emitted) < len(verdict.tokens[row]) or depths[row] < k
-            rounds[row].append(Round(drafted, longest_path, min(len(verdict.paths[row]), len(emitted)), len(emitted), cut))
+            rounds[row].append(
+                Round(drafted, longest_path, min(len(verdict.paths[row]), len(emitted)), len(emitted), cut)
+            )
             overlap[row] += verdict.overlap[row]
             reached[row] += verdict.reached[row]
             verdict.tokens[row] = emitted

@@ -88,7 +88,9 @@ class CachedModel(ABC):
         cache = self._caches.get(batch_size)
         if cache is None or cache.slots < slots:
             room = -(-slots // 128) * 128 if self.replay is None else _window(slots)
-            cache = self._caches[batch_size] = KeyValueCache(self.layout, batch_size, room, dtype=self.dtype, device=self.device)
+            cache = self._caches[batch_size] = KeyValueCache(
+                self.layout, batch_size, room, dtype=self.dtype, device=self.device
+            )
             if room > len(self._causal):
                 self._causal = torch.ones(room, room, dtype=torch.bool, device=self.device).tril()
                 self._grown(room)
@@ -178,7 +180,9 @@ class CachedModel(ABC):
         hold_last: leave each row's last token out; the next call runs it.
         """
         end = -1 if hold_last else None
-        new = [[] if over else list(row[length:end]) for row, over, length in zip(rows, done, self.lengths, strict=True)]
+        new = [
+            [] if over else list(row[length:end]) for row, over, length in zip(rows, done, self.lengths, strict=True)
+        ]
         tokens = padded(new, max(1, *map(len, new)), self.device)
         logits, _ = self.forward(tokens, last=[max(len(row) - 1, 0) for row in new])
         self.keep([range(len(row)) for row in new])
@@ -189,7 +193,9 @@ class CachedModel(ABC):
         return self.watch.totals()
 
     @abstractmethod
-    def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None
+    ) -> tuple[Tensor, Tensor]:
         """What `forward` returns, of a pass whose step is laid out."""
 
     def _bases(self) -> list[int]:
@@ -218,7 +224,9 @@ class CachedModel(ABC):
 
     def _room(self, end: int) -> None:
         if end > self.cache.slots:
-            raise DecodingError(f"{end} positions do not fit the cache of {self.cache.slots}: lower k or the size of the tree")
+            raise DecodingError(
+                f"{end} positions do not fit the cache of {self.cache.slots}: lower k or the size of the tree"
+            )
 
     def _step(self, n: int, own: Tensor | None) -> Step:
         start = max(self.cache.lengths)
@@ -261,7 +269,9 @@ class CachedModel(ABC):
                 masks[number] = (seen & pattern.reaches(positions.unsqueeze(-1), held.unsqueeze(1))).unsqueeze(1)
         return Step(positions, slots, end, masks)
 
-    def _recorded(self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None) -> tuple[Run, list[Tensor]]:
+    def _recorded(
+        self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None
+    ) -> tuple[Run, list[Tensor]]:
         """A recording of this pass, and the inputs to run it on. Widths above 8 are rounded up to multiples of 8: few shapes to record."""
         n = tokens.shape[1]
         extra = -n % (8 if n > 8 else replay.rows)
@@ -275,9 +285,13 @@ class CachedModel(ABC):
         if features is not None:
             inputs.append(F.pad(features, (0, 0, 0, extra)))
         end, shaped, fed = min(_window(reach), self.cache.slots), own is not None, features is not None
-        return replay.recorded((end, shaped, fed, self.feature_layers), partial(self._fixed, end, shaped, fed), inputs), inputs
+        return replay.recorded(
+            (end, shaped, fed, self.feature_layers), partial(self._fixed, end, shaped, fed), inputs
+        ), inputs
 
-    def _fixed(self, end: int, shaped: bool, fed: bool, tokens: Tensor, base: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+    def _fixed(
+        self, end: int, shaped: bool, fed: bool, tokens: Tensor, base: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
         """A pass that launches the same kernels whatever its inputs hold, so that it can be recorded.
 
         end: the slots that are read. shaped: the first of `rest` is `_own`'s matrix. fed: the last of `rest` are features `[B, n, D]`.
@@ -285,7 +299,9 @@ class CachedModel(ABC):
         step = self._place(tokens.shape[1], base, rest[0] if shaped else None, end)
         step.fixed = True
         logits, hidden = self._run(tokens, step, rest[-1] if fed else None, None)
-        return (logits, hidden, self.features) if self.feature_layers and self.features is not None else (logits, hidden)
+        return (
+            (logits, hidden, self.features) if self.feature_layers and self.features is not None else (logits, hidden)
+        )
 
 
 def _uniform(config: Any) -> LayerShape:

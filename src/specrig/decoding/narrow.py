@@ -35,7 +35,10 @@ REPEATS = 5
 
 class _Layer(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("norm_1", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "out_bias", "norm_2", "gate_up")),
+        *(
+            (name, c_void_p)
+            for name in ("norm_1", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "out_bias", "norm_2", "gate_up")
+        ),
         *((name, c_void_p) for name in ("down", "keys", "values", "mask", "stream")),
     ]
 
@@ -75,7 +78,9 @@ def faster(model: LlamaModel, compiled: NarrowPass) -> bool:
     """
 
     def run(n: int) -> None:
-        model.forward(torch.zeros((1, n), dtype=torch.long), features=torch.zeros((1, n, model.hidden_size), dtype=model.dtype))
+        model.forward(
+            torch.zeros((1, n), dtype=torch.long), features=torch.zeros((1, n, model.hidden_size), dtype=model.dtype)
+        )
 
     model.start(1, CONTEXT + WIDEST)
     run(CONTEXT)

@@ -77,13 +77,17 @@ class _Passed(nn.Module):
 
 def _without(model: Any, skipped: frozenset[int], layers: int, device: torch.device) -> Any:
     """A `…ForCausalLM` like `model`, of the same weights, without these layers. Raises DecodingError where it does not run so."""
-    place = next((name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == layers), None)
+    place = next(
+        (name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == layers), None
+    )
     if place is None:
         raise DecodingError(
             f"layer_skip: {type(model).__name__} keeps its {layers} layers in no list that they can be left out of"
         )
     given: list[bool] = []
-    hook = model.get_submodule(place)[0].register_forward_hook(lambda *found: given.append(isinstance(found[-1], tuple)))
+    hook = model.get_submodule(place)[0].register_forward_hook(
+        lambda *found: given.append(isinstance(found[-1], tuple))
+    )
     try:
         _probe(model, device)
     finally:
@@ -109,7 +113,9 @@ def _copied(module: Any) -> Any:
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     own = vars(twin)
-    if "_old_forward" in own:  # accelerate's own forward, of a split model's module, still runs the module that it was put on
+    if (
+        "_old_forward" in own
+    ):  # accelerate's own forward, of a split model's module, still runs the module that it was put on
         own["_old_forward"] = MethodType(own["_old_forward"].__func__, twin)
         own["forward"] = partial(own["forward"].func, twin)
     return twin

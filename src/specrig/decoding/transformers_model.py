@@ -26,9 +26,13 @@ class _CacheView(Cache):
         self.memory, self.step = cache, step
         self._slots: Tensor | slice = step.slots
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         if isinstance(self._slots, Tensor) and self._slots.device != key_states.device:
-            self._slots = self._slots.to(key_states.device)  # the first layer on another device; those that follow are there too
+            self._slots = self._slots.to(
+                key_states.device
+            )  # the first layer on another device; those that follow are there too
         return self.memory.write(layer_idx, key_states, value_states, self._slots, self.step.end)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -61,7 +65,9 @@ class TransformersModel(CachedModel):
         self.model = model
 
     @torch.inference_mode()
-    def _run(self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None
+    ) -> tuple[Tensor, Tensor]:
         B, n = tokens.shape
         if isinstance(step.positions, slice):
             positions = torch.arange(step.positions.start, step.positions.stop, device=self.device).expand(B, n)
@@ -80,7 +86,9 @@ class TransformersModel(CachedModel):
         )
         if self.feature_layers:
             self.features = torch.cat([output.hidden_states[layer] for layer in self.feature_layers], -1)
-        logits = output.logits if last is None else at_each(output.logits, [wanted.index(at) for at in last]).unsqueeze(1)
+        logits = (
+            output.logits if last is None else at_each(output.logits, [wanted.index(at) for at in last]).unsqueeze(1)
+        )
         return logits, output.hidden_states[-1]
 
     def _masks(self, step: Step, B: int, n: int) -> Tensor | dict[str, Tensor]:
@@ -103,7 +111,10 @@ def float32_logits(model: CachedModel) -> None:
     A bfloat16 logit of 20 knows multiples of 0.125 only, so the two best tokens are often equal. The LM head's weight is kept in float32.
     """
     if isinstance(model, LlamaModel):
-        model.head, model.compiled = Widened(model.head.dense()), None  # compiled passes have an LM head of the model's precision
+        model.head, model.compiled = (
+            Widened(model.head.dense()),
+            None,
+        )  # compiled passes have an LM head of the model's precision
         return
     assert isinstance(model, TransformersModel)
     head = model.model.get_output_embeddings()
@@ -112,7 +123,9 @@ def float32_logits(model: CachedModel) -> None:
     head.register_forward_pre_hook(lambda _, given: (given[0].float(), *given[1:]))
 
 
-def cached_model(model: Any, *, device: torch.device | str = "cpu", direct: bool = True, drafts: bool = False) -> CachedModel:
+def cached_model(
+    model: Any, *, device: torch.device | str = "cpu", direct: bool = True, drafts: bool = False
+) -> CachedModel:
     """Wrap a loaded `…ForCausalLM`: directly where the architecture allows (and `direct`), else through its own forward.
 
     A model that lies on several devices, the first of which is `device`, always runs through its own.

@@ -213,7 +213,11 @@ class RemoteModel(Protocol):
         """A new batch: the service runs these texts."""
 
     def propose(
-        self, rows: Sequence[Sequence[int]], depths: Sequence[int], temperature: float, uniforms: Sequence[Sequence[float]]
+        self,
+        rows: Sequence[Sequence[int]],
+        depths: Sequence[int],
+        temperature: float,
+        uniforms: Sequence[Sequence[float]],
     ) -> tuple[list[list[int]], Any]:
         """Continue row b by `depths[b]` tokens, drawn with the uniforms `[B, n]`, n the largest depth (none at temperature 0).
 

@@ -49,7 +49,9 @@ def verify(
     if draft.parents is not None or (typical is not None and not sampler.greedy):
         verdict = verify_tree(draft, logits, sampler, active, typical)
     else:
-        verdict = _chain_greedy(draft, logits) if sampler.greedy else _chain_sampled(draft, logits, sampler, active, block)
+        verdict = (
+            _chain_greedy(draft, logits) if sampler.greedy else _chain_sampled(draft, logits, sampler, active, block)
+        )
     return verdict if simulated is None else simulated(verdict, draft, active)
 
 
@@ -95,7 +97,9 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
 
     # Which tokens pass, and from them how many are accepted: `counts` [B, 1].
     places = torch.arange(1, n + 1, device=p.device)
-    offered = torch.full((B, 1), n, device=p.device) if draft.lengths is None else on_device(lengths, p.device).unsqueeze(1)
+    offered = (
+        torch.full((B, 1), n, device=p.device) if draft.lengths is None else on_device(lengths, p.device).unsqueeze(1)
+    )
     if block:
         lent, chance = _block(p, q, q_token, p_token, None if draft.lengths is None else offered)
         kept = uniforms[:, :n] < chance
@@ -140,7 +144,9 @@ def _add(verdict: Verdict, accepted: int, length: int, drafted: list[int], extra
     verdict.reached.append(min(accepted + 1, length))
 
 
-def _block(p: Tensor, q: Tensor | None, q_token: Tensor, p_token: Tensor, offered: Tensor | None) -> tuple[Tensor, Tensor]:
+def _block(
+    p: Tensor, q: Tensor | None, q_token: Tensor, p_token: Tensor, offered: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Block verification's weights and chances for each position of a chain, both `[B, n]` (2403.10444, equations 3 and 4).
 
     p: `[B, n + 1, V]`; q: `[B, n, V]`, None if one-hot; q_token, p_token: `[B, n]`; offered: `[B, 1]`, None where all n tokens are offered. The weight w of a position

@@ -34,7 +34,9 @@ class Row(NamedTuple):
     values: list[float]
 
 
-def verify_tree(draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence[bool], typical: Criterion | None) -> Verdict:
+def verify_tree(
+    draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence[bool], typical: Criterion | None
+) -> Verdict:
     """Walk each row's tree from the root: accept a child where the rule says so, add a token of the target's own where the path ends.
 
     logits: `[B, n + 1, V]`, the target's at the root and every node. Above temperature 0 an active row takes one uniform for each
@@ -152,7 +154,9 @@ def _above(draft: Draft) -> Tensor:
     if isinstance(draft.parents, Tensor):
         return draft.parents + 1
     device = draft.tokens.device
-    return torch.arange(n, device=device).expand(B, n) if draft.parents is None else on_device(draft.parents, device) + 1
+    return (
+        torch.arange(n, device=device).expand(B, n) if draft.parents is None else on_device(draft.parents, device) + 1
+    )
 
 
 def _width(draft: Draft) -> int:
@@ -191,7 +195,9 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
             known = None if draft.probs is None or not siblings else draft.probs[index, node + 1]
             left = None if known is None else widened(known, draft.vocabulary, len(rest))
             if siblings:
-                shares[node + 1] = float(rest[row.tokens[siblings[0]]] if left is None else torch.minimum(rest, left).sum())
+                shares[node + 1] = float(
+                    rest[row.tokens[siblings[0]]] if left is None else torch.minimum(rest, left).sum()
+                )
             node = None
             for child in siblings:
                 token = draft.tokens[index, child]

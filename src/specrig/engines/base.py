@@ -111,7 +111,12 @@ class Engine(ABC):
     def environment(self) -> dict[str, Any]:
         """What the report needs to know about the engine; it goes into the job's environment.json, beside the machine's description."""
         options = self.options.model_dump(mode="json")
-        known = {"name": self.name, "build": self.build(options), "options": options, "precision": self.precision(self.pair)}
+        known = {
+            "name": self.name,
+            "build": self.build(options),
+            "options": options,
+            "precision": self.precision(self.pair),
+        }
         return {"engine": known | {"untested": self.untested, "differences": dict(self.differences)}}
 
     def reset_peak_memory(self) -> None:

@@ -92,7 +92,9 @@ class Server(HttpEngine):
                     "counters nor its times are this study's; measure a server that is left alone"
                 )
             if time.monotonic() > deadline:
-                raise EngineError(f"{client.url}: its counters still show {grown} of {tokens} tokens after {SETTLE_S:g} s")
+                raise EngineError(
+                    f"{client.url}: its counters still show {grown} of {tokens} tokens after {SETTLE_S:g} s"
+                )
             time.sleep(0.01)
 
 
@@ -120,7 +122,9 @@ def complete(client: Client, body: dict[str, Any]) -> Reply:
     reply.stop = "eos" if finish == "stop" else "length"
     for key, ours in (("completion_tokens", len(reply.tokens)), ("prompt_tokens", len(body["prompt"]))):
         if usage.get(key, ours) != ours:
-            raise EngineError(f"{client.url}: its usage says {usage[key]} {key.replace('_', ' ')}, its stream and request {ours}")
+            raise EngineError(
+                f"{client.url}: its usage says {usage[key]} {key.replace('_', ' ')}, its stream and request {ours}"
+            )
     return reply
 
 

@@ -73,7 +73,9 @@ class Sglang(HttpEngine):
         if cell.method not in ALGORITHMS:
             return f"SGLang has no {cell.method}; it has {', '.join(ALGORITHMS)}"
         if cell.variant and cell.method != "eagle2":
-            return f"SGLang has no flags for the options of {cell.method} ({cell.variant}); leave them at their defaults"
+            return (
+                f"SGLang has no flags for the options of {cell.method} ({cell.variant}); leave them at their defaults"
+            )
         return None
 
     def arguments(self, cell: Cell) -> list[str]:
@@ -97,7 +99,13 @@ class Sglang(HttpEngine):
             return found
         found += ["--speculative-algorithm", algorithm]
         if part is None:
-            return [*found, "--speculative-num-draft-tokens", str(cell.k + 1), "--speculative-ngram-max-bfs-breadth", "1"]
+            return [
+                *found,
+                "--speculative-num-draft-tokens",
+                str(cell.k + 1),
+                "--speculative-ngram-max-bfs-breadth",
+                "1",
+            ]
         if part not in pair.sources:
             raise EngineError(
                 f"pair {pair.name}: {cell.method} needs a {part} and the pair names none; fill its row in pairs.tsv"
@@ -132,7 +140,12 @@ class Sglang(HttpEngine):
         sampling: dict[str, Any] = {"temperature": cell.temperature, "max_new_tokens": max_new_tokens}
         if cell.temperature > 0:
             sampling["sampling_seed"] = seed  # heeded under --enable-deterministic-inference only
-        body = {"input_ids": list(prompt), "sampling_params": sampling, "stream": True, **(endpoint.fields if endpoint else {})}
+        body = {
+            "input_ids": list(prompt),
+            "sampling_params": sampling,
+            "stream": True,
+            **(endpoint.fields if endpoint else {}),
+        }
         try:
             return complete(
                 self.client(self._url, endpoint), body, incremental=endpoint is not None and self._streams_new(endpoint)
@@ -146,14 +159,18 @@ class Sglang(HttpEngine):
         """Also what the named servers say of themselves."""
         known = super().environment()
         mine = [server for server in self.pair.servers if server.engine == self.name]
-        known["engine"]["servers"] = {f"{server.method} k={server.k}": info(self.client(server.url, server)) for server in mine}
+        known["engine"]["servers"] = {
+            f"{server.method} k={server.k}": info(self.client(server.url, server)) for server in mine
+        }
         return known
 
     def _streams_new(self, endpoint: Endpoint) -> bool:
         """Whether a named server was started with `--incremental-streaming-output` (formerly `--stream-output`)."""
         if endpoint.url not in self._incremental:
             said = server_info(self.client(endpoint.url, endpoint))
-            self._incremental[endpoint.url] = bool(said.get("incremental_streaming_output") or said.get("stream_output"))
+            self._incremental[endpoint.url] = bool(
+                said.get("incremental_streaming_output") or said.get("stream_output")
+            )
         return self._incremental[endpoint.url]
 
     def _stop(self) -> None:

@@ -98,7 +98,11 @@ class Transformers(TokenizedEngine):
     @classmethod
     def missing(cls) -> str | None:
         """See `Engine`."""
-        return None if importlib.util.find_spec("transformers") else "transformers is not installed: pip install transformers"
+        return (
+            None
+            if importlib.util.find_spec("transformers")
+            else "transformers is not installed: pip install transformers"
+        )
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
@@ -135,8 +139,12 @@ class Transformers(TokenizedEngine):
         started = self.now()
         longest = max(map(len, prompts))
         pad = min(self.eos, default=0)
-        tokens = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=self.device)
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self.device)
+        tokens = torch.tensor(
+            [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=self.device
+        )
+        mask = torch.tensor(
+            [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=self.device
+        )
         assistant = self._assist(cell) if cell.method == "draft_model" else None
         torch.manual_seed(seeds[0] if len(seeds) == 1 else int(digest(list(seeds)), 16))
         watch = Watch(longest + max_new_tokens, self.now)

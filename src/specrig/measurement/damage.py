@@ -79,7 +79,9 @@ def set_aside(found: Mapping[Path, str]) -> list[str]:
         else:
             aside.touch()
         (path.parent / "index.json").unlink(missing_ok=True)
-        said.append(f"{path} is damaged and will be made again: {reason}.{f' It is kept as {aside.name}.' if kept else ''}")
+        said.append(
+            f"{path} is damaged and will be made again: {reason}.{f' It is kept as {aside.name}.' if kept else ''}"
+        )
     return said
 
 

@@ -61,7 +61,11 @@ class SampledEnergy:
     """Energy from a power gauge, integrated by trapezoids between samples; each call of `joules` takes a sample too."""
 
     def __init__(
-        self, watts: Callable[[], float], *, period_s: float | None = PERIOD_S, clock: Callable[[], float] = time.monotonic
+        self,
+        watts: Callable[[], float],
+        *,
+        period_s: float | None = PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """watts: reads the gauge; period_s: seconds between samples, None to sample only in `joules`; clock: time in seconds."""
         self._watts, self._clock = watts, clock
@@ -172,7 +176,9 @@ def metered(device: str, count: int = 1) -> Iterator[Meter]:
     """
     try:
         meter = _gpu_meter(count) if device == "cuda" else _processor_meter()
-    except Exception as error:  # whatever a driver or a container comes up with: a measurement goes on without its energy
+    except (
+        Exception
+    ) as error:  # whatever a driver or a container comes up with: a measurement goes on without its energy
         print(f"energy is not measured: {type(error).__name__}: {error}", file=sys.stderr)
         meter = Meter()
     try:

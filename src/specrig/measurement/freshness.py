@@ -34,7 +34,9 @@ def cell_digests(
     if pair.simulated_acceptance is not None:
         models["simulated acceptance"] = pair.simulated_acceptance
     counts = {(cell.task, study.grid.prompt_count(cell.batch_size)) for cell in cells}
-    texts = {(task, count): digest([(prompt.id, prompt.text) for prompt in prompts[task][:count]]) for task, count in counts}
+    texts = {
+        (task, count): digest([(prompt.id, prompt.text) for prompt in prompts[task][:count]]) for task, count in counts
+    }
     settings = [
         study.seed,
         study.max_new_tokens,
@@ -72,4 +74,6 @@ def baseline_of(cell: Cell) -> Cell:
     The batch size is 1 instead for a method whose baseline runs its prompts one by one.
     """
     batch_size = 1 if methods()[cell.method].baseline_alone else cell.batch_size
-    return cell.model_copy(update={"method": "autoregressive", "k": 0, "variant": "", "options": {}, "batch_size": batch_size})
+    return cell.model_copy(
+        update={"method": "autoregressive", "k": 0, "variant": "", "options": {}, "batch_size": batch_size}
+    )

@@ -27,7 +27,9 @@ def progress(title: str, total: int) -> Iterator[Advance]:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(title, total=total)
-            yield lambda description="", amount=1: bar.update(task, advance=amount, description=f"{title} {description}")
+            yield lambda description="", amount=1: bar.update(
+                task, advance=amount, description=f"{title} {description}"
+            )
         return
 
     done, last = 0, time.monotonic()

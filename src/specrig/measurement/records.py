@@ -100,7 +100,10 @@ class Load(BaseModel):
     def plus(self, other: Load) -> Load:
         """The sum of this load and another; None for each field that is None in one of them."""
         ours, theirs = self.model_dump(), other.model_dump()
-        both = {name: None if None in (value, theirs[name]) else round(value + theirs[name], 4) for name, value in ours.items()}
+        both = {
+            name: None if None in (value, theirs[name]) else round(value + theirs[name], 4)
+            for name, value in ours.items()
+        }
         return Load.model_validate(both)
 
 

@@ -53,7 +53,9 @@ def measure(study: Study, engine_name: str, pair_name: str, wanted: Sequence[str
     """
     study.resolved_device(_gpus(engines()[engine_name], study.rows.pairs[pair_name].tensor_parallel))
     jobs = {method: Job(study, (engine_name, pair_name, method), replicate) for method in wanted}
-    pair = study.paths.pair_files(pair_name, study.root).only([need for method in wanted for need in methods()[method].needs])
+    pair = study.paths.pair_files(pair_name, study.root).only(
+        [need for method in wanted for need in methods()[method].needs]
+    )
     prompts, unusable = _prompts(study, {cell.task for job in jobs.values() for cell in job.cells}, pair)
     pending = {method: cells for method, job in jobs.items() if (cells := job.pending(pair, prompts, unusable))}
     if pending:
@@ -63,15 +65,24 @@ def measure(study: Study, engine_name: str, pair_name: str, wanted: Sequence[str
             engine = open_things.enter_context(engines()[engine_name](pair, device=device, threads=study.threads))
             meter = open_things.enter_context(_metered(engine))
             machine = Surroundings(device, here=engine.loads_pairs, in_process=engine.in_process)
-            environment = capture(pair, device=device, threads=study.threads) | engine.environment() | {"energy": meter.source}
+            environment = (
+                capture(pair, device=device, threads=study.threads) | engine.environment() | {"energy": meter.source}
+            )
             for method in pending:
                 jobs[method].describe(environment)
             # Engines that alternate run the cells of all methods in common blocks, the others method by method.
             groups = (
-                [blocks(cell for cells in pending.values() for cell in cells)] if engine.paired else map(_whole, pending.values())
+                [blocks(cell for cells in pending.values() for cell in cells)]
+                if engine.paired
+                else map(_whole, pending.values())
             )
-            made = [[_Block(engine, meter, machine, cells, prompts[cells[0].task], jobs) for cells in group] for group in groups]
-            with progress(f"{engine_name}/{pair_name}", sum(block.units for group in made for block in group)) as advance:
+            made = [
+                [_Block(engine, meter, machine, cells, prompts[cells[0].task], jobs) for cells in group]
+                for group in groups
+            ]
+            with progress(
+                f"{engine_name}/{pair_name}", sum(block.units for group in made for block in group)
+            ) as advance:
                 for group in made:
                     _measure_group(group, advance)
             if engine.loads_pairs:  # last, so that its buffers are in no cell's peak memory
@@ -198,7 +209,9 @@ class _Block:
     def _seed(self, cell: Cell, prompt: Prompt, repeat: int) -> int:
         return seed_of(self.study.seed, cell.task, prompt.id, repeat, self.replicate)
 
-    def write(self, cell: Cell, runs: list[list[Run]], baseline: list[list[Run]], drifts: Sequence[float | None]) -> None:
+    def write(
+        self, cell: Cell, runs: list[list[Run]], baseline: list[list[Run]], drifts: Sequence[float | None]
+    ) -> None:
         """Write the cell's record file from its runs and the baseline's, both with one list for each of `rounds`."""
         records, after, job = [], self.after or self.machine.probe(), self.jobs[cell.method]
         for (repeat, number), found, base, drift in zip(self.rounds, runs, baseline, drifts, strict=True):

@@ -47,7 +47,9 @@ def measure_unpaired(blocks: Sequence[Block], digests: dict[Cell, str], folder: 
 
     before = [both(block, "before") for block in blocks]
     runs: dict[Cell, Runs | None] = {}
-    standing = [(block, cell) for block, base in zip(blocks, before, strict=True) if base is not None for cell in block.cells]
+    standing = [
+        (block, cell) for block, base in zip(blocks, before, strict=True) if base is not None for cell in block.cells
+    ]
     order = list(dict.fromkeys(_engine_of(cell) for _, cell in standing))
     for block, cell in sorted(standing, key=lambda entry: order.index(_engine_of(entry[1]))):
         runs[cell] = _kept(parts / _part(cell), digests[cell], lambda block=block, cell=cell: block.run_alone(cell))  # type: ignore[misc]

@@ -76,12 +76,16 @@ OLDER = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt")
 """Files in which tokenizers older than tokenizer.json keep their tokens: byte-level BPE, SentencePiece (two names), WordPiece."""
 
 
-def check_vocabulary(target: str, draft: str, target_revision: str | None = None, draft_revision: str | None = None) -> None:
+def check_vocabulary(
+    target: str, draft: str, target_revision: str | None = None, draft_revision: str | None = None
+) -> None:
     """Raise ModelError unless both tokenizers map the same tokens to the same ids."""
     ours, theirs = vocabulary(target, target_revision), vocabulary(draft, draft_revision)
     if ours == theirs:
         return
-    differing = sorted((token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]), key=ours.__getitem__)
+    differing = sorted(
+        (token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]), key=ours.__getitem__
+    )
     example = ""
     if differing:
         token = differing[0]

@@ -76,7 +76,9 @@ def _config(file: Path, model: str) -> dict[str, Any]:
     try:
         reader = GGUFReader(file)
         ends = [int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors]
-        read = {name: field.contents() for name, field in reader.fields.items() if name.startswith("general.architecture")}
+        read = {
+            name: field.contents() for name, field in reader.fields.items() if name.startswith("general.architecture")
+        }
     except (ValueError, IndexError, KeyError, OSError) as error:  # whatever a header that is none leads the reader to
         reason = first_line(error)
         raise ModelError(f"{model}: no whole GGUF file ({reason}); fetch it again") from error
@@ -88,7 +90,9 @@ def _config(file: Path, model: str) -> dict[str, Any]:
     kind = str(read.get("general.architecture", ""))
     readable = sorted(set(GGUF_CONFIG_MAPPING) - {"general", "tokenizer", "t5", "t5encoder", "umt5"})
     if kind not in readable:
-        raise ModelError(f"{model}: transformers cannot read the architecture {kind!r} from GGUF; it reads {', '.join(readable)}")
+        raise ModelError(
+            f"{model}: transformers cannot read the architecture {kind!r} from GGUF; it reads {', '.join(readable)}"
+        )
 
     def said(key: str) -> Any:
         field = reader.fields.get(f"{kind}.{key}")
@@ -141,7 +145,9 @@ def convert(model: str, out: Path, dtype: str) -> None:
         loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=precision)
     except Exception as error:  # each architecture's converter fails in its own way
         reason = first_line(error)
-        raise ModelError(f"{model}: transformers cannot turn it into a model ({type(error).__name__}: {reason})") from error
+        raise ModelError(
+            f"{model}: transformers cannot turn it into a model ({type(error).__name__}: {reason})"
+        ) from error
     # The config still says that the weights are quantized, which they are no longer, and saving would refuse: a plain one instead.
     plain = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
     whole = type(loaded)(type(loaded.config)(**plain)).to(precision)

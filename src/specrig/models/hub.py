@@ -44,7 +44,9 @@ def fetch_folder(model: str, revision: str | None = None, only: Sequence[str] | 
     from huggingface_hub import snapshot_download
 
     patterns = None if only is None else list(only)
-    return Path(_asked(model, "it", lambda: snapshot_download(model, revision=revision, allow_patterns=patterns), revision))
+    return Path(
+        _asked(model, "it", lambda: snapshot_download(model, revision=revision, allow_patterns=patterns), revision)
+    )
 
 
 def tokenizer(model: str, revision: str | None = None) -> Any:
@@ -95,7 +97,12 @@ def present_commit(repository: str, kind: Literal["model", "dataset"]) -> str:
 
 def _asked(repository: str, what: str, ask: Callable[[], str], revision: str | None = None) -> str:
     """The hub's answer to `ask`. Raises ModelError where it refuses, in words that name the fix. what: the thing asked for, for the message."""
-    from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RemoteEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         return ask()
@@ -107,10 +114,15 @@ def _asked(repository: str, what: str, ask: Callable[[], str], revision: str | N
         reason = f"the hub has no revision {revision!r} of it; correct it in its row, or empty it there and run `specrig pin`"
         raise ModelError(f"{repository}: {reason}") from error
     except RemoteEntryNotFoundError as error:
-        raise FileMissingError(f"{repository}: its repository holds no {what}{f' at {revision}' if revision else ''}") from error
+        raise FileMissingError(
+            f"{repository}: its repository holds no {what}{f' at {revision}' if revision else ''}"
+        ) from error
     except Exception as error:  # whatever the client's own HTTP library raises
         # To who has not logged in the hub says 401 of a repository that is private, and of one that is missing.
-        if isinstance(error, RepositoryNotFoundError) or getattr(getattr(error, "response", None), "status_code", None) == 401:
+        if (
+            isinstance(error, RepositoryNotFoundError)
+            or getattr(getattr(error, "response", None), "status_code", None) == 401
+        ):
             reason = "neither a folder here nor on the hub, or private: correct its row, or `hf auth login`"
             raise ModelError(f"{repository}: {reason}") from error
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:

@@ -42,7 +42,9 @@ def recurrent(config: dict[str, Any]) -> str | None:
         others = dict.fromkeys(str(kind) for kind in _flat(kinds) if kind not in ATTENTION)
         evidence = f"layers of type {', '.join(others)}" if others else ""
     else:
-        evidence = next((f"{key} in its config" for key, value in text.items() if value and STATE.search(key.lower())), "")
+        evidence = next(
+            (f"{key} in its config" for key, value in text.items() if value and STATE.search(key.lower())), ""
+        )
         if not any(text.get(name) for name in HEADS):
             evidence = evidence or "no attention heads in its config"
     if not evidence:

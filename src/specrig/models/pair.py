@@ -51,7 +51,11 @@ class PairFiles:
     @property
     def sources(self) -> dict[str, str]:
         """Every part that is there: name -> folder or hub id."""
-        parts = {"target": self.target, "draft": self.draft, **{name: str(folder) for name, folder in self.heads.items()}}
+        parts = {
+            "target": self.target,
+            "draft": self.draft,
+            **{name: str(folder) for name, folder in self.heads.items()},
+        }
         return {name: source for name, source in parts.items() if source is not None}
 
     @property

@@ -65,7 +65,9 @@ def device_map(model: Any, devices: Sequence[str], beside: int = 0) -> dict[str,
 
     places = [torch.device(device) for device in devices]
     layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
-    name = next((name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == layers), None)
+    name = next(
+        (name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == layers), None
+    )
     if name is None:
         raise ModelError(f"{type(model).__name__} keeps its {layers} layers in no list that GPUs could share")
     found: dict[str, torch.device] = {}

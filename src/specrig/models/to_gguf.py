@@ -43,14 +43,15 @@ def refuses(config: dict[str, Any]) -> str | None:
     """Why a model of this config.json is not written; None if it is."""
     kind = config.get("model_type")
     if kind != "llama":
-        return (
-            f"only Llama's architecture is written as GGUF, this is {kind!r}; name a GGUF file of the model as its source instead"
-        )
+        return f"only Llama's architecture is written as GGUF, this is {kind!r}; name a GGUF file of the model as its source instead"
     rope = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("rope_type", "default")
-    if rope != "default" or config.get("attention_bias") or config.get("mlp_bias") or config.get("hidden_act", "silu") != "silu":
-        return (
-            "scaled rotary positions, biases and other activations are not written as GGUF; name a GGUF file of the model instead"
-        )
+    if (
+        rope != "default"
+        or config.get("attention_bias")
+        or config.get("mlp_bias")
+        or config.get("hidden_act", "silu") != "silu"
+    ):
+        return "scaled rotary positions, biases and other activations are not written as GGUF; name a GGUF file of the model instead"
     return None
 
 
@@ -105,7 +106,9 @@ def rename_tokens(file: Path, out: Path) -> None:
     writer = GGUFWriter(out, kind)
     for name, field in reader.fields.items():
         if not name.startswith(("GGUF.", "tokenizer.")) and name != "general.architecture":
-            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+            writer.add_key_value(
+                name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None
+            )
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
         if tensor.name == "token_embd.weight":
@@ -113,7 +116,9 @@ def rename_tokens(file: Path, out: Path) -> None:
     _save(writer)
 
 
-def _write(out: Path, kind: str, config: Any, layers: int, tensors: dict[str, Tensor], dtype: str, extra: dict[str, Any]) -> None:
+def _write(
+    out: Path, kind: str, config: Any, layers: int, tensors: dict[str, Tensor], dtype: str, extra: dict[str, Any]
+) -> None:
     import torch
     from gguf import GGMLQuantizationType, GGUFWriter, quantize
 

@@ -111,7 +111,9 @@ class PretrainedWeights(Weights):
 
     def _source(self, part: str) -> tuple[str, str | None]:
         pair = self.pair
-        source, revision = (pair.target, pair.target_revision) if part == "target" else (pair.draft, pair.draft_revision)
+        source, revision = (
+            (pair.target, pair.target_revision) if part == "target" else (pair.draft, pair.draft_revision)
+        )
         if source is None:
             raise ModelError(
                 f"pair {pair.name}: this method needs a draft model and the pair names none; fill the column in pairs.tsv"

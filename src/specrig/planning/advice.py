@@ -126,7 +126,9 @@ def advise(
         problems.row(pairs, None, "pair", f"no row {name!r}", nearest(name, rows))
     device = find_device(device_name) if device_name else None
     if device_name and device is None:
-        problems.found.append(Problem("--device", "", f"unknown device {device_name!r}", nearest(device_name, devices())))
+        problems.found.append(
+            Problem("--device", "", f"unknown device {device_name!r}", nearest(device_name, devices()))
+        )
     cells = fair_cells(study, name, problems) if study else []
     if name not in rows or (device_name and device is None) or (study and not cells):
         problems.stop()
@@ -159,12 +161,17 @@ def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: 
     if reason:
         found.append(Finding(False, reason))
     elif pair.draft and pair.trained_in("draft") is None:
-        found.append(Finding(True, "target and draft share one vocabulary, as far as shipped facts and files at hand say"))
+        found.append(
+            Finding(True, "target and draft share one vocabulary, as far as shipped facts and files at hand say")
+        )
     if target and draft:
         found.append(_ratio(target.active / draft.active))
     if target and target.parameters < 13e9 and not pair.draft:
         found.append(
-            Finding(None, "for targets under 13B a draft model is hard to find small enough: Medusa, EAGLE, lookahead or ngram")
+            Finding(
+                None,
+                "for targets under 13B a draft model is hard to find small enough: Medusa, EAGLE, lookahead or ngram",
+            )
         )
     if target and device:
         needed = sum(roofline.memory_gb(size, pair.dtype, CONTEXT) for size in (target, draft) if size)
@@ -193,7 +200,9 @@ def _memory(needed: float, dtype: str, device: Device) -> Finding:
 
 def _gate(pair: Pair) -> str | None:
     """Why target and draft can never speculate together, by shipped facts and local folders; None if nothing is against it."""
-    local = [model for model in (pair.target, pair.draft) if model and (Path(model).expanduser() / "config.json").is_file()]
+    local = [
+        model for model in (pair.target, pair.draft) if model and (Path(model).expanduser() / "config.json").is_file()
+    ]
     try:
         for folder in local:
             check_decoder(folder)
@@ -215,7 +224,9 @@ def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
         low, high = (float(best[end]) if best["speedup_low"] else None for end in ("speedup_low", "speedup_high"))
         length = float(best["acceptance_length"] or 1)
         speedup = float(best["speedup"])
-        found.append(Best(task, float(temperature), int(batch), best["method"], int(best["k"]), speedup, low, high, length))
+        found.append(
+            Best(task, float(temperature), int(batch), best["method"], int(best["k"]), speedup, low, high, length)
+        )
     return found
 
 

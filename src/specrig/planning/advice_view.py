@@ -23,7 +23,8 @@ def show_advice(advice: Advice, console: Console) -> None:
     """Print the pair, its findings and its measurements; without measurements, the predictions and what practice recommends."""
     pair, device = advice.pair, advice.device
     console.print(
-        f"[bold]{advice.name}[/]: {pair.target} ← {pair.draft or 'no draft'}" + (f" on {device.device}" if device else "")
+        f"[bold]{advice.name}[/]: {pair.target} ← {pair.draft or 'no draft'}"
+        + (f" on {device.device}" if device else "")
     )
     for finding in advice.findings:
         console.print(f"  {SIGNS[finding.good]} ", end="")
@@ -37,7 +38,9 @@ def show_advice(advice: Advice, console: Console) -> None:
         )
         return
     if advice.predictions is None:
-        console.print("Sizes of the models are not known here, so the model cannot choose k; k = 4 is a good start. Measure it:")
+        console.print(
+            "Sizes of the models are not known here, so the model cannot choose k; k = 4 is a good start. Measure it:"
+        )
         console.print(
             f"  make CONFIG=<a study with pairs: [{advice.name}]>, then specrig advise {advice.name} --study results/<study>",
             markup=False,
@@ -52,7 +55,9 @@ def _measured(rows: Sequence[Best], title: str) -> Table:
     shown = []
     for row in rows:
         pays = row.speedup > 1
-        why = f"{row.acceptance_length:.2f} tokens a pass" + ("" if row.sure else "; the interval holds 1, or is not known")
+        why = f"{row.acceptance_length:.2f} tokens a pass" + (
+            "" if row.sure else "; the interval holds 1, or is not known"
+        )
         shown.append(
             (
                 row.task,
@@ -86,7 +91,10 @@ def _show_predictions(predictions: Sequence[Prediction], device: str | None, con
     console.print(_table("not measured: predicted at batch 1", columns, shown))
     # The other alphas show how much the speedup hangs on acceptance; to choose by, the usual one is taken.
     choices = [row for row in predictions if row.alpha in (None, USUAL_ALPHA)]
-    for title, rows in (("Best with nothing to train", [row for row in choices if not row.heads]), ("Best of all", choices)):
+    for title, rows in (
+        ("Best with nothing to train", [row for row in choices if not row.heads]),
+        ("Best of all", choices),
+    ):
         if rows:
             speedup, text = max((row.speedup, _choice(row)) for row in rows)
             text = f"{text}: {speedup:.2f} times at most" if speedup > 1 else "autoregressive: nothing pays"
@@ -101,7 +109,9 @@ def _choice(row: Prediction) -> str:
     """A prediction's method in words, e.g. `draft_model with k = 5` or `eagle (needs a trained eagle head)`."""
     if row.k is not None:
         return f"{row.method} with k = {row.k}"
-    return f"{row.method} (needs a trained {', '.join(f'{head} head' for head in row.heads)})" if row.heads else row.method
+    return (
+        f"{row.method} (needs a trained {', '.join(f'{head} head' for head in row.heads)})" if row.heads else row.method
+    )
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

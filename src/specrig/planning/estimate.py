@@ -126,7 +126,9 @@ def hours(study: Study, sizes: list[PairSize], bandwidth: float | None = None) -
     return seconds / 3600, text + (f"; without {', '.join(unknown)}, whose size is not known" if unknown else "")
 
 
-def process_seconds(study: Study, process: tuple[str, str, str], size: PairSize, bandwidth: float | None = None) -> float:
+def process_seconds(
+    study: Study, process: tuple[str, str, str], size: PairSize, bandwidth: float | None = None
+) -> float:
     """Seconds that one measuring job takes in one replicate, by the same bound as `hours`.
 
     process: a key of the grid's `processes`. size: of its pair, whose target's shape is known. bandwidth: as in `hours`.

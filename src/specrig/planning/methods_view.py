@@ -58,7 +58,9 @@ def described() -> dict[str, Any]:
 def _defaults(kind: type[BaseModel]) -> dict[str, Any]:
     """Name of an option -> its default as JSON has it; None also for one that must be given."""
     found = {
-        name: info.get_default(call_default_factory=True) for name, info in kind.model_fields.items() if not info.is_required()
+        name: info.get_default(call_default_factory=True)
+        for name, info in kind.model_fields.items()
+        if not info.is_required()
     }
     return dict.fromkeys(kind.model_fields) | to_jsonable_python(found)
 

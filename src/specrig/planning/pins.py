@@ -51,7 +51,12 @@ def unpinned(study: Study) -> list[Pin]:
         needs = {need for entry in entries for need in methods()[entry.method].needs}
         if row.trained_in("target") is None and row.target_revision is None:
             found.append(Pin(tables.pairs, name, "target_revision", row.target, "model"))
-        if "draft" in needs and row.draft is not None and row.trained_in("draft") is None and row.draft_revision is None:
+        if (
+            "draft" in needs
+            and row.draft is not None
+            and row.trained_in("draft") is None
+            and row.draft_revision is None
+        ):
             found.append(Pin(tables.pairs, name, "draft_revision", row.draft, "model"))
         fetched = {head: source for head, source in row.head_folders.items() if row.trained_in(head) is None}
         heads = {head: source for head, source in fetched.items() if head in needs and head not in row.head_revisions}

@@ -87,6 +87,10 @@ def _values(values: Sequence[Any]) -> str:
     """Values as text: `2–8` for three or more consecutive numbers, the number of names if there are over four, else `0, 1`."""
     if len(values) > 4 and isinstance(values[0], str):
         return str(len(values))
-    if len(values) > 2 and all(isinstance(value, int) for value in values) and values == list(range(values[0], values[-1] + 1)):
+    if (
+        len(values) > 2
+        and all(isinstance(value, int) for value in values)
+        and values == list(range(values[0], values[-1] + 1))
+    ):
         return f"{values[0]}–{values[-1]}"
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)

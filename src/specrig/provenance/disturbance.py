@@ -150,7 +150,9 @@ def _fastest(action: Callable[[], Any], device: str) -> float:
 
 def _waited(folders: list[Path]) -> float | None:
     """Seconds that the threads in `folders` were ready but waited for a processor, since each began; None without counters."""
-    found = [times[1] for folder in folders for path in folder.glob("*/schedstat") if (times := _schedstat(path)) is not None]
+    found = [
+        times[1] for folder in folders for path in folder.glob("*/schedstat") if (times := _schedstat(path)) is not None
+    ]
     return sum(found) if found else None
 
 

@@ -43,7 +43,9 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
     left_out = ["prompts and references of every task"]
     _json(folder / "study.json", {**_public_study(study.config, names), "tables": _pack_rows(study, folder, names)})
     own = _embedded_tasks(study.config)
-    blanked = sorted({records[0].cell.task for _, _, records in study.files() if records and records[0].cell.task not in own})
+    blanked = sorted(
+        {records[0].cell.task for _, _, records in study.files() if records and records[0].cell.task not in own}
+    )
     if blanked:
         left_out.append(f"the outputs' texts of {', '.join(blanked)}, which may quote data of others (token ids stay)")
     for job in study.jobs:
@@ -65,7 +67,9 @@ def unpack(folder: Path, out: Path) -> Path:
     """
     config = _read_json(folder / "study.json")
     # Paths in the study are relative to where it ran; the tables lie in the publication.
-    config["tables"] = {name: str((folder / value).resolve()) for name, value in config.get("tables", {}).items() if value}
+    config["tables"] = {
+        name: str((folder / value).resolve()) for name, value in config.get("tables", {}).items() if value
+    }
     _json(out / "study.json", config)
     if (folder / MODELS).is_file():
         _json(out / MODELS, _read_json(folder / MODELS))
@@ -114,7 +118,8 @@ def _pack_job(job: Job, study: StudyData, folder: Path, names: Sequence[str], ow
         records = [json.loads(line) for line in found]
         if records and records[0]["cell"]["task"] not in own:
             found = [
-                json.dumps({**record, "text": "", "baseline_text": "", "ends": None}, separators=(",", ":")) for record in records
+                json.dumps({**record, "text": "", "baseline_text": "", "ends": None}, separators=(",", ":"))
+                for record in records
             ]
         lines += found
         index["cells"][slug] = {

@@ -36,9 +36,13 @@ def compare_csv(recomputed: Path, folder: Path, stem: str) -> Found:
     everything that was published is still compared.
     """
     published, ours = _read(table_path(folder, f"{stem}.csv")), _read(recomputed)
-    differences = [f"column {name}: published, and this code does not compute it" for name in published if name not in ours]
+    differences = [
+        f"column {name}: published, and this code does not compute it" for name in published if name not in ours
+    ]
     remarks = [
-        f"column {name}: this code computes it, the publication does not have it" for name in ours if name not in published
+        f"column {name}: this code computes it, the publication does not have it"
+        for name in ours
+        if name not in published
     ]
     columns = [str(name) for name in published if name in ours]
     keys = [name for name in KEYS if name in columns]

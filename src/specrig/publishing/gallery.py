@@ -66,7 +66,8 @@ def write_gallery(folder: Path) -> list[Path]:
 def draw_all(found: Sequence[Entered], path: Path) -> Path:
     """Draw the picture of all entries as SVG; returns `path`."""
     return draw(
-        [(f"{each.pair} in {each.engine}\n{each.machine}\n{each.folder}", each.speedups, each.fair) for each in found], path
+        [(f"{each.pair} in {each.engine}\n{each.machine}\n{each.folder}", each.speedups, each.fair) for each in found],
+        path,
     )
 
 
@@ -125,7 +126,8 @@ def _entered(publication: Path) -> Iterator[Entered]:
                 cells,
                 tuple(manifest.measured_with),
                 min(
-                    (str(job.environment["captured"])[:10] for job in study.jobs if job.environment.get("captured")), default="–"
+                    (str(job.environment["captured"])[:10] for job in study.jobs if job.environment.get("captured")),
+                    default="–",
                 ),
                 drafting,
                 fair,

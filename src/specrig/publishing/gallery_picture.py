@@ -83,11 +83,22 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
 def _bars(ax: Axes, panel: Panel) -> None:
     """One bar a method, the fastest on top; pale where the method is lossy, failed the audit or was disturbed."""
     title, rows, fair = panel
-    frame = rows.assign(_fair=fair, _marked=spoilt(rows, MEAN)).dropna(subset=[CROSSFIT]).sort_values(CROSSFIT, ascending=False)
+    frame = (
+        rows.assign(_fair=fair, _marked=spoilt(rows, MEAN))
+        .dropna(subset=[CROSSFIT])
+        .sort_values(CROSSFIT, ascending=False)
+    )
     names = [f"{row_label(row)}{f' {DISTURBED_SIGN}' if row['_marked'] else ''}" for row in row_dicts(frame)]
     palette = dict(zip(names, map(method_colour, frame["method"]), strict=True))
     sns.barplot(
-        x=frame[CROSSFIT].to_numpy(), y=names, hue=names, palette=palette, saturation=1, legend=False, errorbar=None, ax=ax
+        x=frame[CROSSFIT].to_numpy(),
+        y=names,
+        hue=names,
+        palette=palette,
+        saturation=1,
+        legend=False,
+        errorbar=None,
+        ax=ax,
     )
     for bar, kept in zip(ax.patches, frame["_fair"], strict=False):
         bar.set_alpha(1.0 if kept else 0.35)

@@ -57,7 +57,9 @@ class Manifest(BaseModel):
     @property
     def code(self) -> str:
         """The code that made the tables, as text: version, commit, whether there were uncommitted changes."""
-        commit = f", commit {self.commit[:12]}{' with uncommitted changes' if self.dirty else ''}" if self.commit else ""
+        commit = (
+            f", commit {self.commit[:12]}{' with uncommitted changes' if self.dirty else ''}" if self.commit else ""
+        )
         return f"SpecRig {self.specrig}{commit}"
 
 

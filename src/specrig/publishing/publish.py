@@ -56,7 +56,9 @@ def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
         own = study.root / "tables" / f"{stem}.csv"
         differences, _ = compare_csv(own, target, stem) if own.is_file() else ([], [])
         if differences:
-            notes.append(f"{own} is not what the records give now ({len(differences)} differences, e.g. {differences[0]})")
+            notes.append(
+                f"{own} is not what the records give now ({len(differences)} differences, e.g. {differences[0]})"
+            )
     return target, notes
 
 
@@ -71,7 +73,9 @@ def render_again(target: Path) -> Path:
     sources = {name for name in manifest.files if not _is_computed(name)}
     changed = sorted(name for name in sources if found.get(name) != manifest.files[name])
     if changed:
-        raise PublicationError(f"{target / changed[0]} is not what was published: restore it, `specrig verify` says more")
+        raise PublicationError(
+            f"{target / changed[0]} is not what was published: restore it, `specrig verify` says more"
+        )
     with _replacing(target) as folder:
         for name in sorted(sources):
             _copy(target / name, (folder / name).parent)
@@ -102,7 +106,9 @@ def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str
         manifest = present(
             study=data.name,
             hardware=", ".join(hardware(data)),
-            measured_with=sorted({str(job.environment["git"]["commit"]) for job in data.jobs if job.environment.get("git")}),
+            measured_with=sorted(
+                {str(job.environment["git"]["commit"]) for job in data.jobs if job.environment.get("git")}
+            ),
             columns={stem: header(folder, stem) for stem in TABLES},
             left_out=left_out,
             files=entries(folder),
@@ -133,7 +139,10 @@ def compute_tables(folder: Path, results: Path) -> list[Path]:
     folder: the publication, which holds the scores. results: the same unpacked, which holds the records.
     """
     name = read_study(results).name
-    return [*write_tables(results, results / "tables"), *write_quality_table(read_scores(folder), name, results / "tables")]
+    return [
+        *write_tables(results, results / "tables"),
+        *write_quality_table(read_scores(folder), name, results / "tables"),
+    ]
 
 
 @contextmanager
@@ -175,7 +184,9 @@ def _check_finished(study: Study) -> None:
     if missing:
         raise PublicationError(f"{study.root}: {len(missing)} cells are not measured, e.g. {missing[0]}; {again}")
     if not (study.root / "audit" / "records.csv").is_file():
-        raise PublicationError(f"{study.root}/audit/records.csv is not there, and a study is published with its audit; {again}")
+        raise PublicationError(
+            f"{study.root}/audit/records.csv is not there, and a study is published with its audit; {again}"
+        )
 
 
 def _check_replaceable(target: Path, study: str) -> None:

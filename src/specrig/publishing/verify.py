@@ -76,7 +76,9 @@ def verify(folder: Path, show: Callable[[str], None]) -> Verification:
             f"The code is not the one that made it. To tell a changed publication from changed code: git checkout {manifest.commit or manifest.specrig}"
         )
     elif any(finding.remarks for finding in findings):
-        show(f"The present code computes more than {manifest.code} did; all that was published follows from the records.")
+        show(
+            f"The present code computes more than {manifest.code} did; all that was published follows from the records."
+        )
     show(f"{found.wrong} differences" if found.wrong else "All published tables follow from the published records.")
     return found
 
@@ -118,7 +120,9 @@ def _records(folder: Path, index_path: Path) -> Finding:
     for slug, entry in index.items():
         if sha256("".join(f"{line}\n" for line in cells.get(slug, [])).encode()).hexdigest() != entry["sha256"]:
             finding.differences.append(f"cell {slug}: not the records that index.json has the digest of")
-    finding.differences += [f"cell {slug}: records that index.json does not name" for slug in cells.keys() - index.keys()]
+    finding.differences += [
+        f"cell {slug}: records that index.json does not name" for slug in cells.keys() - index.keys()
+    ]
     finding.checked = f"{len(lines)} records of {len(index)} cells"
     return finding
 

@@ -36,7 +36,8 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
     fair = fair[~disturbed(fair)]
     chosen = {_key(row): row for row in row_dicts(optimal.assign(variant=optimal["variant"].fillna("")))}
     plain = {
-        identity(members[0].cell): max(record.baseline.peak_memory_mb for record in members) for members in study.cells.values()
+        identity(members[0].cell): max(record.baseline.peak_memory_mb for record in members)
+        for members in study.cells.values()
     }
     rows = []
     for _, frame in fair.groupby(SETTING, sort=False):
@@ -77,10 +78,16 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
             [
                 *(Entry(str(row[name])) for name in levels),
                 Entry(task_name(row["task"])),
-                Entry(_name(row) if gains else "none", "" if certain else "gain not certain" if gains else "", bold=certain),
+                Entry(
+                    _name(row) if gains else "none",
+                    "" if certain else "gain not certain" if gains else "",
+                    bold=certain,
+                ),
                 Entry(str(row["k"]) if gains else "–"),
                 Entry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
-                Entry(_megabytes(row["beyond_mb"]), f"of {grid.number(row['peak_memory_mb'], 0)}") if known else Entry("–"),
+                Entry(_megabytes(row["beyond_mb"]), f"of {grid.number(row['peak_memory_mb'], 0)}")
+                if known
+                else Entry("–"),
                 Entry(_first(row["rivals"], SHOWN) or "–"),
                 *links(row),
             ]
@@ -106,9 +113,13 @@ def _silent(found: pd.DataFrame, cells: pd.DataFrame, levels: list[str]) -> list
     spoken = set(found[SETTING].itertuples(index=False, name=None))
     keys = [*levels, "task"]
     missing = [
-        row for row in row_dicts(_fair(cells)[SETTING].drop_duplicates()) if tuple(row[name] for name in SETTING) not in spoken
+        row
+        for row in row_dicts(_fair(cells)[SETTING].drop_duplicates())
+        if tuple(row[name] for name in SETTING) not in spoken
     ]
-    names = [" / ".join(task_name(str(row[name])) if name == "task" else str(row[name]) for name in keys) for row in missing]
+    names = [
+        " / ".join(task_name(str(row[name])) if name == "task" else str(row[name]) for name in keys) for row in missing
+    ]
     return [f"No advice, since the machine disturbed their cells: {_first(names, SILENT)}."] if names else []
 
 

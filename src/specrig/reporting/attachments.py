@@ -69,7 +69,11 @@ class Embedded(Attachments):
     def places(self, cell: Cell) -> list[Entry]:
         """The cell's record file, and a search for its run in the MLflow that `make ui` starts."""
         found = [Entry("record", href=quote(f"{self.results}/records/{cell.name}.jsonl"))]
-        return [*found, Entry("run", href=self.runs + quote(f"tags.cell = '{cell.name}'", safe=""))] if self.runs else found
+        return (
+            [*found, Entry("run", href=self.runs + quote(f"tags.cell = '{cell.name}'", safe=""))]
+            if self.runs
+            else found
+        )
 
 
 class Beside(Attachments):

@@ -52,7 +52,8 @@ def reference(key: str) -> str:
     text = BIBLIOGRAPHY.read_text(encoding="utf-8")
     entry = text[text.index(f"{{{key},") :].split("\n}")[0]
     fields = {
-        name: re.sub(r"[{}\\]", "", value) for name, value in re.findall(r"^ *(\w+) *= *\{(.*)\},?$", entry, flags=re.MULTILINE)
+        name: re.sub(r"[{}\\]", "", value)
+        for name, value in re.findall(r"^ *(\w+) *= *\{(.*)\},?$", entry, flags=re.MULTILINE)
     }
     authors = fields["author"].split(" and ")
     if len(authors) > AUTHORS or "others" in authors:

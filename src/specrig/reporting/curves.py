@@ -33,7 +33,9 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
         reach = range(1, int(frame["emitted"].max()) + 1)
         for task, style in styles.items():
             shares = frame[frame["task"] == task].set_index("emitted")["share"].reindex(reach, fill_value=0.0)
-            tips = [f"{task_name(task)}, {count} tokens: {100 * share:.1f} % of passes" for count, share in shares.items()]
+            tips = [
+                f"{task_name(task)}, {count} tokens: {100 * share:.1f} % of passes" for count, share in shares.items()
+            ]
             mark(ax.plot(list(reach), shares, label=task_name(task), **style), task_name(task), tips)
         name = method_name(method, variant=variant, lossless=lossless)
         if sheet.width:

@@ -31,7 +31,9 @@ def device_titles(table: pd.DataFrame) -> list[str]:
 
 def device_entries(row: Mapping[str, Any]) -> list[Entry]:
     """The entries of a row for the columns of `DEVICE` that it has, in the order of `device_titles`."""
-    return [Entry(percent(row[name]) if name == "floor_share" else number(row[name], 3)) for name in DEVICE if name in row]
+    return [
+        Entry(percent(row[name]) if name == "floor_share" else number(row[name], 3)) for name in DEVICE if name in row
+    ]
 
 
 def with_floor(table: pd.DataFrame, cells: Iterable[list[Record]], environments: Environments) -> pd.DataFrame:
@@ -61,7 +63,10 @@ def _sentence(key: tuple[str, str, int], members: list[tuple[Floor, Mapping[str,
     memories = [environment["memory"] for _, environment in members]
     speeds = sorted({memory["copy_gb_s"] for memory in memories})
     spread = number(speeds[0], 1) if speeds[0] == speeds[-1] else f"{number(speeds[0], 1)} to {number(speeds[-1], 1)}"
-    mean = {name: sum(getattr(each, name) for each, _ in members) / len(members) for name in ("read_bytes", "floor_s", "pass_s")}
+    mean = {
+        name: sum(getattr(each, name) for each, _ in members) / len(members)
+        for name in ("read_bytes", "floor_s", "pass_s")
+    }
     shares = sorted(each.share for each, _ in members)
     size = "" if batch == 1 else f", batches of {batch}"
     text = (

@@ -98,7 +98,9 @@ def _context(exhibits: Exhibits, attachments: Attachments) -> dict[str, Any]:
         ],
         "models": surroundings.model_rows(study.folder),
         "figures": _figures(study),
-        "captions": {name: text + (disturbance.caption_note(cells) if name in TIMED else "") for name, text in FIGURES.items()},
+        "captions": {
+            name: text + (disturbance.caption_note(cells) if name in TIMED else "") for name, text in FIGURES.items()
+        },
         "disturbed": (
             disturbance.warning(cells, Path(study.config.get("results", "results"), study.name)),
             disturbance.disturbed_grid(study),
@@ -169,7 +171,10 @@ def _figures(study: StudyData) -> dict[str, list[tuple[str, Markup, str]]]:
         for name in FIGURES:
             others = sorted(folder.glob(f"{name}-*.svg"))
             first = f"{study.jobs[0].engine}-{study.jobs[0].pair}" if others else ""
-            settings = [(first, folder / f"{name}.svg"), *((path.stem.removeprefix(f"{name}-"), path) for path in others)]
+            settings = [
+                (first, folder / f"{name}.svg"),
+                *((path.stem.removeprefix(f"{name}-"), path) for path in others),
+            ]
             found[name] = [(setting, *_drawings(path, next(numbers))) for setting, path in settings]
         return found
 
@@ -178,7 +183,9 @@ def _drawings(path: Path, number: int) -> tuple[Markup, str]:
     """A figure as an element for screens, and packed (gzip, base64) for phones: unpacked, each would cost as much again."""
     drawn = inline_svg(path, "screen", f"s{number}")
     phone = inline_svg(path.parent / PHONE.name / path.name, "phone", f"p{number}")
-    return drawn, "" if phone == drawn else b64encode(compress(phone.encode(), mtime=0)).decode()  # without data both say so
+    return drawn, "" if phone == drawn else b64encode(
+        compress(phone.encode(), mtime=0)
+    ).decode()  # without data both say so
 
 
 def _samples(study: StudyData, summary: pd.DataFrame) -> list[tuple[str, str, Sample]]:

@@ -66,7 +66,11 @@ def sentence(compared: pd.DataFrame) -> str:
 
 def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
     """`comparison` as a table for readers. Reasons of disagreements and gaps become notes, marked by letters."""
-    varying = [name for name in SETTING if name == "task" or (name not in ("method", "k", "variant") and _varies(compared, name))]
+    varying = [
+        name
+        for name in SETTING
+        if name == "task" or (name not in ("method", "k", "variant") and _varies(compared, name))
+    ]
     order = {method: number for number, method in enumerate(method_order(compared["method"]))}
     found = sorted(row_dicts(compared), key=lambda row: order[row["method"]])  # stable: engines stay together
     letters: dict[str, str] = {}
@@ -90,10 +94,14 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
                 *map(Entry, labels),
                 Entry(str(row["common_prompts"])),
                 Entry(grid.number(row["tokens_per_s"], 1)),
-                Entry("1" if reference else grid.number(row["relative_speed"]), _spread(row, "relative_speed", reference)),
+                Entry(
+                    "1" if reference else grid.number(row["relative_speed"]), _spread(row, "relative_speed", reference)
+                ),
                 Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
                 Entry(grid.number(row["acceptance_length"])),
-                Entry("" if reference else difference, " ".join(filter(None, (spread, mark))), bold=bool(row["disagrees"])),
+                Entry(
+                    "" if reference else difference, " ".join(filter(None, (spread, mark))), bold=bool(row["disagrees"])
+                ),
             ]
         )
     notes = [f"{letter}: {reason}." for reason, letter in letters.items()]
@@ -164,7 +172,9 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
             ax.set_ylim(bottom=0, top=top_of(shown, measure))
             ax.grid(axis="x", visible=False)
     handles = [Line2D([], [], label=engine, **engine_style(engine, engines)) for engine in engines]
-    ring = Line2D([], [], marker="o", markersize=sheet.size, markerfacecolor="none", markeredgecolor=INK, linestyle="none")
+    ring = Line2D(
+        [], [], marker="o", markersize=sheet.size, markerfacecolor="none", markeredgecolor=INK, linestyle="none"
+    )
     ring.set_label("τ disagrees with the first engine")
     legend_below(figure, [*handles, *([ring] if shown["disagrees"].astype(bool).any() else [])])
     return figure
@@ -174,7 +184,9 @@ def _best_k(compared: pd.DataFrame) -> pd.DataFrame:
     """The rows at each method's best k: the one with the largest geometric mean speedup over tasks in the reference engine."""
     first = compared[compared["engine"] == compared["reference"]]
     logs = first.assign(log=np.log(first["speedup"].astype(float))).groupby(["method", "variant", "k"])["log"].mean()
-    best = {(method, variant): k for (method, variant, k), _ in cast("Any", logs.sort_values(na_position="first").items())}
+    best = {
+        (method, variant): k for (method, variant, k), _ in cast("Any", logs.sort_values(na_position="first").items())
+    }
     kept = [best.get((row["method"], row["variant"])) == row["k"] for row in row_dicts(compared)]
     return compared[kept]
 

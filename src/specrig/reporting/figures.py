@@ -62,7 +62,9 @@ class Drawing:
 def drawings(exhibits: Exhibits) -> Iterator[Drawing]:
     """All figures of a study. A figure shows one engine and one pair, at the lowest temperature and the smallest batch."""
     study, cells = exhibits.study, exhibits.cells
-    settings: dict[Hashable, pd.DataFrame] = dict(list(cells.groupby(["engine", "pair"], sort=False))) or {("", ""): cells}
+    settings: dict[Hashable, pd.DataFrame] = dict(list(cells.groupby(["engine", "pair"], sort=False))) or {
+        ("", ""): cells
+    }
     measured: dict[Hashable, list[list[Record]]] = {key: [] for key in settings}
     for members in study.cells.values():
         measured[members[0].cell.engine, members[0].cell.pair].append(members)
@@ -109,7 +111,9 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
     return written
 
 
-def draw_for_paper(exhibits: Exhibits, out: Path, sheets: tuple[Sheet, ...] = PAPER_SHEETS) -> dict[str, list[tuple[str, str]]]:
+def draw_for_paper(
+    exhibits: Exhibits, out: Path, sheets: tuple[Sheet, ...] = PAPER_SHEETS
+) -> dict[str, list[tuple[str, str]]]:
     """Draw every figure that has data as `<stem>-<sheet>.pdf` in `out`; returns name -> its (setting, stem) pairs.
 
     A PDF is as wide as its sheet, has no text or line beyond it, and has its fonts inside.

@@ -55,7 +55,9 @@ def _short(text: str, prefix: str) -> str:
     head, body = text[:start], re.sub(r"<g/>|\s+(?=<)", "", text[start:])
     body = re.sub(r' d="[^"]*"', lambda found: re.sub(r"\s*([MLCQzZ])\s*", r"\1", found[0]), body)
     styles: dict[str, str] = {}
-    body = re.sub(r'style="([^"]*)"', lambda found: f'class="{styles.setdefault(found[1], f"{prefix}_{len(styles)}")}"', body)
+    body = re.sub(
+        r'style="([^"]*)"', lambda found: f'class="{styles.setdefault(found[1], f"{prefix}_{len(styles)}")}"', body
+    )
     # The points of a line: what they share belongs to their group.
     body = re.sub(r'<g([^>]*)>((?:<use [^>]*( class="\w+")/>)(?:<use [^>]*\3/>)+)</g>', _hoisted, body)
     leaf = re.compile(r"<g>(<[^>]*/>|<text[^>]*>[^<]*</text>)</g>")

@@ -56,7 +56,13 @@ def latency(cells: pd.DataFrame, measured: Iterable[Cell], tasks: list[str], she
         for method, line in here.groupby("method"):
             style = {"color": method_colour(str(method)), "marker": method_marker(str(method)), "linestyle": "-"}
             draw_band(
-                ax, line.assign(k=line[OPTION]), "speedup", style, method_name(str(method)), timed=True, over="latency in ms"
+                ax,
+                line.assign(k=line[OPTION]),
+                "speedup",
+                style,
+                method_name(str(method)),
+                timed=True,
+                over="latency in ms",
             )
         for value in local.loc[local["task"] == task, "speedup"]:
             ax.axhline(value, color=method_colour(LOCAL), linestyle=(0, (4, 3)), linewidth=1.2)
@@ -70,6 +76,8 @@ def latency(cells: pd.DataFrame, measured: Iterable[Cell], tasks: list[str], she
     one_each = remote.assign(variant="").drop_duplicates("method")
     handles = method_handles(one_each)
     if not local.empty:
-        handles.append(Line2D([], [], color=method_colour(LOCAL), linestyle=(0, (4, 3)), label=f"{LOCAL}, in one process"))
+        handles.append(
+            Line2D([], [], color=method_colour(LOCAL), linestyle=(0, (4, 3)), label=f"{LOCAL}, in one process")
+        )
     legend_below(figure, handles, note=signs_note(remote))
     return figure

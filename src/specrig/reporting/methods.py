@@ -36,7 +36,9 @@ def methods_grid(study: StudyData) -> Grid:
             ]
         )
     caption = "The methods of the study. Lossless: the output keeps the target's distribution, at temperature 0 the very tokens."
-    return Grid(["method", "what it is", "lossless", "k"], rows, labels=4, caption=caption, label=f"tab:{study.name}-methods")
+    return Grid(
+        ["method", "what it is", "lossless", "k"], rows, labels=4, caption=caption, label=f"tab:{study.name}-methods"
+    )
 
 
 def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) -> Grid:
@@ -52,7 +54,10 @@ def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) 
             [
                 *row_labels(row, levels),
                 Entry(
-                    grid.number(row[CROSSFIT]) + (f" {DISTURBED_SIGN}" if sign else ""), spread, bool(bold), bool(row["failed"])
+                    grid.number(row[CROSSFIT]) + (f" {DISTURBED_SIGN}" if sign else ""),
+                    spread,
+                    bool(bold),
+                    bool(row["failed"]),
                 ),
                 Entry(grid.number(other["mean_acceptance_length"])),
                 Entry(grid.percent(other["mean_acceptance_rate"])),

@@ -1,6 +1,16 @@
 """The names of the tables and figures that are files of their own. No pandas here: the workflow reads them too."""
 
-TABLES = ("cells", "speedup", "acceptance", "engines", "reproduction", "optimal_k", "simulated", "order", "order_changes")
+TABLES = (
+    "cells",
+    "speedup",
+    "acceptance",
+    "engines",
+    "reproduction",
+    "optimal_k",
+    "simulated",
+    "order",
+    "order_changes",
+)
 """The tables that are files of their own, as CSV, Markdown and LaTeX."""
 FIGURES = {
     "k_sweep": "Acceptance rate and decoding speed against k, the number of tokens drafted a round.",

@@ -31,7 +31,9 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
                 Entry(grid.number(row["predicted_k"], 0)),
                 Entry(grid.number(row["predicted_speedup"])),
                 Entry(grid.number(row["default_speedup"])),
-                Entry(grid.number(100 * row["loss"], 1), grid.interval(100 * row["loss_low"], 100 * row["loss_high"], 1)),
+                Entry(
+                    grid.number(100 * row["loss"], 1), grid.interval(100 * row["loss_low"], 100 * row["loss_high"], 1)
+                ),
             ]
         )
     header = [
@@ -44,7 +46,13 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
         "speedup",
     ]
     return Grid(
-        header=[*header, "predicted best k", "predicted speedup", f"speedup at k = {DEFAULT_K}", f"loss at k = {DEFAULT_K} (%)"],
+        header=[
+            *header,
+            "predicted best k",
+            "predicted speedup",
+            f"speedup at k = {DEFAULT_K}",
+            f"loss at k = {DEFAULT_K} (%)",
+        ],
         rows=rows,
         labels=len(levels) + 3,
         groups=len(levels),

@@ -22,7 +22,19 @@ from specrig.reporting.study_data import StudyData
 from specrig.reporting.style import GRID, INK, method_colour, method_marker, task_name
 from specrig.reporting.summary import best_rows
 
-SETTING = ["source", "target", "reported_task", "temperature", "hardware", "batch", "metric", "engine", "pair", "tasks", "exact"]
+SETTING = [
+    "source",
+    "target",
+    "reported_task",
+    "temperature",
+    "hardware",
+    "batch",
+    "metric",
+    "engine",
+    "pair",
+    "tasks",
+    "exact",
+]
 COLUMNS = [*SETTING, "methods", "tau", "tau_low", "tau_high", "changed", "surely_changed", "reported", "measured"]
 CHANGES = [*SETTING, "ahead", "behind", "reported", "measured", "certainty", *FACTORS]
 WORDS = dict(zip(FACTORS, ("acceptance", "draft cost", "verification cost", "the loop"), strict=True))
@@ -137,7 +149,16 @@ def order_grid(table: pd.DataFrame, study: str) -> Grid:
         for row in row_dicts(table)
     ]
     return Grid(
-        header=["source", "by", "reported for", "measured on", "reported order", "measured order", "Kendall's τ", "changed"],
+        header=[
+            "source",
+            "by",
+            "reported for",
+            "measured on",
+            "reported order",
+            "measured order",
+            "Kendall's τ",
+            "changed",
+        ],
         rows=rows,
         labels=6,
         caption=(
@@ -166,7 +187,16 @@ def changes_grid(changes: pd.DataFrame, study: str) -> Grid:
             ]
         )
     return Grid(
-        header=["source", "reported for", "measured on", "changed places", "reported", "measured", "certainty", *WORDS.values()],
+        header=[
+            "source",
+            "reported for",
+            "measured on",
+            "changed places",
+            "reported",
+            "measured",
+            "certainty",
+            *WORDS.values(),
+        ],
         rows=rows,
         labels=4,
         caption=(
@@ -185,7 +215,12 @@ def _source(text: str) -> str:
 
 
 def _conditions(row: Mapping[str, Any]) -> str:
-    parts = [row["target"].rsplit("/", 1)[-1], task_name(row["reported_task"]), f"T = {row['temperature']:g}", row["hardware"]]
+    parts = [
+        row["target"].rsplit("/", 1)[-1],
+        task_name(row["reported_task"]),
+        f"T = {row['temperature']:g}",
+        row["hardware"],
+    ]
     return ", ".join(str(part) for part in parts if part and part == part)
 
 
@@ -225,10 +260,17 @@ def order_figure(found: Sequence[Comparison], sheet: Sheet) -> Figure:
             places = [side.index(name) + 1 for side in sides]
             still = name not in moved
             line = panel.plot(
-                (0, 1), places, color=method_colour(name), marker=method_marker(name), alpha=0.55 if still else 1, clip_on=False
+                (0, 1),
+                places,
+                color=method_colour(name),
+                marker=method_marker(name),
+                alpha=0.55 if still else 1,
+                clip_on=False,
             )
             sides_of = zip(("reported", "measured"), places, (reported, each.measured), strict=True)
-            mark(line, name, [f"{name}, {kind}: place {place}, {figures[name]:.2f}" for kind, place, figures in sides_of])
+            mark(
+                line, name, [f"{name}, {kind}: place {place}, {figures[name]:.2f}" for kind, place, figures in sides_of]
+            )
             for x, place, figures in ((0, places[0], reported), (1, places[1], each.measured)):
                 text = f"{name} {figures[name]:.2f}" if x == 0 else f"{figures[name]:.2f}"
                 panel.annotate(

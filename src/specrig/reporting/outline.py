@@ -86,7 +86,9 @@ def outline(exhibits: Exhibits, figures: Collection[str]) -> Outline:
         abstract.append(order.sentence(exhibits.tables["order"].frame))
     if exhibits.audit is not None:
         abstract.append(verdicts.sentence(exhibits.audit))
-    return Outline(f"Speculative decoding: {study.name}", [fact for fact in facts if fact], abstract, found, prose.DEFINITIONS)
+    return Outline(
+        f"Speculative decoding: {study.name}", [fact for fact in facts if fact], abstract, found, prose.DEFINITIONS
+    )
 
 
 def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]:
@@ -108,24 +110,34 @@ def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]
     yield Section("Headline results", [exhibits.headline, Shown("heatmap"), Shown("speedup_bars")])
     yield Section("Results by task", list(exhibits.by_task.values()), detail=True)
     drafts = [tables["optimal_k"].printed] if len(exhibits.optimal) else []
-    yield Section("How many tokens to draft", [prose.SWEEP, Shown("k_sweep"), optimal_k_sentence(exhibits.optimal), *drafts])
-    yield Section("Acceptance", [tables["acceptance"].printed, exhibits.positions, Shown("emitted_lengths"), exhibits.repetition])
+    yield Section(
+        "How many tokens to draft", [prose.SWEEP, Shown("k_sweep"), optimal_k_sentence(exhibits.optimal), *drafts]
+    )
+    yield Section(
+        "Acceptance", [tables["acceptance"].printed, exhibits.positions, Shown("emitted_lengths"), exhibits.repetition]
+    )
     low = prose.low_efficiency(exhibits)
     yield Section(
         "Measured against predicted",
         [prose.PREDICTION, Shown("predicted"), exhibits.efficiency, *([Caution(low)] if low else [])],
     )
     yield Section("Batches", [prose.BATCHES, Shown("batching")] if "batching" in figures else [])
-    yield Section("A network between draft and target", [prose.NETWORK, Shown("latency")] if "latency" in figures else [])
+    yield Section(
+        "A network between draft and target", [prose.NETWORK, Shown("latency")] if "latency" in figures else []
+    )
     if len(exhibits.compared):
         said = f"{prose.ENGINES} {engines.sentence(exhibits.compared)}"
         yield Section("Engines", [said, tables["engines"].printed, Shown("engines")])
     if exhibits.audit is not None:
-        yield Section("Audit", [f"{verdicts.sentence(exhibits.audit)} {prose.AUDIT}", verdicts.summary_grid(exhibits.audit)])
+        yield Section(
+            "Audit", [f"{verdicts.sentence(exhibits.audit)} {prose.AUDIT}", verdicts.summary_grid(exhibits.audit)]
+        )
     if exhibits.orders:
         reasons = order.reasons_sentence(tables["order_changes"].frame)
         said = f"{prose.ORDER} {order.sentence(tables['order'].frame)}"
-        yield Section("Order against the literature", [said, Shown("order"), tables["order"].printed, *filter(None, [reasons])])
+        yield Section(
+            "Order against the literature", [said, Shown("order"), tables["order"].printed, *filter(None, [reasons])]
+        )
     if len(exhibits.judged):
         said = f"{reproduction.sentence(exhibits.judged)} {prose.REPORTED}"
         telling = exhibits.judged[exhibits.judged["verdict"].isin(reproduction.TELLING)]
@@ -138,7 +150,11 @@ def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]
     yield Section("Training", [Shown("training")] if "training" in figures else [])
     yield Section("What these numbers do not say", list(prose.limits(exhibits, trained=trained)))
     drift = drift_sentence(cells)
-    every: list[str | Caution | Grid | Shown] = [tables["speedup"].printed, *([drift] if drift else []), tables["cells"].printed]
+    every: list[str | Caution | Grid | Shown] = [
+        tables["speedup"].printed,
+        *([drift] if drift else []),
+        tables["cells"].printed,
+    ]
     yield Section("Every cell", every if len(cells) else [], appendix=True)
     if exhibits.orders and len(tables["order_changes"].printed.rows):
         yield Section("Methods that changed places", [tables["order_changes"].printed], appendix=True)
@@ -151,7 +167,9 @@ def _too_long(exhibits: Exhibits) -> dict[int, str]:
     places = [(table.printed, folder / "tables" / f"{name}.csv") for name, table in exhibits.tables.items()]
     places += [(exhibits.verdicts, folder / "audit" / "records.csv")] if exhibits.verdicts else []
     return {
-        id(grid): f"{grid.caption.partition('. ')[0].rstrip('.')}: {len(grid.rows):,} rows, too many to print. {file} has them."
+        id(
+            grid
+        ): f"{grid.caption.partition('. ')[0].rstrip('.')}: {len(grid.rows):,} rows, too many to print. {file} has them."
         for grid, file in places
         if len(grid.rows) > LONGEST
     }

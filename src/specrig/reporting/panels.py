@@ -116,7 +116,9 @@ def unused_hidden(axes: list[list[Axes]], used: int) -> list[Axes]:
     return panels[:used]
 
 
-def by_task(sheet: Sheet, measures: int, tasks: Sequence[str], *, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
+def by_task(
+    sheet: Sheet, measures: int, tasks: Sequence[str], *, width: float, height: float
+) -> tuple[Figure, list[list[Axes]]]:
     """(figure, axes[measure][task]): tasks stand side by side, six in a row, or on a narrow sheet below each other.
 
     A measure's panels are not tied together, since Matplotlib's time for that grows with their square: the caller gives all of them
@@ -175,7 +177,14 @@ def method_handles(cells: pd.DataFrame, *, lines: bool = True) -> list[Line2D]:
 
 
 def draw_band(
-    ax: Axes, line: pd.DataFrame, column: str, style: dict[str, Any], label: str, *, timed: bool = False, over: str = "k"
+    ax: Axes,
+    line: pd.DataFrame,
+    column: str,
+    style: dict[str, Any],
+    label: str,
+    *,
+    timed: bool = False,
+    over: str = "k",
 ) -> None:
     """Draw a measure against k with its band from `_low` to `_high`; a single k gets a bar, since its band would have no width.
 

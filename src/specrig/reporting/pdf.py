@@ -31,11 +31,15 @@ def write_pdf(contents: Outline, figures: dict[str, list[tuple[str, str]]], draw
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        (folder / TEMPLATE).write_text(files("specrig.reporting").joinpath("templates", TEMPLATE).read_text(encoding="utf-8"))
+        (folder / TEMPLATE).write_text(
+            files("specrig.reporting").joinpath("templates", TEMPLATE).read_text(encoding="utf-8")
+        )
         (folder / "data.json").write_text(json.dumps(as_data(contents, figures), ensure_ascii=False), encoding="utf-8")
         for stem in (stem for places in figures.values() for _, stem in places):
             shutil.copyfile(drawn / f"{stem}-{PAGE.name}.pdf", folder / f"{stem}.pdf")
-        typst.compile(str(folder / TEMPLATE), output=str(folder / "report.pdf"), root=str(folder), ignore_system_fonts=True)
+        typst.compile(
+            str(folder / TEMPLATE), output=str(folder / "report.pdf"), root=str(folder), ignore_system_fonts=True
+        )
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / "report.pdf", out.with_name(f".{out.name}"))
         out.with_name(f".{out.name}").replace(out)  # completely or not at all
@@ -64,7 +68,9 @@ def _marked(value: Any, numbers: dict[str, int]) -> Any:
     if isinstance(value, list | tuple):
         return [_marked(inner, numbers) for inner in value]
     return (
-        unbroken(cited(value, lambda key: f"[{numbers.setdefault(key, len(numbers) + 1)}]")) if isinstance(value, str) else value
+        unbroken(cited(value, lambda key: f"[{numbers.setdefault(key, len(numbers) + 1)}]"))
+        if isinstance(value, str)
+        else value
     )
 
 

@@ -97,7 +97,9 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     values = summary[columns].astype(float)
     labels = [row_label(row).replace(" (", "\n(") if sheet.narrow else row_label(row) for row in row_dicts(summary)]
     two_lines = any("\n" in label for label in labels)
-    size = sheet.area(1.5 * len(columns) + 2.6, (0.46 if two_lines else 0.36 if sheet.width else 0.5) * len(values) + 1.5)
+    size = sheet.area(
+        1.5 * len(columns) + 2.6, (0.46 if two_lines else 0.36 if sheet.width else 0.5) * len(values) + 1.5
+    )
     figure, ax = plt.subplots(figsize=size, layout="constrained")
     span = max(float(np.nanmax(np.abs(np.log2(values.to_numpy())))), 0.25)
     unit, space = ("", "") if sheet.narrow else ("×", " ")  # its cells are narrow too
@@ -171,7 +173,9 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figur
     for (ax,), names in zip(axes, lines, strict=True):
         for number, row in enumerate(rows):
             x = np.arange(len(names)) + (number - (len(rows) - 1) / 2) * width
-            heights, low, high = (np.array([row[f"{name}{end}"] for name in names], dtype=float) for end in ("", "_low", "_high"))
+            heights, low, high = (
+                np.array([row[f"{name}{end}"] for name in names], dtype=float) for end in ("", "_low", "_high")
+            )
             bars = ax.bar(
                 x,
                 heights,
@@ -244,9 +248,16 @@ def predicted(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     line = np.array([bottom, top])
     ax.plot(line, line, color=INK, linewidth=1.2, zorder=0)
     ax.plot(line, EFFICIENT * line, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-    ax.annotate("efficiency 1", (top, top), xytext=(6, 0), textcoords="offset points", va="center", annotation_clip=False)
     ax.annotate(
-        f"{EFFICIENT:g}", (top, EFFICIENT * top), xytext=(6, 0), textcoords="offset points", va="center", annotation_clip=False
+        "efficiency 1", (top, top), xytext=(6, 0), textcoords="offset points", va="center", annotation_clip=False
+    )
+    ax.annotate(
+        f"{EFFICIENT:g}",
+        (top, EFFICIENT * top),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        annotation_clip=False,
     )
     ax.set(xlim=(bottom, top), ylim=(bottom, top), aspect="equal")
     ax.set_xlabel("predicted speedup, τ / (draft + verification cost)")

@@ -67,7 +67,10 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
         rows.append(
             [
                 *(Entry(str(row[name])) for name in ("id", "verdict", "target")),
-                *(Entry(text) for text in (what, str(row["k"]) or "–", str(row["hardware"]) or "–", _metric(row["metric"]))),
+                *(
+                    Entry(text)
+                    for text in (what, str(row["k"]) or "–", str(row["hardware"]) or "–", _metric(row["metric"]))
+                ),
                 Entry(_range(row["reported_low"], row["reported_high"])),
                 Entry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
                 Entry(_range(row["predicted_low"], row["predicted_high"])),
@@ -161,7 +164,9 @@ def _catalogue(study: StudyData) -> Catalogue:
     real = {name: row for name, row in (pairs or rows.get("pairs") or {}).items() if row.get("weights") != "random"}
     tasks = read_rows(Path(tables.get("tasks", "")), Task, problems) or rows.get("tasks") or {}
     file = Path(tables.get("pairs", ""))
-    columns = file.read_text(encoding="utf-8").partition("\n")[0].split("\t") if file.is_file() else list(Pair.model_fields)
+    columns = (
+        file.read_text(encoding="utf-8").partition("\n")[0].split("\t") if file.is_file() else list(Pair.model_fields)
+    )
     return Catalogue(
         pair_columns=columns,
         pairs={name: KnownPair(row["target"], row["draft"] or "", _heads(row)) for name, row in real.items()},

@@ -69,7 +69,10 @@ def efficiency_grid(cells: pd.DataFrame, study: str) -> Grid:
                 Entry(grid.number(middle), grid.interval(low, high)),
                 Entry(grid.number(members["draft_cost"].median(), 3)),
                 Entry(grid.number(members["verify_cost"].median())),
-                *(Entry(grid.percent(members[share].median())) for share in ("target_share", "draft_share", "loop_share")),
+                *(
+                    Entry(grid.percent(members[share].median()))
+                    for share in ("target_share", "draft_share", "loop_share")
+                ),
             ]
         )
     header = [*keys, "cells", "efficiency", "draft cost c", "verification cost v"]
@@ -89,7 +92,11 @@ def repetition_grid(cells: pd.DataFrame, tasks: list[str], study: str) -> Grid:
     for (pair, temperature), members in cells.groupby(["pair", "temperature"], sort=False):
         shares = members.groupby("task")["baseline_repeated_4grams"].mean()
         rows.append(
-            [Entry(str(pair)), Entry(f"{temperature:g}"), *(Entry(grid.percent(shares.get(task, np.nan))) for task in tasks)]
+            [
+                Entry(str(pair)),
+                Entry(f"{temperature:g}"),
+                *(Entry(grid.percent(shares.get(task, np.nan))) for task in tasks),
+            ]
         )
     return Grid(
         header=["pair", "temperature", *map(task_name, tasks)],

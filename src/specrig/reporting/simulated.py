@@ -83,7 +83,8 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
             Entry(str(row["batch_size"])),
             Entry(f"{row['declared_alpha']:g}"),
             Entry(
-                grid.number(row["acceptance_length"]), grid.interval(row["acceptance_length_low"], row["acceptance_length_high"])
+                grid.number(row["acceptance_length"]),
+                grid.interval(row["acceptance_length_low"], row["acceptance_length_high"]),
             ),
             Entry(grid.number(row["expected_length"])),
             Entry(grid.number(row["tokens_per_s"], 1)),
@@ -95,7 +96,19 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
         ]
         for row, marked in zip(row_dicts(table), disturbed(table), strict=True)
     ]
-    header = ["pair", "method", "task", "T", "k", "batch", "declared α", "τ", "expected τ", "tokens/s", "baseline tokens/s"]
+    header = [
+        "pair",
+        "method",
+        "task",
+        "T",
+        "k",
+        "batch",
+        "declared α",
+        "τ",
+        "expected τ",
+        "tokens/s",
+        "baseline tokens/s",
+    ]
     header = [*header, "speedup", "predicted", "reported", *device_titles(table)]
     notes = [DISTURBED_NOTE] if disturbed(table).any() else []
     return Grid(header=header, rows=rows, labels=6, caption=CAPTION, label=f"tab:{study}-simulated", notes=notes)

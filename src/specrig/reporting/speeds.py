@@ -55,7 +55,9 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
             note = grid.interval(row[f"{column}_low"], row[f"{column}_high"])
             bold, struck = bool(bolds[column].iloc[index]), row["failed"]
             sign = f" {DISTURBED_SIGN}" if marked[column].iloc[index] else ""
-            entries.append(Entry(grid.number(row[column]) + sign, note, bold, struck and bool(np.isfinite(row[column]))))
+            entries.append(
+                Entry(grid.number(row[column]) + sign, note, bold, struck and bool(np.isfinite(row[column])))
+            )
         rows.append(entries)
     header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "geometric mean"]
     header += ["the same, k chosen on other prompts"] if crossfitted else []

@@ -52,14 +52,10 @@ BASELINES = {"autoregressive": "#7f8c99", "naive_batching": "#a3adb8"}
 
 DAGGER = "†"
 DISTURBED_SIGN = "‡"
-DISTURBED_NOTE = (
-    "‡ disturbed: the machine did other things while it was measured, or its times do not fit each other; not to be read."
-)
+DISTURBED_NOTE = "‡ disturbed: the machine did other things while it was measured, or its times do not fit each other; not to be read."
 LOSSY_NOTE = "† lossy: its acceptance rule does not keep the target's distribution."
 BOLD_NOTE = "Bold: the fastest lossless method of its group."
-BATCHED_NOTE = (
-    "naive_batching is held against the same prompts one after another, the others against plain decoding of the same batch."
-)
+BATCHED_NOTE = "naive_batching is held against the same prompts one after another, the others against plain decoding of the same batch."
 FAILED_NOTE = "Struck through: the audit found output that differs from the target's own."
 
 
@@ -100,7 +96,9 @@ def method_name(method: str, *, variant: str = "", lossless: bool = True, distur
 def cell_name(cell: Any) -> str:
     """A cell in words, without engine and pair, as tables name it that have one column for all of it."""
     name = method_name(cell.method, variant=cell.variant)
-    return f"{name}, k = {cell.k}, {task_name(cell.task)}, temperature {cell.temperature:g}, batch size {cell.batch_size}"
+    return (
+        f"{name}, k = {cell.k}, {task_name(cell.task)}, temperature {cell.temperature:g}, batch size {cell.batch_size}"
+    )
 
 
 def variant_name(method: str, variant: str) -> str:
@@ -130,7 +128,11 @@ def task_style(task: str, tasks: list[str]) -> dict[str, Any]:
 def engine_style(engine: str, engines: list[str]) -> dict[str, Any]:
     """The colour and marker of an engine, without a line. engines: all engines that are compared."""
     number = engines.index(engine)
-    return {"color": ENGINE_PALETTE[number % len(ENGINE_PALETTE)], "marker": MARKERS[number % len(MARKERS)], "linestyle": "none"}
+    return {
+        "color": ENGINE_PALETTE[number % len(ENGINE_PALETTE)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": "none",
+    }
 
 
 def rc(size: float = 11) -> Any:
@@ -146,7 +148,9 @@ def rc(size: float = 11) -> Any:
         "font.size": size,
         "axes.titlesize": 1.09 * size,
         "axes.labelsize": size,
-        **dict.fromkeys(("legend.title_fontsize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 0.91 * size),
+        **dict.fromkeys(
+            ("legend.title_fontsize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 0.91 * size
+        ),
         "lines.linewidth": 0.16 * size,
         "lines.markersize": 0.55 * size,
         "axes.spines.top": False,

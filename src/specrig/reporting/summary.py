@@ -68,9 +68,14 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
     chosen = own.merge(coldest, on=others)
     ran = set(map(tuple, ranked[[*LEVELS, "k"]].itertuples(index=False)))
     chosen["k"] = [
-        row["_cold"] if (*[row[level] for level in LEVELS], row["_cold"]) in ran else row["k"] for row in row_dicts(chosen)
+        row["_cold"] if (*[row[level] for level in LEVELS], row["_cold"]) in ran else row["k"]
+        for row in row_dicts(chosen)
     ]
-    return frame.drop(columns=["_log", "_disturbed"]).merge(chosen[[*LEVELS, "k"]], on=[*LEVELS, "k"]).reset_index(drop=True)
+    return (
+        frame.drop(columns=["_log", "_disturbed"])
+        .merge(chosen[[*LEVELS, "k"]], on=[*LEVELS, "k"])
+        .reset_index(drop=True)
+    )
 
 
 def base_setting(cells: pd.DataFrame) -> pd.DataFrame:
@@ -129,7 +134,9 @@ def acceptance_summary(
     mean over tasks, in which each task has the same weight. The mean acceptance length has a 95 % interval over prompts.
     """
     parts = {
-        identity(members[0].cell): [(emitted, passes) for emitted, passes in emitted_by_prompt(members).values() if passes]
+        identity(members[0].cell): [
+            (emitted, passes) for emitted, passes in emitted_by_prompt(members).values() if passes
+        ]
         for members in by_cell(records).values()
     }
     rows = []
@@ -154,7 +161,9 @@ def acceptance_summary(
 def spoilt(summary: pd.DataFrame, column: str) -> pd.Series:
     """A boolean for each row of `speedup_summary`: whether `column` is disturbed. The mean is if any of its tasks is."""
     names = (
-        summary["disturbed"].fillna("").str.split() if "disturbed" in summary else pd.Series([[]] * len(summary), summary.index)
+        summary["disturbed"].fillna("").str.split()
+        if "disturbed" in summary
+        else pd.Series([[]] * len(summary), summary.index)
     )
     return names.map(lambda tasks: bool(tasks) if column == MEAN else column in tasks).astype(bool)
 
@@ -173,7 +182,9 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
     keys = [name for name in IDENTITY if name in audit and name in cells]
     for verdict in audit[~audit["passed"].astype(bool)].to_dict("records"):
         match = pd.Series(True, index=cells.index)
-        for name in keys if verdict.get("test") != BASELINE_TEST else [key for key in keys if key in ("engine", "pair")]:
+        for name in (
+            keys if verdict.get("test") != BASELINE_TEST else [key for key in keys if key in ("engine", "pair")]
+        ):
             wanted = "" if pd.isna(verdict[name]) else verdict[name]
             if name == "variant":  # empty is a variant too: the method with its default options
                 match &= cells[name].fillna("") == wanted

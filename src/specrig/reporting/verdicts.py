@@ -37,10 +37,16 @@ def sentence(audit: pd.DataFrame) -> str:
         text = f"All {len(claimed)} tests of the {methods} methods that claim to be lossless passed."
     else:
         names = ", ".join(sorted({method_name(name) for name in failed["method"]}))
-        text = f"{len(failed)} of {len(claimed)} tests failed ({names}): their speedups are struck through in the tables."
+        text = (
+            f"{len(failed)} of {len(claimed)} tests failed ({names}): their speedups are struck through in the tables."
+        )
     said = identity(claimed)
     text += f" {said}" if said else ""
-    text += f" {int(lossy.sum())} tests are of cells that are lossy by design; they are shown, not judged." if lossy.any() else ""
+    text += (
+        f" {int(lossy.sum())} tests are of cells that are lossy by design; they are shown, not judged."
+        if lossy.any()
+        else ""
+    )
     return text + _baselines(audit[baseline])
 
 
@@ -66,7 +72,9 @@ def _verdict(row: dict[str, Any]) -> str:
         text = "not judged" if pd.isna(row["passed"]) else "passed" if row["passed"] else "FAILED"
     identical = row.get("identical")
     return (
-        text if identical is None or pd.isna(identical) else f"{text}, {_percent(int(identical), int(row['samples']))} identical"
+        text
+        if identical is None or pd.isna(identical)
+        else f"{text}, {_percent(int(identical), int(row['samples']))} identical"
     )
 
 
@@ -95,7 +103,13 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
     rows = []
     for row in row_dicts(frame):
         lossy = str(row["finding"]).startswith("lossy by design")
-        p_value = "" if pd.isna(row["p_value"]) else f"{row['p_value']:.2g}" if row["p_value"] > SMALLEST else f"< {SMALLEST:g}"
+        p_value = (
+            ""
+            if pd.isna(row["p_value"])
+            else f"{row['p_value']:.2g}"
+            if row["p_value"] > SMALLEST
+            else f"< {SMALLEST:g}"
+        )
         judged = not pd.isna(row["passed"])
         rows.append(
             [
@@ -111,7 +125,9 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
             ]
         )
     header = [*several, "method", "task", "T", "k", "test", "p-value", "verdict", "finding"]
-    return Grid(header=header, rows=rows, labels=len(header), caption=CAPTION, label="tab:verdicts", groups=len(several))
+    return Grid(
+        header=header, rows=rows, labels=len(header), caption=CAPTION, label="tab:verdicts", groups=len(several)
+    )
 
 
 def summary_grid(audit: pd.DataFrame) -> Grid:
@@ -119,7 +135,9 @@ def summary_grid(audit: pd.DataFrame) -> Grid:
     frame = audit.assign(lossy=audit["finding"].astype(str).str.startswith("lossy by design"))
     order = {name: place for place, name in enumerate(method_order(frame["method"]))}
     rows = []
-    found = cast("list[tuple[tuple[str, bool, str], pd.DataFrame]]", list(frame.groupby(["method", "lossy", "test"], sort=False)))
+    found = cast(
+        "list[tuple[tuple[str, bool, str], pd.DataFrame]]", list(frame.groupby(["method", "lossy", "test"], sort=False))
+    )
     groups = sorted(found, key=lambda item: (order[item[0][0]], TESTS.get(item[0][2], 9)))
     for (method, lossy, test), members in groups:
         judged = members[members["passed"].notna()]
@@ -139,5 +157,7 @@ def summary_grid(audit: pd.DataFrame) -> Grid:
             ]
         )
     header = ["method", "test", "verdict", "tests", "passed", "smallest p-value"]
-    caption = f"The audit by method and kind of test. p-value: how often a correct method deviates as far or farther. {RULE}"
+    caption = (
+        f"The audit by method and kind of test. p-value: how often a correct method deviates as far or farther. {RULE}"
+    )
     return Grid(header=header, rows=rows, labels=3, caption=caption, label="tab:audit")

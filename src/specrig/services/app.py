@@ -31,7 +31,9 @@ class ServingError(ServiceError):
 class RefusedError(Exception):
     """A request that is refused. fix: what the client can do; retry_s: when it may come again."""
 
-    def __init__(self, status: int, what: str, fix: str, *, where: str | None = None, retry_s: int | None = None) -> None:
+    def __init__(
+        self, status: int, what: str, fix: str, *, where: str | None = None, retry_s: int | None = None
+    ) -> None:
         super().__init__(what)
         self.status, self.what, self.fix, self.where, self.retry_s = status, what, fix, where, retry_s
 
@@ -69,7 +71,11 @@ def make_app(
 
     async def guard(request: Request) -> None:
         said = request.headers.get("authorization", "")
-        if key is not None and request.url.path != "/health" and not hmac.compare_digest(said.encode(), f"Bearer {key}".encode()):
+        if (
+            key is not None
+            and request.url.path != "/health"
+            and not hmac.compare_digest(said.encode(), f"Bearer {key}".encode())
+        ):
             raise RefusedError(401, "no valid key", f"send the header Authorization: Bearer <the service's {KEY_ENV}>")
 
     app = FastAPI(
@@ -157,4 +163,6 @@ def serve(app: FastAPI, host: str, port: int) -> None:
     """Listen until the process is asked to end."""
     import uvicorn
 
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=5)
+    uvicorn.run(
+        app, host=host, port=port, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=5
+    )

@@ -95,12 +95,16 @@ class Coordinator:
             if draft.tokens:
                 self._count(len(draft.tokens), min(len(answer.tokens) - 1, len(stop_at(answer.tokens, room, self.eos))))
 
-    async def _propose(self, drafts: Text, text: list[int], wanted: Wanted, uniforms: Callable[[int], list[float]]) -> Answer:
+    async def _propose(
+        self, drafts: Text, text: list[int], wanted: Wanted, uniforms: Callable[[int], list[float]]
+    ) -> Answer:
         """The draft of a round; an empty one where there is none to be had."""
         depth = min(wanted.k, self.context - len(text))
         if self.draft is None or depth <= 0:
             return Answer(known=True)
-        found = await self.draft.propose(drafts, text, depth=depth, temperature=wanted.temperature, uniforms=uniforms(depth))
+        found = await self.draft.propose(
+            drafts, text, depth=depth, temperature=wanted.temperature, uniforms=uniforms(depth)
+        )
         if found is None:
             self.counts["undrafted"] += 1
         return found or Answer(known=True)

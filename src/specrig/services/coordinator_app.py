@@ -91,7 +91,11 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
 
     def health() -> dict[str, Any]:
         draft = state["coordinator"].draft
-        return {"model": model, "k": k, "draft": "none" if draft is None else "asked" if draft.available else "left alone"}
+        return {
+            "model": model,
+            "k": k,
+            "draft": "none" if draft is None else "asked" if draft.available else "left alone",
+        }
 
     def samples() -> list[Sample]:
         return state["coordinator"].samples()
@@ -101,13 +105,18 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
     def may_fit(characters: int) -> None:
         """Refuse a text that is beyond any context before it is taken apart, which would hold up all others."""
         if characters > (most := state["coordinator"].context * longest):
-            raise RefusedError(422, f"a prompt of {characters} characters, the most are {most}", "shorten it", where="prompt")
+            raise RefusedError(
+                422, f"a prompt of {characters} characters, the most are {most}", "shorten it", where="prompt"
+            )
 
     app = make_app("coordinator", health, samples, works, key)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": model, "object": "model", "created": int(time.time()), "owned_by": "specrig"}]}
+        return {
+            "object": "list",
+            "data": [{"id": model, "object": "model", "created": int(time.time()), "owned_by": "specrig"}],
+        }
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -135,7 +144,9 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
     async def answer(asked: Asked, prompt: list[int], max_tokens: int) -> Response:
         coordinator = state["coordinator"]
         if asked.model not in (None, model):
-            raise RefusedError(404, f"{asked.model!r} is not served here", f"ask for {model!r}, or leave it out", where="model")
+            raise RefusedError(
+                404, f"{asked.model!r} is not served here", f"ask for {model!r}, or leave it out", where="model"
+            )
         # Every draft stays within the model's positions, whatever its neighbours in the batch draft.
         most = coordinator.context - MAX_DRAFT_TOKENS
         if len(prompt) + max_tokens > most:
@@ -175,7 +186,12 @@ def _finish(coordinator: Coordinator, tokens: list[int]) -> str:
 
 
 async def _events(
-    coordinator: Coordinator, rounds: AsyncIterator[list[int]], first: list[int], reply: Reply, tokenizer: Any, most: int
+    coordinator: Coordinator,
+    rounds: AsyncIterator[list[int]],
+    first: list[int],
+    reply: Reply,
+    tokenizer: Any,
+    most: int,
 ) -> AsyncIterator[str]:
     """The stream: an event a round, what was used if asked for, and `[DONE]`."""
     wording, count, tokens = Wording(tokenizer), 0, first

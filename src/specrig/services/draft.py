@@ -41,7 +41,9 @@ class Draft:
     def step(self, asks: Sequence[Ask], half: bool) -> list[Answer]:
         """Draft for each row; rows of depth 0 are only brought up to date."""
         answers = [Answer(known=False) for _ in asks]
-        seated = [(at, ask, seat) for at, (ask, seat) in enumerate(zip(asks, self.sessions.seat(asks), strict=True)) if seat]
+        seated = [
+            (at, ask, seat) for at, (ask, seat) in enumerate(zip(asks, self.sessions.seat(asks), strict=True)) if seat
+        ]
         for at, _, _ in seated:
             answers[at].known = True
         self.sessions.run_all_but_last([seat for _, _, seat in seated], lacking=8)

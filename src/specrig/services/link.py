@@ -41,7 +41,9 @@ class Link:
 class DraftLink(Link):
     """A draft service that may fail. It is then left alone for a while, and requests go on without drafts."""
 
-    def __init__(self, client: RowsClient, batch: int, queue: int, *, check: Callable[[], object], half: bool = False) -> None:
+    def __init__(
+        self, client: RowsClient, batch: int, queue: int, *, check: Callable[[], object], half: bool = False
+    ) -> None:
         """check: raises ServiceError where no fitting draft service answers; called before the first rows, and after each failure."""
         super().__init__(client, batch, queue, half=half)
         self._check, self._checked = check, False

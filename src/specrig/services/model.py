@@ -75,6 +75,11 @@ def _loaded(kind: str, serving: Serving) -> tuple[Work, dict[str, Any]]:
     sessions = serving.sessions or serving.batch
     context = min(serving.context, model.max_positions)
     known = None if serving.random_weights else vocabulary_digest(gate.vocabulary(serving.model, serving.revision))
-    about: dict[str, Any] = {"model": serving.model, "revision": serving.revision, "dtype": serving.dtype, "vocabulary": known}
+    about: dict[str, Any] = {
+        "model": serving.model,
+        "revision": serving.revision,
+        "dtype": serving.dtype,
+        "vocabulary": known,
+    }
     about["eos"] = sorted(weights.eos)
     return KINDS[kind](model, sessions, context), about

@@ -151,7 +151,11 @@ class Reply:
 
     def usage(self, tokens: int) -> dict[str, int]:
         """Numbers of tokens."""
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": tokens, "total_tokens": self.prompt_tokens + tokens}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self.prompt_tokens + tokens,
+        }
 
     def _with_ids(self, choice: dict[str, Any], tokens: Sequence[int]) -> dict[str, Any]:
         return choice | ({"token_ids": list(tokens)} if self.asked.return_token_ids else {})

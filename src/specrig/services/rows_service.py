@@ -95,7 +95,9 @@ def rows_app(
             asks, half, ended = wire.unpack_asks(await body_of(request))
             work.check(asks)
         except wire.WireError as error:
-            raise RefusedError(422, str(error), "send rows as engines/http/wire.py lays them out", where="body") from error
+            raise RefusedError(
+                422, str(error), "send rows as engines/http/wire.py lays them out", where="body"
+            ) from error
         if batcher.waiting + len(asks) > queue:
             raise RefusedError(
                 503, f"{batcher.waiting} rows wait already, {queue} may", "come again later, with fewer rows", retry_s=1

@@ -44,7 +44,9 @@ class Sessions:
         if (largest := max([*ask.tokens, *ask.draft])) >= V:
             raise WireError(f"row {number} holds token {largest}, the model has {V}: are both of one vocabulary?")
         if ask.held + len(ask.tokens) > self.context:
-            raise WireError(f"row {number} has {ask.held + len(ask.tokens)} tokens, there is room for {self.context} (--context)")
+            raise WireError(
+                f"row {number} has {ask.held + len(ask.tokens)} tokens, there is room for {self.context} (--context)"
+            )
 
     def seat(self, asks: Sequence[Ask]) -> list[Seat | None]:
         """Each row's seat, its text brought up to what the row says and its cache rolled back to what still holds.
@@ -67,7 +69,9 @@ class Sessions:
                         break
                     agreed += 1
                 seat.text = seat.text[: ask.held] + ask.tokens
-                seat.length = min(seat.length, agreed, len(seat.text) - 1)  # the last token is always run: its logits are wanted
+                seat.length = min(
+                    seat.length, agreed, len(seat.text) - 1
+                )  # the last token is always run: its logits are wanted
             found.append(seat)
         return found
 

@@ -34,7 +34,9 @@ class Target:
         for number, ask in enumerate(asks):
             self.sessions.check(number, ask)
             if ask.temperature > 0 and len(ask.uniforms) < len(ask.draft) + 1:
-                raise WireError(f"row {number} has {len(ask.uniforms)} uniforms, to judge {len(ask.draft)} tokens takes one more")
+                raise WireError(
+                    f"row {number} has {len(ask.uniforms)} uniforms, to judge {len(ask.draft)} tokens takes one more"
+                )
             if ask.q is not None and ask.q.shape != (len(ask.draft), self.model.vocab_size):
                 raise WireError(
                     f"row {number} has probabilities of {ask.q.shape[-1]} tokens, the model has {self.model.vocab_size}"
@@ -44,7 +46,9 @@ class Target:
     def step(self, asks: Sequence[Ask], half: bool) -> list[Answer]:
         """Judge each row's draft."""
         answers = [Answer(known=False) for _ in asks]
-        seated = [(at, ask, seat) for at, (ask, seat) in enumerate(zip(asks, self.sessions.seat(asks), strict=True)) if seat]
+        seated = [
+            (at, ask, seat) for at, (ask, seat) in enumerate(zip(asks, self.sessions.seat(asks), strict=True)) if seat
+        ]
         seated.sort(key=lambda entry: entry[2].row)
         if seated:
             seats = [seat for _, _, seat in seated]

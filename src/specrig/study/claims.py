@@ -53,7 +53,9 @@ class Claim(Settings):
     """Number format of the models, as the source names it."""
     batch: Annotated[str, Field(pattern=r"^\d*$")] = ""
     """Batch size: prompts decoded side by side."""
-    metric: Annotated[str, Field(pattern=rf"^({'|'.join(MEASURES)}|pairing|speedup_at_acceptance_[01]\.\d+(_to_[01]\.\d+)?)$")]
+    metric: Annotated[
+        str, Field(pattern=rf"^({'|'.join(MEASURES)}|pairing|speedup_at_acceptance_[01]\.\d+(_to_[01]\.\d+)?)$")
+    ]
     """What the figure is; see `MEASURES`."""
     low: Figure = None
     """The figure, or the lower end of a range; `k` for "k times"."""

@@ -27,7 +27,9 @@ def take(count: int = 1, *, every_s: float = 1.0) -> None:
     count, waited = min(count, len(names)), False
     while not (found := _free(names, count)):
         if not waited:
-            print(f"waiting for {count} of the GPUs {', '.join(names)}: other jobs use them", file=sys.stderr, flush=True)
+            print(
+                f"waiting for {count} of the GPUs {', '.join(names)}: other jobs use them", file=sys.stderr, flush=True
+            )
         waited = True
         time.sleep(every_s)
     os.environ[VISIBLE] = ",".join(found)
@@ -45,7 +47,9 @@ def _free(names: list[str], count: int) -> list[str]:
     found: dict[str, int] = {}
     for name in names:
         file = Path(tempfile.gettempdir(), f"specrig-gpu-{os.getuid()}-{name.replace('/', '_')}.lock")
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)  # never closed where it is locked: the lock goes with the process
+        handle = os.open(
+            file, os.O_RDWR | os.O_CREAT, 0o600
+        )  # never closed where it is locked: the lock goes with the process
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

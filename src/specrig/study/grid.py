@@ -78,7 +78,9 @@ class Grid:
         These are the targets marked `trained`, and the drafts and heads that the study's methods need and whose rows say `trained`.
         """
         rows = self._config.rows.pairs.items()
-        return [(pair, part) for pair, row in rows for part in ("target", *self.parts(pair)) if row.trained_in(part) == pair]
+        return [
+            (pair, part) for pair, row in rows for part in ("target", *self.parts(pair)) if row.trained_in(part) == pair
+        ]
 
     @cached_property
     def converted(self) -> dict[str, tuple[str, str]]:
@@ -129,7 +131,9 @@ class Grid:
         if engines()[cell.engine].loads_pairs:
             return missing[cell.engine]
         variant = f" ({cell.variant})" if cell.variant else ""
-        return f"no server for {cell.method}{variant} at k = {cell.k} on pair {cell.pair}: name its url under `servers:`"
+        return (
+            f"no server for {cell.method}{variant} at k = {cell.k} on pair {cell.pair}: name its url under `servers:`"
+        )
 
     def _impossible(self, engine: str, pair: str, method: str) -> str | None:
         """Why a method can never run on a pair, by the shipped facts and local configs; None if they say nothing against it."""

@@ -70,7 +70,9 @@ class OnceOnly(yaml.SafeLoader):
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._sizes: dict[int, int] = {}  # of each finished node, how many values it holds, those behind aliases included
+        self._sizes: dict[
+            int, int
+        ] = {}  # of each finished node, how many values it holds, those behind aliases included
         self._repeated = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -138,7 +140,9 @@ def parsing(file: Path) -> Iterator[None]:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark else str(file)
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise StudyError([Problem(where, "", f"not valid YAML ({reason})", "correct the line; indent with spaces")]) from error
+        raise StudyError(
+            [Problem(where, "", f"not valid YAML ({reason})", "correct the line; indent with spaces")]
+        ) from error
 
 
 def nearest(name: str, known: Iterable[str], *, what: str = "known") -> str:

@@ -69,7 +69,9 @@ class Pair(Settings):
     """Longest sequence that the engine makes room for, in tokens; empty: the model's longest."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """random: shapes from `specrig.models.facts` or a config.json, weights random; passes cost the same, texts mean nothing."""
-    simulated_acceptance: Annotated[float | None, Field(ge=0, le=1), _none_if_empty] = Field(None, validate_default=True)
+    simulated_acceptance: Annotated[float | None, Field(ge=0, le=1), _none_if_empty] = Field(
+        None, validate_default=True
+    )
     """With random weights: the declared chance α that a drafted token is accepted. Results say "simulated acceptance"."""
     notes: str = ""
     """Free text for readers of the table."""
@@ -80,7 +82,11 @@ class Pair(Settings):
         random = info.data.get("weights") == "random"
         if random and alpha is None:
             raise ValueError("random weights agree on nothing: declare an acceptance between 0 and 1")
-        parts = str(info.data.get("target")), str(info.data.get("draft")), *str(info.data.get("heads")).replace("=", " ").split()
+        parts = (
+            str(info.data.get("target")),
+            str(info.data.get("draft")),
+            *str(info.data.get("heads")).replace("=", " ").split(),
+        )
         if random and any(part.split(":")[0] == TRAINED for part in parts):
             raise ValueError("what is trained has weights: leave weights and simulated_acceptance empty")
         if not random and alpha is not None:
@@ -116,7 +122,9 @@ class Pair(Settings):
     @property
     def gguf(self) -> dict[str, str]:
         """`target` or `draft` -> the GGUF file that the row names for it; the workflow converts each into a model folder."""
-        return {part: model for part, model in (("target", self.target), ("draft", self.draft)) if model and is_gguf(model)}
+        return {
+            part: model for part, model in (("target", self.target), ("draft", self.draft)) if model and is_gguf(model)
+        }
 
     @property
     def head_folders(self) -> dict[str, str]:
@@ -227,7 +235,11 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
     absent = [name for name in required if name not in header]
     for column in absent:
         problems.row(
-            file, 1, column, "the column is missing", f"add it; the columns are {', '.join(kind.model_fields)}, {sign}-separated"
+            file,
+            1,
+            column,
+            "the column is missing",
+            f"add it; the columns are {', '.join(kind.model_fields)}, {sign}-separated",
         )
     for column in header:
         if column not in kind.model_fields:
@@ -240,7 +252,9 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
         if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
             continue
         if len(cells) > len(header):
-            problems.row(file, number, "", f"{len(cells)} fields, the header has {len(header)}", f"remove the extra {sign}s")
+            problems.row(
+                file, number, "", f"{len(cells)} fields, the header has {len(header)}", f"remove the extra {sign}s"
+            )
             continue
         # An empty field means the column's default.
         given: dict[str, Any] = {key: value.strip() for key, value in zip(header, cells, strict=False) if value.strip()}
@@ -248,14 +262,20 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
             row = kind.model_validate({key: value for key, value in given.items() if key in kind.model_fields})
         except ValidationError as error:
             for issue in error.errors():
-                column = str(issue["loc"][0]) if issue["loc"] else ""  # a check of the whole row names its columns itself
+                column = (
+                    str(issue["loc"][0]) if issue["loc"] else ""
+                )  # a check of the whole row names its columns itself
                 given_value = f"you gave {shortened(issue['input'])}" if column else "correct the row"
                 problems.row(file, number, column, issue["msg"].removeprefix("Value error, "), given_value)
             continue
         name = str(getattr(row, name_column))
         if name in rows:
             problems.row(
-                file, number, name_column, f"duplicate row {name!r}", f"line {first[name]} has it already: rename or remove one"
+                file,
+                number,
+                name_column,
+                f"duplicate row {name!r}",
+                f"line {first[name]} has it already: rename or remove one",
             )
             continue
         rows[name], first[name] = row, number
@@ -266,5 +286,9 @@ def looks_like_path(model: str) -> bool:
     """Whether `model` means a local path rather than a hub id (`owner/name`)."""
     path = Path(model)
     return (
-        model.startswith((".", "~")) or path.is_absolute() or path.is_dir() or len(path.parts) > 2 or Path(path.parts[0]).is_dir()
+        model.startswith((".", "~"))
+        or path.is_absolute()
+        or path.is_dir()
+        or len(path.parts) > 2
+        or Path(path.parts[0]).is_dir()
     )

@@ -56,7 +56,9 @@ def of_study(config: Path, pair: str | None, asked: Asked) -> Single:
     used = {each: rows[each] for each in (name, *rows[name].leans_on) if each in rows}
     engine_options = {engine: options for engine, options in study.engine_options.items() if engine == ENGINE}
     kept = study.model_dump(exclude={"tasks", "methods", "servers"}) | {"engine_options": engine_options}
-    single = _single(Study.model_validate(kept | {"engines": [ENGINE], "pairs": [name], "rows": {"pairs": used}}), asked)
+    single = _single(
+        Study.model_validate(kept | {"engines": [ENGINE], "pairs": [name], "rows": {"pairs": used}}), asked
+    )
     for part, source in single.files.sources.items():
         if Path(source).is_relative_to(study.root) and not Path(source, "config.json").is_file():
             made = name in study.pairs and (part == "target" or any(part in entry.needs for entry in study.methods))
@@ -87,7 +89,9 @@ def _single(study: Study, asked: Asked) -> Single:
     if problems.found:  # said of the command line, not of a config
         raise StudyError([replace(problem, key=_flag(problem.key)) for problem in problems.found])
     if len(entry.variants()) > 1:
-        problems.found.append(Problem("", "--option", "a list of values is a sweep, and one cell runs", "give one value"))
+        problems.found.append(
+            Problem("", "--option", "a list of values is a sweep, and one cell runs", "give one value")
+        )
     study = Study.model_validate(study.model_dump() | {"methods": [entry]})
     check_pairs(study, problems)
     files = study.paths.pair_files(name, study.root)
@@ -95,7 +99,9 @@ def _single(study: Study, asked: Asked) -> Single:
         flag = "--draft FOLDER" if part == "draft" else f"--head {part}=FOLDER"
         reason = f"{method} needs a {part.replace('_', ' ')}, and {name!r} has none"
         free = ", ".join(each for each, kind in methods().items() if not kind.needs and kind.uses_k)
-        problems.found.append(Problem("", "--method", reason, f"name one with {flag}, or take a method that needs none: {free}"))
+        problems.found.append(
+            Problem("", "--method", reason, f"name one with {flag}, or take a method that needs none: {free}")
+        )
     problems.stop()
     [(variant, options)] = entry.variants()
     cell = Cell(

@@ -87,5 +87,7 @@ class Study(Config):
         found = torch.cuda.is_available()
         if self.device == "cuda" and not found:
             fix = "say `device: cpu` or `auto`; on a machine with a GPU install its driver and a CUDA build of PyTorch"
-            raise StudyError([Problem("", "device", f"cuda, but PyTorch {torch.__version__} finds no GPU on this machine", fix)])
+            raise StudyError(
+                [Problem("", "device", f"cuda, but PyTorch {torch.__version__} finds no GPU on this machine", fix)]
+            )
         return "cuda" if found else "cpu"

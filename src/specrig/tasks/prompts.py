@@ -23,7 +23,9 @@ class Prompt:
     reference: str = ""
 
 
-def read_prompts(path: Path | str, *, sha256: str | None = None, limit: int | None = None, **mapping: Any) -> list[Prompt]:
+def read_prompts(
+    path: Path | str, *, sha256: str | None = None, limit: int | None = None, **mapping: Any
+) -> list[Prompt]:
     """Read the prompts of a JSONL, CSV or Parquet file, in the file's order; `mapping` are keyword arguments of `map_prompts`.
 
     Every row is checked, even those beyond `limit`. Raises PromptError if the file cannot be read or has another SHA-256, and for
@@ -67,7 +69,11 @@ def map_prompts(
                 seen_values[field].add(str(value))
         if any(_differs(found[field], value) for field, value in where.items()):
             continue
-        text = _fill(prompt_template, row, place, "prompt_template") if prompt_template else _prompt(row, prompt_field, place)
+        text = (
+            _fill(prompt_template, row, place, "prompt_template")
+            if prompt_template
+            else _prompt(row, prompt_field, place)
+        )
         key = str(number)
         if id_field is not None:
             value = _get(row, id_field)
@@ -101,7 +107,9 @@ def _prompt(row: dict[str, Any], field: str, place: str) -> str:
     if text is _MISSING:
         raise PromptError(f"{place}: no field {field!r}; {_offer(row, 'prompt_field')}")
     if not isinstance(text, str):
-        fix = f"name the text inside it, e.g. {field + '.0'!r}" if isinstance(text, list) else _offer(row, "prompt_field")
+        fix = (
+            f"name the text inside it, e.g. {field + '.0'!r}" if isinstance(text, list) else _offer(row, "prompt_field")
+        )
         raise PromptError(f"{place}: field {field!r} is not a text but {_kind(text)}; {fix}")
     if not text.strip():
         raise PromptError(f"{place}: field {field!r} is empty; give the prompt a text or delete the line")
@@ -114,7 +122,9 @@ def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
-        raise PromptError(f"{place}: {setting} does not parse ({error}); write {{{{ for a brace that is meant as one") from None
+        raise PromptError(
+            f"{place}: {setting} does not parse ({error}); write {{{{ for a brace that is meant as one"
+        ) from None
     for literal, field, spec, _ in pieces:
         parts.append(literal)
         if field is None:
@@ -122,7 +132,9 @@ def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
         value = _get(row, field)
         if value is _MISSING:
             raise PromptError(f"{place}: no field {field!r}; {_offer(row, setting)}")
-        values.append("\n".join(map(_text, value)) if isinstance(value, list) else "" if value is None else _text(value))
+        values.append(
+            "\n".join(map(_text, value)) if isinstance(value, list) else "" if value is None else _text(value)
+        )
         try:
             parts.append(format(values[-1], spec or ""))
         except ValueError as error:

@@ -41,7 +41,9 @@ def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
     from urllib.request import urlopen
 
     if offline():
-        raise PromptError(f"{url}: offline mode is on (HF_HUB_OFFLINE); unset it, or download the file and give its path")
+        raise PromptError(
+            f"{url}: offline mode is on (HF_HUB_OFFLINE); unset it, or download the file and give its path"
+        )
     try:
         with urlopen(url, timeout=60) as response:
             content = response.read()
@@ -75,7 +77,9 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
             if offline()
             else "if the hub cannot be reached check network and HF_ENDPOINT; else check source, config, split and revision of the row (gated data: `hf auth login`)"
         )
-        raise PromptError(f"{name}: the data set cannot be loaded ({reason}); {fix}, or give the path of a local file") from error
+        raise PromptError(
+            f"{name}: the data set cannot be loaded ({reason}); {fix}, or give the path of a local file"
+        ) from error
     # Where the hub does not answer, datasets takes what the cache has, of whatever commit.
     if revision and COMMIT.fullmatch(revision) and builder.hash != revision:
         raise PromptError(
@@ -132,9 +136,13 @@ def _table(content: bytes, ending: str, source: str) -> Iterator[Row]:
     import pandas as pd
 
     try:
-        frame = getattr(pd, _TABLES[ending])(io.BytesIO(content), **({"keep_default_na": False} if ending == ".csv" else {}))
+        frame = getattr(pd, _TABLES[ending])(
+            io.BytesIO(content), **({"keep_default_na": False} if ending == ".csv" else {})
+        )
     except Exception as error:  # each reader has its own
-        raise PromptError(f"{source}: not a readable {ending} file ({str(error).splitlines()[0]}); check its content") from error
+        raise PromptError(
+            f"{source}: not a readable {ending} file ({str(error).splitlines()[0]}); check its content"
+        ) from error
     for number, row in enumerate(frame.to_dict("records"), 1):
         yield number, f"{source}: row {number}", {str(name): _plain(value) for name, value in row.items()}
 

@@ -138,11 +138,18 @@ def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
 
 
 def _ensure(
-    client: MlflowClient, experiment: str, runs: dict[str, list[Run]], entry: Entry, parent: str | None, counts: dict[str, int]
+    client: MlflowClient,
+    experiment: str,
+    runs: dict[str, list[Run]],
+    entry: Entry,
+    parent: str | None,
+    counts: dict[str, int],
 ) -> None:
     """Enter a run and those below it unless they are there. A run that is replaced takes those below it along."""
     found = runs.get(entry.key, [])
-    current = [run for run in found if _is_current(run, entry) and run.data.tags.get("mlflow.parentRunId") == parent][:1]
+    current = [run for run in found if _is_current(run, entry) and run.data.tags.get("mlflow.parentRunId") == parent][
+        :1
+    ]
     for run in found:
         if run not in current:
             # Of a record that has changed, or of a tracker that was cut: out of sight, in MLflow's bin.

@@ -47,7 +47,9 @@ def _condemned(study: StudyData) -> set[Identity]:
     return set(failed[IDENTITY].fillna("").itertuples(index=False, name=None)) if len(failed) else set()
 
 
-def _entry(study: StudyData, job: Job, paths: list[Path], records: list[Record], row: dict[str, Any], *, failed: bool) -> Entry:
+def _entry(
+    study: StudyData, job: Job, paths: list[Path], records: list[Record], row: dict[str, Any], *, failed: bool
+) -> Entry:
     """The run of a cell. row: the cell's row in the study's table, whose intervals include how much whole runs differ."""
     cell = records[0].cell
     settings: dict[str, Any] = {key: study.config[key] for key in ("seed", "max_new_tokens") if key in study.config}

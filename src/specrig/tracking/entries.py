@@ -34,7 +34,9 @@ def entries(study: StudyData, report: Path | None) -> Iterator[Entry]:
     cells = cell_entries(study)
     for (engine, pair), jobs in _by_pair(study.jobs).items():
         first = engine == next(job.engine for job in study.jobs if job.pair == pair)
-        trainings = list(_training_entries(study, pair)) if first else []  # a model is trained once, whatever engines run it
+        trainings = (
+            list(_training_entries(study, pair)) if first else []
+        )  # a model is trained once, whatever engines run it
         mine = [entry for entry in cells.values() if entry.key.startswith(f"{engine}/{pair}/")]
         yield _pair_entry(study, engine, pair, jobs, mine, trainings, report)
     yield from method_entries(study, cells)
@@ -70,7 +72,13 @@ def _training_entries(study: StudyData, pair: str) -> Iterator[Entry]:
 
 
 def _pair_entry(
-    study: StudyData, engine: str, pair: str, jobs: list[Job], cells: list[Entry], trainings: list[Entry], report: Path | None
+    study: StudyData,
+    engine: str,
+    pair: str,
+    jobs: list[Job],
+    cells: list[Entry],
+    trainings: list[Entry],
+    report: Path | None,
 ) -> Entry:
     """The run that holds the study's tables, figures and report, and trainings below it."""
     environment = next((job.environment for job in jobs if job.environment), {})

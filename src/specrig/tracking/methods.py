@@ -37,7 +37,12 @@ def method_entries(study: StudyData, cells: Mapping[Identity, Entry]) -> list[En
 
 
 def _entry(
-    study: StudyData, job: Job, row: dict[str, Any], taken: dict[str, Any], cells: list[dict[str, Any]], children: list[Entry]
+    study: StudyData,
+    job: Job,
+    row: dict[str, Any],
+    taken: dict[str, Any],
+    cells: list[dict[str, Any]],
+    children: list[Entry],
 ) -> Entry:
     """row, taken: the method's rows in the tables of speedup and of acceptance. A method that failed the audit has no speedup."""
     # MLflow cuts long names: the study's first engine and pair go without saying.
@@ -45,10 +50,14 @@ def _entry(
     setting = setting_names(row["temperature"], row["batch_size"])
     name = ", ".join([method_name(row["method"], variant=row["variant"]), *setting, *others])
     speeds = {"speedup": row[MEAN], "speedup_low": row[f"{MEAN}_low"], "speedup_high": row[f"{MEAN}_high"]}
-    speeds |= {"speedup_k_chosen_on_other_prompts": row[CROSSFIT]} | {f"speedup/{task}": row[task] for task in study.tasks}
+    speeds |= {"speedup_k_chosen_on_other_prompts": row[CROSSFIT]} | {
+        f"speedup/{task}": row[task] for task in study.tasks
+    }
     accepted = {name: taken.get(f"mean_{name}") for name in ("acceptance_length", "acceptance_rate", "alpha")}
     accepted |= {f"acceptance_length/{task}": taken.get(f"{task}_acceptance_length") for task in study.tasks}
-    metrics = {name: float(value) for name, value in ({} if row["failed"] else speeds | accepted).items() if value is not None}
+    metrics = {
+        name: float(value) for name, value in ({} if row["failed"] else speeds | accepted).items() if value is not None
+    }
     environment = job.environment
     return Entry(
         key="/".join(str(row[level]) for level in LEVELS),
@@ -61,10 +70,16 @@ def _entry(
             NOTE: _note(row),
             **surroundings(environment),
         },
-        params={**{level: row[level] for level in LEVELS}, "best_k": row["k"], **digests(environment, "target", "draft")},
+        params={
+            **{level: row[level] for level in LEVELS},
+            "best_k": row["k"],
+            **digests(environment, "target", "draft"),
+        },
         metrics=metrics,
         series={} if row["failed"] else _sweeps(cells),
-        artifacts=[path for path in (study.folder / "records" / "/".join(job.key) / "environment.json",) if path.is_file()],
+        artifacts=[
+            path for path in (study.folder / "records" / "/".join(job.key) / "environment.json",) if path.is_file()
+        ],
         children=children,
         measured=span(children),
         prompts=list(dict.fromkeys(each for child in children for each in child.prompts)),

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import psutil
 
-SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "wekafs", "pvfs2"})
+SHARED = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "wekafs", "pvfs2"}
+)
 """Types of file systems that several machines write to; besides them those of FUSE in `SHARED_FUSE`."""
-SHARED_FUSE = frozenset(f"fuse.{name}" for name in ("sshfs", "glusterfs", "ceph", "juicefs", "lustre", "s3fs", "rclone"))
+SHARED_FUSE = frozenset(
+    f"fuse.{name}" for name in ("sshfs", "glusterfs", "ceph", "juicefs", "lustre", "s3fs", "rclone")
+)
 
 
 def try_store(path: Path) -> None:

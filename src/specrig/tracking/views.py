@@ -16,10 +16,20 @@ def saved_views() -> dict[str, str]:
         [
             _view("methods", 3, "Methods, fastest first", "method", FASTEST, ["params.`best_k`", *MEASURED]),
             _view(
-                "cells", 2, "Cells, fastest first", "cell", FASTEST, ["attributes.`Dataset`", *MEASURED, "metrics.`tokens_per_s`"]
+                "cells",
+                2,
+                "Cells, fastest first",
+                "cell",
+                FASTEST,
+                ["attributes.`Dataset`", *MEASURED, "metrics.`tokens_per_s`"],
             ),
             _view(
-                "report", 1, "Tables, figures and report", "pair", "attributes.start_time", ["params.`engine`", "params.`pair`"]
+                "report",
+                1,
+                "Tables, figures and report",
+                "pair",
+                "attributes.start_time",
+                ["params.`engine`", "params.`pair`"],
             ),
         ]
     )

@@ -40,7 +40,9 @@ def training_flop(recipe: Recipe, models: Iterable[str], target: Target) -> floa
     wanted = list(models)
     if not set(wanted) - {"target"}:
         return sum(_COSTS[name](recipe, target) for name in wanted)
-    return sum(_COSTS[name](recipe, target) for name in wanted) + _text(recipe, target) + _states(recipe, wanted, target)
+    return (
+        sum(_COSTS[name](recipe, target) for name in wanted) + _text(recipe, target) + _states(recipe, wanted, target)
+    )
 
 
 def training_memory(recipe: Recipe, model: str, target: Target) -> float:
@@ -57,7 +59,9 @@ def training_memory(recipe: Recipe, model: str, target: Target) -> float:
 def training_disk(recipe: Recipe, models: Iterable[str], target: Target) -> float:
     """Bytes on disk: the trained models with their checkpoints, and the hidden states that they learn from."""
     wanted = list(models)
-    kept = sum((target.parameters if name in ("target", "joint") else 0) + _weights(recipe, name, target) for name in wanted)
+    kept = sum(
+        (target.parameters if name in ("target", "joint") else 0) + _weights(recipe, name, target) for name in wanted
+    )
     return kept * (FROZEN_BYTES + LEARNT_BYTES) + sum(
         count * recipe.text.sequence * streams * _hidden(target) * STATE_BYTES
         for count, streams in _stored(recipe, wanted).items()
@@ -84,7 +88,9 @@ def _weights(recipe: Recipe, model: str, target: Target) -> float:
         drafted = _drafted(recipe.medusa, target)
         return float(recipe.medusa.heads * width * (width + (drafted if recipe.medusa.owns(drafted) else 0)))
     if model == "eagle":
-        return _eagle_weights(recipe.eagle, target, 2, 1) - _drafted(recipe.eagle, target) * D  # it shares the target's LM head
+        return (
+            _eagle_weights(recipe.eagle, target, 2, 1) - _drafted(recipe.eagle, target) * D
+        )  # it shares the target's LM head
     if model == "hydra":
         return _hydra_weights(recipe, target)
     return _eagle_weights(recipe.eagle3, target, EAGLE3_STREAMS, 2) if model == "eagle3" else 0.0
@@ -92,7 +98,11 @@ def _weights(recipe: Recipe, model: str, target: Target) -> float:
 
 def _head(recipe: Recipe, model: str) -> MedusaTraining | HydraTraining | HeadTraining:
     """How a head is trained."""
-    known: dict[str, HydraTraining | HeadTraining] = {"eagle": recipe.eagle, "eagle3": recipe.eagle3, "hydra": recipe.hydra}
+    known: dict[str, HydraTraining | HeadTraining] = {
+        "eagle": recipe.eagle,
+        "eagle3": recipe.eagle3,
+        "hydra": recipe.hydra,
+    }
     return known.get(model, recipe.medusa)
 
 
@@ -132,7 +142,13 @@ def _grown(shape: Shape, vocabulary: int, settings: Optimisation) -> float:
 
 def _target(recipe: Recipe, target: Target) -> float:
     settings = recipe.target_training
-    return LEARNING * _grown(recipe.target, recipe.vocabulary, settings) * settings.steps * settings.batch * settings.sequence
+    return (
+        LEARNING
+        * _grown(recipe.target, recipe.vocabulary, settings)
+        * settings.steps
+        * settings.batch
+        * settings.sequence
+    )
 
 
 def _draft(recipe: Recipe, target: Target) -> float:
@@ -153,7 +169,9 @@ def _states(recipe: Recipe, models: Iterable[str], target: Target) -> float:
     """Of the states that models learn from, once for all with the same texts if EAGLE-3 comes first; a draft's of its Medusa heads besides."""
     token, sequence = _teaches(target, recipe.text.sequence), recipe.text.sequence
     draft = (
-        _forward(recipe.draft, _vocabulary(target), sequence) * _sequences(recipe, "medusa") if "draft_medusa" in models else 0.0
+        _forward(recipe.draft, _vocabulary(target), sequence) * _sequences(recipe, "medusa")
+        if "draft_medusa" in models
+        else 0.0
     )
     return sequence * (sum(token * count for count in _stored(recipe, models)) + draft)
 
@@ -195,7 +213,9 @@ def _eagle_weights(settings: HeadTraining, target: Target, inputs: int, reads: i
 
 
 def _eagle(recipe: Recipe, target: Target, settings: HeadTraining) -> float:
-    weights = _eagle_weights(settings, target, *((EAGLE3_STREAMS, 2) if isinstance(settings, Eagle3Training) else (2, 1)))
+    weights = _eagle_weights(
+        settings, target, *((EAGLE3_STREAMS, 2) if isinstance(settings, Eagle3Training) else (2, 1))
+    )
     learnt = settings.rollout * settings.steps * settings.batch * recipe.text.sequence
     return LEARNING * 2.0 * weights * learnt
 

@@ -30,7 +30,9 @@ Taught = tuple[Texts, Tensor | None]
 """B texts of T + 1 tokens, and the teacher's states `[B, T, D]` of all tokens but the last where they are known already."""
 
 
-def train_draft(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+def train_draft(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
+) -> None:
     """Distil the model in the folder `target` into the model folder `models`/draft, with the target's tokenizer.
 
     Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect. Raises CorpusError and TrainingError

@@ -228,14 +228,23 @@ class HeadKind(Generic[Head, Settings]):
     """Of (head, target, B texts of T + 1 tokens, the target's states of them, settings, generator of noise): the loss, one number."""
 
 
-def train_head(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+def train_head(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
+) -> None:
     """Train an EAGLE head for the model in `target` and write the folder `models`/eagle: see `fit`."""
     kind = HeadKind("eagle", recipe.eagle, Layer, head_loss)
     fit(kind, recipe, corpus_dir, models, target, progress=progress, device=device)
 
 
 def fit(
-    kind: HeadKind[Head, Settings], recipe: Recipe, corpus_dir: Path, models: Path, target: Path, *, progress: bool, device: str
+    kind: HeadKind[Head, Settings],
+    recipe: Recipe,
+    corpus_dir: Path,
+    models: Path,
+    target: Path,
+    *,
+    progress: bool,
+    device: str,
 ) -> None:
     """Train a head of this kind for the model in `target` and write `models`/`kind.name` (config.json, model.safetensors).
 
@@ -254,7 +263,9 @@ def fit(
     with training(models / kind.name, settings.steps, progress, key) as run:
         run.begin({"head": (head, optimizer)}, [generator])
         texts = with_corpus(text.train, settings.corpus_sequences, corpus_dir, target, recipe.seed + 3)
-        hidden = StoredStates(run.folder, target, tutor, texts.tokens, head.streams)  # once: a step then costs the head alone
+        hidden = StoredStates(
+            run.folder, target, tutor, texts.tokens, head.streams
+        )  # once: a step then costs the head alone
         shown = StoredStates(run.folder, target, tutor, text.heldout.tokens, head.streams)
         batches = row_batches(len(texts.tokens), settings.batch, recipe.seed + 4)
         for step, rows in islice(enumerate(batches, 1), run.done, settings.steps):

@@ -82,7 +82,12 @@ class Layer(eagle.Layer):
 
 
 def head_loss(
-    head: Layer, target: Teacher, batch: Texts, states: Tensor, settings: Eagle3Training, generator: torch.Generator | None = None
+    head: Layer,
+    target: Teacher,
+    batch: Texts,
+    states: Tensor,
+    settings: Eagle3Training,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """The weighted mean over the steps of the distance of the distributions (`losses.likeness`), each step step_decay times the one before.
 
@@ -103,7 +108,9 @@ def head_loss(
     return total / weights
 
 
-def train_head(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+def train_head(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
+) -> None:
     """Train an EAGLE-3 head for the model in `target` and write the folder `models`/eagle3: see `eagle.fit`."""
     kind = eagle.HeadKind("eagle3", recipe.eagle3, Layer, head_loss)
     eagle.fit(kind, recipe, corpus_dir, models, target, progress=progress, device=device)

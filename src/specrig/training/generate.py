@@ -66,8 +66,17 @@ class Writer:
                 asked, seeds = [prompts[n] for n in batch], [seed + n for n in batch]
                 room = min(width, self.target.max_positions) - max(map(len, asked))
                 if room < 1:
-                    raise TrainingError(f"a prompt fills all of text.sequence ({width} tokens): raise it or shorten the prompts")
+                    raise TrainingError(
+                        f"a prompt fills all of text.sequence ({width} tokens): raise it or shorten the prompts"
+                    )
                 said = generate(
-                    self.target, alone, asked, k=0, max_new_tokens=room, temperature=temperature, eos=self.eos, seeds=seeds
+                    self.target,
+                    alone,
+                    asked,
+                    k=0,
+                    max_new_tokens=room,
+                    temperature=temperature,
+                    eos=self.eos,
+                    seeds=seeds,
                 )
                 yield {n: generation.tokens for n, generation in zip(batch, said, strict=True)}

@@ -25,7 +25,16 @@ from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
 from specrig.training.run import training
 from specrig.training.states import StoredStates
-from specrig.training.target_text import Texts, frequent, learnt_from, places, present, read_text, row_batches, with_corpus
+from specrig.training.target_text import (
+    Texts,
+    frequent,
+    learnt_from,
+    places,
+    present,
+    read_text,
+    row_batches,
+    with_corpus,
+)
 from specrig.training.teacher import Teacher
 from specrig.training.trainer import autocast, moved, place
 
@@ -96,7 +105,9 @@ def heads_loss(heads: Heads, target: Teacher, hidden: Tensor, batch: Texts, sett
     return total
 
 
-def train_heads(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+def train_heads(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
+) -> None:
     """Train heads on the frozen model in `target` and write the folder `models`/hydra (config.json, model.safetensors).
 
     Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect (`acceptance.report`). Raises

@@ -17,7 +17,9 @@ from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokeni
 from specrig.training.trainer import PackedText, autocast, evaluate, moved, place, read_heldout, tokenize, told, train
 
 
-def train_target(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+def train_target(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
+) -> None:
     """Train the tokenizer and the target on `corpus_dir` and write the model folder `target` (Hugging Face format, fp32).
 
     Also writes its `training.jsonl`, the loss curve. Raises CorpusError for a missing corpus, TrainingError for a corpus

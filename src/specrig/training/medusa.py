@@ -27,7 +27,9 @@ from specrig.training.teacher import Output, Teacher, copy_tokenizer
 from specrig.training.trainer import autocast, moved, place
 
 
-def train_heads(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+def train_heads(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
+) -> None:
     """Medusa-1: train heads on the frozen model in `target` and write the folder `models`/medusa (config.json, model.safetensors).
 
     Also writes its `training.jsonl`: the loss, and at the end how often each head's first choice is what the target says to held-out
@@ -92,7 +94,15 @@ class Session:
     """
 
     def __init__(
-        self, recipe: Recipe, corpus_dir: Path, models: Path, target: Path, of: Path, device: str, *, learns: bool = False
+        self,
+        recipe: Recipe,
+        corpus_dir: Path,
+        models: Path,
+        target: Path,
+        of: Path,
+        device: str,
+        *,
+        learns: bool = False,
     ) -> None:
         present(target, "target")
         self.where, self.of, self.target = place(device), of, target
@@ -187,7 +197,11 @@ class Session:
         """From the step after `done` on: its number, the texts' numbers, and the texts on the device."""
         batches = row_batches(len(self.texts.tokens), self.settings.batch, seed)
         for step, rows in islice(enumerate(batches, 1), done, steps):
-            yield step, rows, Texts(moved(self.texts.tokens[rows], self.where), moved(self.texts.written[rows], self.where))
+            yield (
+                step,
+                rows,
+                Texts(moved(self.texts.tokens[rows], self.where), moved(self.texts.written[rows], self.where)),
+            )
 
     def _optimisation(self, steps: int, lr: float, matrix_lr: float) -> Optimisation:
         return Optimisation(steps=steps, batch=self.settings.batch, lr=lr, matrix_lr=matrix_lr)

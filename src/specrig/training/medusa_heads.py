@@ -70,7 +70,13 @@ class Heads(nn.ModuleList):
 
 
 def heads_loss(
-    heads: Heads, output: Output, hidden: Tensor, taught: Tensor, teaching: Output, batch: Texts, settings: MedusaTraining
+    heads: Heads,
+    output: Output,
+    hidden: Tensor,
+    taught: Tensor,
+    teaching: Output,
+    batch: Texts,
+    settings: MedusaTraining,
 ) -> Tensor:
     """The sum over heads i of decay^i times the head's loss (2401.10774, equation 1).
 

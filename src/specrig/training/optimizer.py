@@ -95,7 +95,9 @@ class Optimizer:
         for group in self.adam.param_groups:
             for parameter in group["params"]:
                 kinds = ("step", "exp_avg", "exp_avg_sq")
-                self.adam.state[parameter] = {kind: kept[kind, names[id(parameter)]].to(parameter.device) for kind in kinds}
+                self.adam.state[parameter] = {
+                    kind: kept[kind, names[id(parameter)]].to(parameter.device) for kind in kinds
+                }
         self.step_number = steps
 
     def rate(self) -> float:

@@ -84,7 +84,9 @@ def _in_file(recipe: Recipe, *, heldout: bool) -> list[Ask]:
             found.setdefault(plain(ask.text), ask)
     if not found:
         part = "held out" if heldout else "to learn from"
-        raise PromptError(f"{recipe.prompts}: no prompt in it is {part}; give it some hundreds, or change corpus.heldout_share")
+        raise PromptError(
+            f"{recipe.prompts}: no prompt in it is {part}; give it some hundreds, or change corpus.heldout_share"
+        )
     return sorted(found.values(), key=lambda ask: number(recipe.seed, plain(ask.text)))
 
 
@@ -94,7 +96,9 @@ def _from_row(row: dict[str, Any], place: str) -> Ask:
     if isinstance(first, str) and first.strip():
         return _ask(first, first)
     messages = row.get("messages") or ()
-    if isinstance(messages, list) and all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages):
+    if isinstance(messages, list) and all(
+        isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages
+    ):
         turns = [{"role": str(each["role"]), "content": str(each["content"])} for each in messages]
         while turns and turns[-1]["role"] != "user":
             turns.pop()
@@ -111,7 +115,9 @@ def _encoded(groups: Sequence[Sequence[Ask]], recipe: Recipe, target: Path, coun
     tokenizer = hub.tokenizer(str(target))
     chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
     if chat and not tokenizer.chat_template:
-        raise PromptError(f"training.chat is true and the tokenizer of {target} has no chat template; say auto or false")
+        raise PromptError(
+            f"training.chat is true and the tokenizer of {target} has no chat template; say auto or false"
+        )
     share, prompts = count // len(groups), []
     for group in groups:
         # Some are too long: twice as many are tried as are taken.

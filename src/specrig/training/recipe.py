@@ -169,7 +169,9 @@ class Recipe(Settings):
             ("draft", self.draft, self.draft_training),
         ):
             if training.sequence > shape.context:
-                raise ValueError(f"{name}_training.sequence {training.sequence} is longer than {name}.context {shape.context}")
+                raise ValueError(
+                    f"{name}_training.sequence {training.sequence} is longer than {name}.context {shape.context}"
+                )
             stages = training.growth
             for one, two in itertools.pairwise(stages):
                 if two.until <= one.until or two.layers <= one.layers:

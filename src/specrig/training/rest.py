@@ -18,7 +18,9 @@ DEPTH = 8
 """Levels of the trees that the acceptance to expect is measured with."""
 
 
-def make_datastore(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
+def make_datastore(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
+) -> None:
     """Sort the text of `models` and write the folder `models`/rest; prompts stay in it, since answers copy from them.
 
     Its `training.jsonl` says how many tokens there are, and the acceptance length to expect. Raises TrainingError when there is no
@@ -42,7 +44,9 @@ def written(texts: Texts, *, prompts: bool = False) -> list[list[int]]:
 
 
 def _finish(store: Datastore, heldout: Texts, run: Run) -> None:
-    starts = [len(whole) - len(own) for whole, own in zip(written(heldout, prompts=True), written(heldout), strict=True)]
+    starts = [
+        len(whole) - len(own) for whole, own in zip(written(heldout, prompts=True), written(heldout), strict=True)
+    ]
     length = expected(store, written(heldout, prompts=True), starts)
     run.curve.write(1, tokens=len(store.tokens), tau_sim=round(length, 3))
     run.curve.say(f"{len(store.tokens)} tokens of the target's text; on held-out prompts tau_sim {length:.2f}")

@@ -62,7 +62,9 @@ class Curve:
     def __enter__(self) -> Curve:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if kind is None:
                 self.flush()
@@ -124,7 +126,9 @@ class Run:
         self.folder, self.curve, self.key = folder, curve, key
         self.done = steps_done(folder, key)
 
-    def begin(self, parts: Mapping[str, tuple[nn.Module, Optimizer]], generators: Sequence[torch.Generator] = ()) -> None:
+    def begin(
+        self, parts: Mapping[str, tuple[nn.Module, Optimizer]], generators: Sequence[torch.Generator] = ()
+    ) -> None:
         """Name what the training changes (see `checkpoint.State`). If a checkpoint of the same training is there, it is restored."""
         self.state = State(self.folder, self.key, parts, generators)
 

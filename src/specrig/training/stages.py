@@ -40,12 +40,23 @@ STAGES = {
         "specrig.training.distil", "train_draft", ("target",), ("draft", "draft_training", "distillation"), lambda _: 0
     ),
     "medusa": Stage(
-        "specrig.training.medusa", "train_heads", ("target",), ("medusa",), lambda recipe: recipe.medusa.corpus_sequences
+        "specrig.training.medusa",
+        "train_heads",
+        ("target",),
+        ("medusa",),
+        lambda recipe: recipe.medusa.corpus_sequences,
     ),
     "draft_medusa": Stage("specrig.training.medusa", "train_draft_heads", ("draft", "target"), ("medusa",)),
-    "eagle": Stage("specrig.training.eagle", "train_head", ("target",), ("eagle",), lambda recipe: recipe.eagle.corpus_sequences),
+    "eagle": Stage(
+        "specrig.training.eagle", "train_head", ("target",), ("eagle",), lambda recipe: recipe.eagle.corpus_sequences
+    ),
     "eagle3": Stage(
-        "specrig.training.eagle3", "train_head", ("target",), ("eagle3",), lambda recipe: recipe.eagle3.corpus_sequences, True
+        "specrig.training.eagle3",
+        "train_head",
+        ("target",),
+        ("eagle3",),
+        lambda recipe: recipe.eagle3.corpus_sequences,
+        True,
     ),
     "hydra": Stage(
         "specrig.training.hydra", "train_heads", ("target",), ("hydra",), lambda recipe: recipe.hydra.corpus_sequences

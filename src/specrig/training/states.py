@@ -33,7 +33,9 @@ KEPT = 1 << 31
 """Bytes of states at most that outlast a training; larger ones go with it. A workflow that has succeeded removes them all."""
 
 
-def prepare(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, trained: Collection[str], device: str = "cpu") -> None:
+def prepare(
+    recipe: Recipe, corpus_dir: Path, models: Path, target: Path, trained: Collection[str], device: str = "cpu"
+) -> None:
     """Compute, in one pass over the texts, the states that the trainings of the models `trained` of a pair will read.
 
     models: the pair's folder, in which the target's text is; target: the folder of the target. States that are too large to be kept
@@ -73,7 +75,9 @@ class StoredStates:
         with FileLock(folder / ".lock"):  # another training of the pair may be making the same
             key = _digest(model)
             for part, files in zip(shards, zip(*self.files, strict=True), strict=True):
-                lacking = {stream: file for stream, file in zip((*streams, None), files, strict=True) if _key(file) != key}
+                lacking = {
+                    stream: file for stream, file in zip((*streams, None), files, strict=True) if _key(file) != key
+                }
                 if lacking:
                     self._make(lacking, key, tutor, part)
 

@@ -106,7 +106,9 @@ class Teacher:
 
     def outer(self) -> Iterable[Tensor]:
         """Its matrices whose rows are tokens or positions: the optimiser treats them apart."""
-        return [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)] + [self.output.weight]
+        return [module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)] + [
+            self.output.weight
+        ]
 
 
 def load(folder: Path, where: torch.device, *, learns: bool = False) -> Teacher:
@@ -133,7 +135,9 @@ def end_tokens(folder: Path) -> tuple[int, ...]:
         config = GenerationConfig.from_pretrained(folder, config_file_name="config.json")
     found = config.eos_token_id
     if found is None:
-        raise TrainingError(f"{folder}: no eos_token_id in generation_config.json or config.json; add the ids that end a text")
+        raise TrainingError(
+            f"{folder}: no eos_token_id in generation_config.json or config.json; add the ids that end a text"
+        )
     return (found,) if isinstance(found, int) else tuple(found)
 
 

@@ -41,7 +41,9 @@ def registry() -> dict[str, type[Drafter]]:
             if inspect.isclass(value) and issubclass(value, Drafter) and value.__module__ == module.__name__
         ]
         if len(drafters) != 1:
-            raise RegistrationError(f"drafters/{info.name}.py must define exactly one Drafter, it defines {len(drafters)}")
+            raise RegistrationError(
+                f"drafters/{info.name}.py must define exactly one Drafter, it defines {len(drafters)}"
+            )
         check(drafters[0], info.name)
         found[info.name] = drafters[0]
     return found

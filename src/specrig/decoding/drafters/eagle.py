@@ -56,7 +56,9 @@ class Eagle(Drafter):
                 probs.append(q)
             if step + 1 < k:
                 logits, feature = self.head.step(token, feature)
-        return Draft(torch.stack(tokens, 1), probs=torch.stack(probs, 1) if probs else None, vocabulary=self.head.vocabulary)
+        return Draft(
+            torch.stack(tokens, 1), probs=torch.stack(probs, 1) if probs else None, vocabulary=self.head.vocabulary
+        )
 
     def observe(self, verdict: Verdict) -> None:
         """Keep the true features of what was accepted."""

@@ -103,7 +103,10 @@ class Eagle2(Eagle):
         # Which of the last level's nodes are expanded, [B, w], and the features [B, w, D] that their parents predicted.
         expanded = torch.arange(width, device=logits.device).expand(len(logits), -1)
         features = feature.unsqueeze(1).expand(-1, width, -1)
-        above, first = None, 0  # each expanded node's parent among those expanded before it; index of the level's first node
+        above, first = (
+            None,
+            0,
+        )  # each expanded node's parent among those expanded before it; index of the level's first node
         for _ in range(k - 1):
             # The head runs over the expanded nodes alone: logits [B, w, V], predicted features [B, w, D].
             logits, predicted = self.head.branch(tokens[-1].gather(1, expanded), features, above)
@@ -124,7 +127,9 @@ class Eagle2(Eagle):
         chosen, kept = rerank(torch.cat(values, 1), ancestry, self.options.nodes)
         drawn = torch.cat([q for q in probs if q is not None], 1) if q is not None else None
         sources = _sources(drawn, ancestry, chosen, width)
-        return Draft(torch.cat(tokens, 1).gather(1, chosen), kept, sources, width=width, vocabulary=self.head.vocabulary)
+        return Draft(
+            torch.cat(tokens, 1).gather(1, chosen), kept, sources, width=width, vocabulary=self.head.vocabulary
+        )
 
     def _children(self, context: Context, logits: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """`width` children of each of m nodes by their `logits` `[B, m, Vd]`.

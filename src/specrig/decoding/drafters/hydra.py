@@ -123,7 +123,9 @@ class Hydra(Medusa):
                 chosen = logits.topk(level.width, -1).indices
             else:
                 # A row draws for no more levels than it can use, so that it samples the same in a batch as alone.
-                chosen, q = sampler.candidates(logits, level.width, [level.open * (own > depth) for own in context.depths])
+                chosen, q = sampler.candidates(
+                    logits, level.width, [level.open * (own > depth) for own in context.depths]
+                )
                 assert q is not None
                 probs.append(q)
             # The table of choices [B, m · width] -> the level's nodes [B, n].
@@ -134,4 +136,6 @@ class Hydra(Medusa):
                 inputs = torch.cat((inputs[:, constant(level.origins, device)], grown), -1)
         sources = torch.cat(probs, 1)[:, constant(plan.sources, device)] if probs else None
         chain = plan.parents == list(range(-1, len(plan.parents) - 1))  # cheaper to verify
-        return Draft(torch.cat(tokens, 1), None if chain else [plan.parents] * len(last), sources, vocabulary=heads.vocabulary)
+        return Draft(
+            torch.cat(tokens, 1), None if chain else [plan.parents] * len(last), sources, vocabulary=heads.vocabulary
+        )

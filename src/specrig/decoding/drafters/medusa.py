@@ -103,7 +103,9 @@ class Layout:
             sources=[0, *(len(path) for path in paths[: max(parents) + 1])],
         )
 
-    def fill(self, logits: Tensor, context: Context, *, ranked: bool = False, vocabulary: Tensor | None = None) -> Draft:
+    def fill(
+        self, logits: Tensor, context: Context, *, ranked: bool = False, vocabulary: Tensor | None = None
+    ) -> Draft:
         """The tree filled with tokens by `logits` `[B, depth, Vd]`: the most likely ones if greedy or `ranked`, else drawn ones.
 
         vocabulary: `[Vd]`, the target's tokens that the logits are of; None: all.
@@ -199,7 +201,9 @@ class Medusa(Drafter):
             layout = self.layouts[k] = self.options.layout(self.heads.accuracy, depth, self.heads.tokens)
         # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely ones.
         ranked = self.options.acceptance == "typical"
-        return layout.fill(self.heads(self.hidden, layout.depth), context, ranked=ranked, vocabulary=self.heads.vocabulary)
+        return layout.fill(
+            self.heads(self.hidden, layout.depth), context, ranked=ranked, vocabulary=self.heads.vocabulary
+        )
 
     def observe(self, verdict: Verdict) -> None:
         """Go on from the node that the round's last token was chosen at."""

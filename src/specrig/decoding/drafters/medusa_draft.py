@@ -51,7 +51,9 @@ class MedusaDraft(Drafter):
         layout = self.layouts.get(k)
         if layout is None:
             accuracy = [self.heads.first, *self.heads.accuracy] if self.heads.first else []
-            layout = self.layouts[k] = self.options.layout(accuracy, min(k, 1 + self.heads.count), self.model.vocab_size)
+            layout = self.layouts[k] = self.options.layout(
+                accuracy, min(k, 1 + self.heads.count), self.model.vocab_size
+            )
         logits, state = self._advance(context)
         if layout.depth > 1:
             logits = torch.cat((logits, self.heads.widened(self.heads(state, layout.depth - 1))), 1)
@@ -63,7 +65,9 @@ class MedusaDraft(Drafter):
 
         model = self.model
         lengths = model.lengths
-        new = [[] if done else tokens[n:] for tokens, done, n in zip(context.tokens, context.done, lengths, strict=True)]
+        new = [
+            [] if done else tokens[n:] for tokens, done, n in zip(context.tokens, context.done, lengths, strict=True)
+        ]
         width = max(1, *map(len, new))
         ends = [max(len(row) - 1, 0) for row in new]
         logits, hidden = model.forward(padded(new, width, model.device), last=ends)

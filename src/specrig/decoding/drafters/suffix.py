@@ -120,7 +120,9 @@ class SuffixTree:
         # It occurred once: what followed stands in the text.
         return [(self.text[node.after], Node(node.after + 1))] if node.after < len(self.text) else []
 
-    def draft(self, start: Node, nodes: int, depth: int, least: float, *, branch: bool) -> tuple[float, list[int], list[int]]:
+    def draft(
+        self, start: Node, nodes: int, depth: int, least: float, *, branch: bool
+    ) -> tuple[float, list[int], list[int]]:
         """The most probable continuations of `start`, see `likeliest`; among equals the later one. least: the lowest probability.
 
         Without `branch` each node gets only its most frequent child, so that the draft is a chain.
@@ -157,9 +159,7 @@ class Suffix(Drafter):
     """Needs no model and no training, only some dictionary accesses a token. k bounds the draft's depth; the match decides its length."""
 
     name = "suffix"
-    summary = (
-        "continuations by how often they followed the current suffix, longer after longer matches (SuffixDecoding 2411.04975)"
-    )
+    summary = "continuations by how often they followed the current suffix, longer after longer matches (SuffixDecoding 2411.04975)"
 
     class Options(MethodOptions):
         """max_tree_depth: the longest substring that is counted, in tokens; max_spec_factor: how many tokens may be drafted for each

@@ -45,7 +45,9 @@ class SuffixBlend(Suffix):
     """Runs no model: some dictionary accesses and binary searches a node. k bounds the depth of the tree."""
 
     name = "suffix_blend"
-    summary = "one tree of what followed the last tokens in the sequence itself and in text that the target wrote before"
+    summary = (
+        "one tree of what followed the last tokens in the sequence itself and in text that the target wrote before"
+    )
     needs = ("rest",)
 
     class Options(MethodOptions):
@@ -74,7 +76,9 @@ class SuffixBlend(Suffix):
         """The blended tree of a row, see `likeliest`."""
         options = self.options
         least = options.min_token_prob
-        return likeliest(self.start(tree), lambda place: followers(place, tree, self.store, least), options.nodes, depth, least)
+        return likeliest(
+            self.start(tree), lambda place: followers(place, tree, self.store, least), options.nodes, depth, least
+        )
 
     def start(self, tree: SuffixTree) -> Place:
         """Where the end of the sequence stands in each source."""

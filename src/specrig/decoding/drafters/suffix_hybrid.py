@@ -57,7 +57,9 @@ class SuffixHybrid(Suffix):
         found = self.matches(context)
         copied = [tokens if score >= self.options.least else [] for score, tokens, _ in found]
         # How far the draft model is asked: not at all for rows that the tree continues, nor for finished ones.
-        depths = [0 if row else min(depth, self.options.draft_k) for row, depth in zip(copied, context.depths, strict=True)]
+        depths = [
+            0 if row else min(depth, self.options.draft_k) for row, depth in zip(copied, context.depths, strict=True)
+        ]
         lengths = [len(row) or depth for row, depth in zip(copied, depths, strict=True)]
         width = max(lengths)
         # -1 stands where the draft model's tokens go: one transfer to the device for both.

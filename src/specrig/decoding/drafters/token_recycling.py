@@ -90,7 +90,8 @@ class TokenRecycling(Drafter):
         n = len(self.parents[k])
         roots = [tokens[-1] for tokens in context.tokens]
         lengths = [
-            n if depth and root in known else 0 for root, depth, known in zip(roots, context.depths, self.known, strict=True)
+            n if depth and root in known else 0
+            for root, depth, known in zip(roots, context.depths, self.known, strict=True)
         ]
         level = on_device(roots, self.device).unsqueeze(1)
         rows = torch.arange(len(roots), device=self.device).unsqueeze(1)
@@ -101,7 +102,8 @@ class TokenRecycling(Drafter):
             filled.append(level)
         # What this round scores: the last token, then the nodes that count; nothing of a finished row.
         self.scored = [
-            ([root] if depth else [], length) for root, length, depth in zip(roots, lengths, context.depths, strict=True)
+            ([root] if depth else [], length)
+            for root, length, depth in zip(roots, lengths, context.depths, strict=True)
         ]
         parents = [self.parents[k]] * len(roots) if any(lengths) else None
         return Draft(torch.cat(filled, 1), parents, lengths=lengths)
@@ -114,7 +116,9 @@ class TokenRecycling(Drafter):
         rows: list[int] = []
         tokens: list[int] = []
         nodes: list[int] = []
-        for row, ((root, length), drafted, path) in enumerate(zip(self.scored, verdict.drafted, verdict.paths, strict=True)):
+        for row, ((root, length), drafted, path) in enumerate(
+            zip(self.scored, verdict.drafted, verdict.paths, strict=True)
+        ):
             if not root:
                 continue
             scored = [*root, *drafted[:length]]

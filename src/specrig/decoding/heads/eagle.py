@@ -67,7 +67,10 @@ class EagleHead(LlamaModel):
             self.cut_to(places)
             self.head = self.head.among(self._every)
         self.take_weights(
-            {n: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None) for n, tensor in tensors.items()}
+            {
+                n: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+                for n, tensor in tensors.items()
+            }
         )
         self.rotary = LlamaRotaryEmbedding(config).to(self.device)
         self.eps = config.rms_norm_eps
@@ -81,7 +84,9 @@ class EagleHead(LlamaModel):
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         if self.hidden_size != target.hidden_size:
-            raise DecodingError(f"the head is for a hidden size of {self.hidden_size}, the target's is {target.hidden_size}")
+            raise DecodingError(
+                f"the head is for a hidden size of {self.hidden_size}, the target's is {target.hidden_size}"
+            )
         if wrong := faults(tensors, self.tensor_shapes()):
             raise DecodingError(f"not an {self.title} head of this target: {wrong}")
 
@@ -124,7 +129,9 @@ class EagleHead(LlamaModel):
         self.offer_first(self.target.vocab_size)
         self.start_like(self.target)
         self._above = None
-        last = [len(tokens) - 2 for tokens in context.tokens]  # the prompt's last position: its feature yields the first draft
+        last = [
+            len(tokens) - 2 for tokens in context.tokens
+        ]  # the prompt's last position: its feature yields the first draft
         if max(last) > 0:
             rows = [tokens[1 : end + 1] for tokens, end in zip(context.tokens, last, strict=True)]
             self._take(rows, features[:, : max(last)])
@@ -223,13 +230,18 @@ def head_config(target: Any, drafted: Tensor | None = None) -> Any:
     """
     own = {} if drafted is None else {"specrig": {"drafted": drafted.tolist()}}
     return LlamaConfig(
-        **own, **layer_like(target.get_text_config(decoder=True)), num_hidden_layers=1, architectures=["EagleLlamaForCausalLM"]
+        **own,
+        **layer_like(target.get_text_config(decoder=True)),
+        num_hidden_layers=1,
+        architectures=["EagleLlamaForCausalLM"],
     )
 
 
 def shapes(config: Any) -> Shapes:
     """Tensor names of a checkpoint and their shapes."""
-    return {"fc.weight": (config.hidden_size, 2 * config.hidden_size)} | layer_shapes(config, "layers.0", config.hidden_size)
+    return {"fc.weight": (config.hidden_size, 2 * config.hidden_size)} | layer_shapes(
+        config, "layers.0", config.hidden_size
+    )
 
 
 def layer_shapes(config: Any, name: str, reads: int) -> Shapes:

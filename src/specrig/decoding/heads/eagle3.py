@@ -49,7 +49,9 @@ class Eagle3Head(EagleHead):
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         super()._check(tensors, target)
         if others := [name for name in _VARIANTS if getattr(self.config, name, False)]:
-            raise DecodingError(f"an EAGLE-3 head with {', '.join(others)} in its config is of another build, not supported here")
+            raise DecodingError(
+                f"an EAGLE-3 head with {', '.join(others)} in its config is of another build, not supported here"
+            )
         self.aux_layers = read_aux_layers(self.config, target.layers)
         if "d2t" in tensors:
             check_places(torch.arange(len(tensors["d2t"])) + tensors["d2t"], self.config.vocab_size, "d2t")
@@ -97,7 +99,9 @@ def choose_aux_layers(layers: int) -> tuple[int, int, int]:
     Raises DecodingError below three layers: the streams between embedding and last layer are too few.
     """
     if layers < 3:
-        raise DecodingError(f"an EAGLE-3 head reads the target after three different layers; a target of {layers} has too few")
+        raise DecodingError(
+            f"an EAGLE-3 head reads the target after three different layers; a target of {layers} has too few"
+        )
     return layers // 6, layers // 2, layers - max(1, layers // 6)
 
 
@@ -106,7 +110,9 @@ def read_aux_layers(config: Any, layers: int) -> tuple[int, ...]:
     named = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
     found = tuple(named or (2, layers // 2, layers - 3))
     if len(found) != 3 or any(low >= high for low, high in pairwise((-1, *found, layers))):
-        raise DecodingError(f"eagle_aux_hidden_state_layer_ids are {list(found)}, not three rising ones from 0 to {layers - 1}")
+        raise DecodingError(
+            f"eagle_aux_hidden_state_layer_ids are {list(found)}, not three rising ones from 0 to {layers - 1}"
+        )
     return found
 
 

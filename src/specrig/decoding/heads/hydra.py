@@ -48,7 +48,9 @@ class HydraHeads:
         drafted = tensors.get("token_map")
         self.vocabulary: Tensor | None = None if drafted is None else drafted.to(target.device)
         """`[Vd]` the target's tokens that the logits are of; None: of all."""
-        weights = {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items() if name != "token_map"}
+        weights = {
+            name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items() if name != "token_map"
+        }
         self.target = target
         self.count: int = config.num_heads
         self.embedding, output = shared(target)
@@ -154,12 +156,16 @@ def load(folder: Path, target: CachedModel) -> HydraHeads:
 
 def _check(config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
     missing = [
-        name for name in ("hidden_size", "vocab_size", "truncated_vocab_size", "num_heads") if getattr(config, name, None) is None
+        name
+        for name in ("hidden_size", "vocab_size", "truncated_vocab_size", "num_heads")
+        if getattr(config, name, None) is None
     ]
     if missing:
         raise DecodingError(f"not a configuration of Hydra heads: it lacks {', '.join(missing)}")
     if config.hidden_size != target.hidden_size:
-        raise DecodingError(f"the heads are for a hidden size of {config.hidden_size}, the target's is {target.hidden_size}")
+        raise DecodingError(
+            f"the heads are for a hidden size of {config.hidden_size}, the target's is {target.hidden_size}"
+        )
     if config.vocab_size != target.config.vocab_size:
         raise DecodingError(f"the heads are for {config.vocab_size} tokens, the target has {target.config.vocab_size}")
     if wrong := faults(tensors, shapes(config)):

@@ -45,7 +45,9 @@ class MedusaHeads:
         drafted = tensors.get("token_map")
         self.vocabulary: Tensor | None = None if drafted is None else drafted.to(model.device)
         """`[Vd]` the target's tokens that the logits are of; None: of all."""
-        weights = {name: tensor.to(model.device, model.dtype) for name, tensor in tensors.items() if name != "token_map"}
+        weights = {
+            name: tensor.to(model.device, model.dtype) for name, tensor in tensors.items() if name != "token_map"
+        }
         self.model = model
         self.count: int = config.num_heads
         # All residual blocks read the same h, so they are one matrix product. The LM heads read different states, so they are not,
@@ -175,7 +177,9 @@ def _check(config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:
     if missing:
         raise DecodingError(f"not a configuration of Medusa heads: it lacks {', '.join(missing)}")
     if config.hidden_size != model.hidden_size:
-        raise DecodingError(f"the heads are for a hidden size of {config.hidden_size}, the model's is {model.hidden_size}")
+        raise DecodingError(
+            f"the heads are for a hidden size of {config.hidden_size}, the model's is {model.hidden_size}"
+        )
     expected = shapes(config)
     if wrong := faults(tensors, expected):
         raise DecodingError("not Medusa heads of one residual layer each: " + wrong)

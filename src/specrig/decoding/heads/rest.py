@@ -86,7 +86,9 @@ class Datastore:
                 high = size - 1
         return best
 
-    def followers(self, span: Span, times: float = 1, besides: Collection[int] = ()) -> Iterator[tuple[float, int, int, Span]]:
+    def followers(
+        self, span: Span, times: float = 1, besides: Collection[int] = ()
+    ) -> Iterator[tuple[float, int, int, Span]]:
         """The tokens that follow a run: (share of its occurrences, `first`, token, where the run and the token occur).
 
         times: only those that follow so often at least, and the tokens `besides`. The shares of a run that ends a text now and then sum
@@ -156,7 +158,9 @@ def load(folder: Path, target: CachedModel) -> Datastore:
         raise DecodingError(f"{folder}: no datastore of REST there ({str(error).splitlines()[0]})") from error
     tokens, order = found.get("tokens"), found.get("order")
     if V is None or tokens is None or order is None or tokens.shape != order.shape or tokens.ndim != 1:
-        raise DecodingError(f"{folder}: not a datastore of REST: it needs vocab_size, and tokens and order of one length")
+        raise DecodingError(
+            f"{folder}: not a datastore of REST: it needs vocab_size, and tokens and order of one length"
+        )
     if target.config.vocab_size != V:
         raise DecodingError(f"{folder}: the datastore is of {V} tokens, the target has {target.config.vocab_size}")
     # What is padding for the target, and the end of a text, follows nothing.

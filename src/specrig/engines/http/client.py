@@ -73,7 +73,9 @@ class Client:
         if key_env is not None:
             key = os.environ.get(key_env)
             if not key:
-                raise EngineError(f"{self.url}: its key is to be in the environment variable {key_env}, which is not set")
+                raise EngineError(
+                    f"{self.url}: its key is to be in the environment variable {key_env}, which is not set"
+                )
             self.session.headers["Authorization"] = f"Bearer {key}"
 
     def get(self, path: str, *, timeout_s: float = CONNECT_S) -> Response:
@@ -179,14 +181,18 @@ class Client:
         if "Read timed out" in str(error):  # wrapped differently before and within the stream
             return EngineError(f"{self.url}: silent for {SILENCE_S:g} s after {events} events; is the server hung?")
         if events or isinstance(error, ChunkedEncodingError):
-            return EngineError(f"{self.url}: broke off in the middle of an answer, after {events} events; has the server died?")
+            return EngineError(
+                f"{self.url}: broke off in the middle of an answer, after {events} events; has the server died?"
+            )
         return self._unreachable(error)
 
     def _unreachable(self, error: Exception) -> EngineError:
         # The innermost cause says it shortest, e.g. "[Errno 111] Connection refused".
         text = str(getattr(error.args[0], "reason", error) if error.args else error) or type(error).__name__
         reason = text.rsplit(": ", 1)[-1].strip("')> ")
-        return EngineError(f"{self.url}: no server answers there ({reason}); start it, or correct the url under `servers:`")
+        return EngineError(
+            f"{self.url}: no server answers there ({reason}); start it, or correct the url under `servers:`"
+        )
 
 
 def _message(event: Any) -> str:

@@ -99,7 +99,9 @@ class ServerProcess:
 
 def ending(code: int | None) -> str:
     """An exit code in words: the signal that killed the process (negative codes), or its status."""
-    return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
+    return (
+        f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
+    )
 
 
 def free_port() -> int:

@@ -64,7 +64,9 @@ class RowsClient:
         try:
             answers, passes = wire.unpack_answers(body)
         except wire.WireError as error:
-            raise ServiceError(f"{self.url}: its answer cannot be read ({error}); is another version running there?") from error
+            raise ServiceError(
+                f"{self.url}: its answer cannot be read ({error}); is another version running there?"
+            ) from error
         if len(answers) != len(asks):
             raise ServiceError(f"{self.url}: {len(answers)} answers to {len(asks)} rows")
         return answers, passes
@@ -82,7 +84,9 @@ class RowsClient:
                 if isinstance(error, TimeoutError):
                     raise ServiceError(f"{self.url}: {LATE} {self.timeout_s:g} s") from error
                 if fresh:  # one that was open from before may merely have been closed meanwhile
-                    raise ServiceError(f"{self.url}: no service answers there ({str(error) or type(error).__name__})") from error
+                    raise ServiceError(
+                        f"{self.url}: no service answers there ({str(error) or type(error).__name__})"
+                    ) from error
         if response.status != 200:
             said = content[:300].decode("utf-8", "replace")
             raise ServiceError(f"{self.url}{path}: refused with status {response.status}: {said}")
@@ -113,7 +117,11 @@ class Remote:
         self._passes = {}  # the prompts' passes are prefill
 
     def propose(
-        self, rows: Sequence[Sequence[int]], depths: Sequence[int], temperature: float, uniforms: Sequence[Sequence[float]]
+        self,
+        rows: Sequence[Sequence[int]],
+        depths: Sequence[int],
+        temperature: float,
+        uniforms: Sequence[Sequence[float]],
     ) -> tuple[list[list[int]], Any]:
         """See `RemoteModel`."""
         import numpy as np
@@ -121,7 +129,11 @@ class Remote:
         width = max(depths)
         wanted = [(number, rows[number]) for number, depth in enumerate(depths) if depth]
         more = [
-            {"depth": depths[number], "temperature": temperature, "uniforms": uniforms[number][:width] if uniforms else ()}
+            {
+                "depth": depths[number],
+                "temperature": temperature,
+                "uniforms": uniforms[number][:width] if uniforms else (),
+            }
             for number, _ in wanted
         ]
         tokens: list[list[int]] = [[0] * width for _ in rows]

@@ -16,7 +16,9 @@ BATCH = 32
 class DraftProcess:
     """`specrig serve draft` on this machine, for a pair's draft. It ends with this process. Raises EngineError where it does not start."""
 
-    def __init__(self, pair: PairFiles, rows: int, context: int, vocabulary: int, device: str, threads: int | None) -> None:
+    def __init__(
+        self, pair: PairFiles, rows: int, context: int, vocabulary: int, device: str, threads: int | None
+    ) -> None:
         """rows: texts side by side. context: most tokens of one. vocabulary: how many tokens target and draft share."""
         if pair.draft is None:
             raise EngineError(f"pair {pair.name}: it names no draft to serve; fill the column in pairs.tsv")

@@ -164,7 +164,9 @@ def _check(number: int, ask: Ask) -> None:
     if not all(0 <= uniform < 1 for uniform in ask.uniforms):
         raise WireError(f"row {number} has a uniform that is not from 0 up and below 1")
     if ask.q is not None and ask.q.size and not _can_be_drawn_from(ask.q):
-        raise WireError(f"row {number} has probabilities that nothing can be drawn from: negative, not finite, or all zero")
+        raise WireError(
+            f"row {number} has probabilities that nothing can be drawn from: negative, not finite, or all zero"
+        )
 
 
 def _can_be_drawn_from(q: Floats) -> bool:
@@ -245,7 +247,10 @@ class _Reader:
         own = [count if flag else 0 for flag, count in zip(there, counts, strict=False)]
         self._adds_up(sum(own) * V, values.size)
         table = values.reshape(-1, V) if V else values.reshape(0, 0)
-        return [table[end - count : end] if flag else None for flag, count, end in zip(there, own, accumulate(own), strict=False)]
+        return [
+            table[end - count : end] if flag else None
+            for flag, count, end in zip(there, own, accumulate(own), strict=False)
+        ]
 
     def end(self, rows: Sequence[Sequence[Any]], single: Sequence[Any]) -> None:
         """Raise WireError unless all arrays with an element a row are of one length and nothing is left over."""

@@ -93,7 +93,9 @@ class LlamaCpp(HttpEngine):
             return f"llama.cpp has no {cell.method}; it has {', '.join(TYPES)}"
         name, needed = CHAINS.get(cell.method, ("", None))
         if cell.options.get(name, needed) != needed:
-            return f"llama.cpp verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
+            return (
+                f"llama.cpp verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
+            )
         return None
 
     @classmethod
@@ -140,7 +142,9 @@ class LlamaCpp(HttpEngine):
         pair, out = self.pair, Path(self._folder.name, f"{part}.gguf")
         source = pair.sources.get(part)
         if source is None:
-            raise EngineError(f"pair {pair.name}: it names no {part}, which this method needs; fill its column in pairs.tsv")
+            raise EngineError(
+                f"pair {pair.name}: it names no {part}, which this method needs; fill its column in pairs.tsv"
+            )
         if not out.exists():
             file = gguf.source_file(source) if self.options.weights == "file" else None
             if part == "eagle3":
@@ -163,7 +167,12 @@ class LlamaCpp(HttpEngine):
         if server is None:
             port = free_port()
             url = f"http://127.0.0.1:{port}"
-            command = [sys.executable, "-c", f"from {serve.__name__} import main; main()", json.dumps({**settings, "port": port})]
+            command = [
+                sys.executable,
+                "-c",
+                f"from {serve.__name__} import main; main()",
+                json.dumps({**settings, "port": port}),
+            ]
             self._servers[self._key] = ServerProcess(command, url, health="/health"), self.client(url)
 
     def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:

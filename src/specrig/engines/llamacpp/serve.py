@@ -58,7 +58,9 @@ def speculate(found: Any, asked: dict[str, Any] | None, types: Any) -> None:
 
 def main() -> None:
     """Serve until a signal comes."""
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion is the last line of the log then, not a debugger's
+    os.environ.setdefault(
+        "GGML_NO_BACKTRACE", "1"
+    )  # a failed assertion is the last line of the log then, not a debugger's
     import xllamacpp
 
     server = xllamacpp.Server(parameters(json.loads(sys.argv[1])))

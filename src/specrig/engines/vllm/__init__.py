@@ -96,7 +96,9 @@ class Vllm(TokenizedEngine):
             return f"vLLM has no {cell.method}; it has {', '.join(METHODS)}"
         for name, needed in CHAINS.get(cell.method, {}).items():
             if cell.options.get(name, needed) != needed:
-                return f"vLLM verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
+                return (
+                    f"vLLM verifies chains only, by exact acceptance: set {name}: {needed} (not {cell.options[name]})"
+                )
         if cell.method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
             return f"vLLM's suffix decoding needs arctic-inference, which is built from source: {ARCTIC}"
         return None

@@ -56,7 +56,11 @@ class Processes:
         while self._cores and time.monotonic() < deadline:
             for core in self._cores:
                 if core.exitcode is not None:
-                    hint = " (by someone, or by the system when memory ran out)" if core.exitcode == -signal.SIGKILL else ""
+                    hint = (
+                        " (by someone, or by the system when memory ran out)"
+                        if core.exitcode == -signal.SIGKILL
+                        else ""
+                    )
                     return f"its process {core.name} {ending(core.exitcode)}{hint}"
             time.sleep(0.02)
         return ""

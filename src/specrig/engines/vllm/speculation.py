@@ -42,7 +42,9 @@ def _medusa(cell: Cell, pair: PairFiles) -> dict[str, Any]:
 
 def _draft_model(_: Cell, pair: PairFiles) -> dict[str, Any]:
     if pair.draft is None:
-        raise EngineError(f"pair {pair.name}: draft_model needs a draft and the pair names none; fill the column in pairs.tsv")
+        raise EngineError(
+            f"pair {pair.name}: draft_model needs a draft and the pair names none; fill the column in pairs.tsv"
+        )
     known = {"model": pair.draft, "draft_tensor_parallel_size": pair.tensor_parallel}
     return {"method": "draft_model", **known, **_revision("draft", pair)}
 

@@ -110,7 +110,18 @@ def models() -> dict[str, ModelFacts]:
 
 
 ENCODERS = {
-    *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"),
+    *(
+        "albert",
+        "bert",
+        "camembert",
+        "deberta",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "modernbert",
+        "mpnet",
+        "roberta",
+    ),
     "xlm-roberta",
 }
 
@@ -121,7 +132,12 @@ def no_decoder(model: str, config: dict[str, Any]) -> str | None:
     if config.get("is_encoder_decoder"):
         return f"{model}: {kind} is an encoder-decoder; SpecRig needs a decoder-only language model (…ForCausalLM)"
     causal = any("CausalLM" in name or "LMHeadModel" in name for name in architectures)
-    if architectures and not causal and kind not in ENCODERS and all("ConditionalGeneration" in name for name in architectures):
+    if (
+        architectures
+        and not causal
+        and kind not in ENCODERS
+        and all("ConditionalGeneration" in name for name in architectures)
+    ):
         return (
             f"{model}: {kind} ({', '.join(architectures)}) reads more than text; SpecRig takes text alone: choose its text-only "
             "sister (…ForCausalLM)"

@@ -37,7 +37,9 @@ def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, P
     for k in entry.k:
         if method.uses_k and k not in K_RANGE:
             problems.key(
-                [*path, "k"], f"k = {k} is outside {K_RANGE.start} to {K_RANGE.stop - 1}", "2 to 8 is usual, 4 a good start"
+                [*path, "k"],
+                f"k = {k} is outside {K_RANGE.start} to {K_RANGE.stop - 1}",
+                "2 to 8 is usual, 4 a good start",
             )
     check_options(path, entry, method.Options, problems)
 

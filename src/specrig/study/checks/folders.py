@@ -16,5 +16,7 @@ def check_folders(study: Study, problems: Problems) -> None:
             problems.key([key], f"{existing} is a file, no folder", "choose another folder, e.g. --config results=PATH")
         elif not os.access(existing, os.W_OK | os.X_OK):
             problems.key(
-                [key], f"{existing} cannot be written", f"change its permissions, or choose another, e.g. --config {key}=PATH"
+                [key],
+                f"{existing} cannot be written",
+                f"change its permissions, or choose another, e.g. --config {key}=PATH",
             )

@@ -18,7 +18,9 @@ from specrig.study.rows import Pair, Task
 from specrig.study.study import Study
 
 
-def check_names(study: Study, pairs: dict[str, Pair], tasks: dict[str, Task], broken: set[str], problems: Problems) -> None:
+def check_names(
+    study: Study, pairs: dict[str, Pair], tasks: dict[str, Task], broken: set[str], problems: Problems
+) -> None:
     """Add a problem for every unknown or repeated name and for every list of the study that is empty.
 
     pairs, tasks: the rows of the tables; broken: top-level keys that could not be read and are reported already.

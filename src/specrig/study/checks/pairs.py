@@ -21,7 +21,9 @@ def check_pairs(study: Study, problems: Problems) -> None:
                 gguf.config(file)
             except ModelError as error:
                 where = f"row {name!r}, {column}"
-                problems.row(study.tables.pairs, None, where, str(error), "mend the file or the row, or leave the pair out")
+                problems.row(
+                    study.tables.pairs, None, where, str(error), "mend the file or the row, or leave the pair out"
+                )
         for column, model in (("target", row.target), ("draft", row.draft)):
             if model is None or model in row.gguf.values():
                 continue

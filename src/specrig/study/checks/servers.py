@@ -19,11 +19,15 @@ def check_servers(study: Study, problems: Problems) -> None:
         path: list[str | int] = ["servers", index]
         for key, known in (("engine", study.engines), ("pair", study.pairs), ("method", {*methods(), BASELINE})):
             if getattr(server, key) not in known:
-                problems.unknown([*path, key], key, getattr(server, key), known, f"a server of another {key} is never asked")
+                problems.unknown(
+                    [*path, key], key, getattr(server, key), known, f"a server of another {key} is never asked"
+                )
         same = server.engine, server.pair, server.method, server.k, server.variant
         other = seen.setdefault(same, index)
         if other != index:
-            problems.key(path, f"servers[{other}] runs the same cells", "remove one, or give it its own k, variant or engine")
+            problems.key(
+                path, f"servers[{other}] runs the same cells", "remove one, or give it its own k, variant or engine"
+            )
         answer = repr((server.engine, server.pair, server.url.rstrip("/"), server.model, sorted(server.fields.items())))
         other = answers.setdefault(answer, index)
         if other != index:

@@ -37,7 +37,11 @@ def check_tasks(study: Study, problems: Problems) -> None:
         if row.source == CORPUS:
             if name not in PROMPT_FILES:
                 problems.row(
-                    study.tables.tasks, None, where, "the corpus has no such task", nearest(name, PROMPT_FILES, what="it has")
+                    study.tables.tasks,
+                    None,
+                    where,
+                    "the corpus has no such task",
+                    nearest(name, PROMPT_FILES, what="it has"),
                 )
             elif (wanted := study.grid.prompts_wanted(name)) > available:
                 key = "prompts" if wanted == study.prompts else "batch_sizes"
@@ -68,7 +72,9 @@ def _check_templates(study: Study, problems: Problems) -> None:
         except ModelError:
             continue  # said of the pair
         if bare:
-            path: list[str | int] = ["training", "chat"] if task == "training.chat" else ["tasks", study.tasks.index(task)]
+            path: list[str | int] = (
+                ["training", "chat"] if task == "training.chat" else ["tasks", study.tasks.index(task)]
+            )
             reason = f"{task} wants a chat template and the target of pair {pair!r} has none"
             problems.key(
                 path,

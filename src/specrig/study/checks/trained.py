@@ -43,7 +43,10 @@ def _mistake(row: Pair, part: str, maker: str, rows: dict[str, Pair]) -> tuple[s
     if maker != row.pair:
         other = rows.get(maker)
         if other is None or other.trained_in(part) != maker:
-            return f"{maker!r} is no row whose {part.replace('_', ' ')} is trained", f"name a row that says `{TRAINED}` itself"
+            return (
+                f"{maker!r} is no row whose {part.replace('_', ' ')} is trained",
+                f"name a row that says `{TRAINED}` itself",
+            )
         if (other.target, other.target_revision) != (row.target, row.target_revision) or row.target == TRAINED:
             fix = f"say `{TRAINED}`: what drafts for a target learns from that target"
             return f"{maker!r} has another target ({other.target}) than this row ({row.target})", fix

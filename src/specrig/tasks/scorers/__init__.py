@@ -23,6 +23,8 @@ def registry() -> dict[str, type[Scorer]]:
             own = inspect.isclass(value) and value.__module__ == module.__name__ != f"{__name__}.base"
             if own and issubclass(value, Scorer):
                 if value.name != info.name:
-                    raise TypeError(f"tasks/scorers/{info.name}.py: its scorer is called {value.name!r}, not as its file")
+                    raise TypeError(
+                        f"tasks/scorers/{info.name}.py: its scorer is called {value.name!r}, not as its file"
+                    )
                 found[value.name] = value
     return found

@@ -37,7 +37,9 @@ class PassAt1(Mean):
     """Share of outputs, 0 to 100, whose program passes all of its tests."""
 
     name = "pass_at_1"
-    summary = "pass@1, 0 to 100: programs that pass their tests (Chen et al. 2021, arXiv 2107.03374); executes generated code"
+    summary = (
+        "pass@1, 0 to 100: programs that pass their tests (Chen et al. 2021, arXiv 2107.03374); executes generated code"
+    )
     runs_code = True
 
     def score(self, output: Output) -> float:
