@@ -2,10 +2,11 @@
 
     python benchmarks/even_passes.py MODEL results/smollm2/prompts/*_chat.jsonl --rest results/smollm2/models/smollm2_135m/rest
 
-MODEL is a folder, such as `results/smollm2/converted/SmolLM2-135M-Instruct.Q4_1-bfloat16` after a run of `configs/smollm2.yaml`.
-Prints for each method, without and with the option: milliseconds a target pass of decoding (median over prompts, drafting and loop
-included), tokens/s, the option's cost in decode time a token (geometric mean over prompts, 95 % interval), the speedup over plain
-decoding in the same setting, and how many outputs equal plain decoding's in the same setting. Greedy.
+MODEL is a folder, such as `results/smollm2/converted/SmolLM2-135M-Instruct.Q4_1-bfloat16` after a run of
+`configs/smollm2.yaml`. Prints for each method, without and with the option: milliseconds a target pass of decoding
+(median over prompts, drafting and loop included), tokens/s, the option's cost in decode time a token (geometric mean
+over prompts, 95 % interval), the speedup over plain decoding in the same setting, and how many outputs equal plain
+decoding's in the same setting. Greedy.
 """
 
 from __future__ import annotations

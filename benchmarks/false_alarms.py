@@ -1,12 +1,13 @@
-"""How often does the audit fail right samplers, and how often does it see a bias? Samples drawn by construction, tested as a method's are.
+"""How often does the audit fail right samplers, and how often does it see a bias? Samples drawn by construction, tested
+as a method's are.
 
     python benchmarks/false_alarms.py --audits 5000 --seed 1 --keep p_values    # about 8 minutes on one core
     python benchmarks/false_alarms.py --audits 0 --keep p_values                # only the tables of what is kept
     python benchmarks/false_alarms.py --audits 300 --bias 0.02 0.03 0.05        # how often biases of this total variation are seen
 
-The first tokens behind the laboratory prompt are drawn one by one from the target's own written-down probabilities, with no loop, no
-draft and no verification, and go through the audit's tests. Whole studies are made of these audits and of tests of uniform values,
-and judged as a study's rows are. docs/audit.md has the tables.
+The first tokens behind the laboratory prompt are drawn one by one from the target's own written-down probabilities,
+with no loop, no draft and no verification, and go through the audit's tests. Whole studies are made of these audits and
+of tests of uniform values, and judged as a study's rows are. docs/audit.md has the tables.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ def tables(native: Native, length: int, temperature: float) -> list[Floats]:
 
 
 def biased(p: Floats, distance: float) -> Floats:
-    """Distributions `[n, V]` that are `distance` off `p` in total variation, spread so that a chi-squared test sees it least.
+    """Distributions `[n, V]` that are `distance` off `p` in total variation, spread so that a chi-squared test sees it
+    least.
 
-    The tokens are parted into two sets as equally likely as can be, after each history in another way. One set gains `distance`, the
-    other loses it, each token in proportion to its probability.
+    The tokens are parted into two sets as equally likely as can be, after each history in another way. One set gains
+    `distance`, the other loses it, each token in proportion to its probability.
     """
     parts = np.array(list(product((False, True), repeat=p.shape[1])))[1:-1]  # [2^V - 2, V]
     chances = p @ parts.T
@@ -60,7 +62,9 @@ def biased(p: Floats, distance: float) -> Floats:
 def drawn(
     of: list[Floats], samples: int, rng: np.random.Generator, bias: float = 0.0
 ) -> tuple[NDArray[np.int64], Floats]:
-    """Samples `[n, length]` with the target's probabilities `[n, length, V]`, from which they were drawn but for a bias at the fourth token."""
+    """Samples `[n, length]` with the target's probabilities `[n, length, V]`, from which they were drawn but for a bias
+    at the fourth token.
+    """
     history = np.zeros(samples, dtype=np.int64)
     tokens, probabilities = np.empty((samples, len(of)), dtype=np.int64), np.empty((samples, len(of), VOCABULARY))
     for place, table in enumerate(of):
@@ -79,7 +83,9 @@ def audited(
     together: Mapping[tuple[int, ...], float],
     bias: float = 0.0,
 ) -> ExactTest:
-    """One audit. Bonus tokens are last tokens but one, picked by chances that depend on the tokens before, as acceptance does."""
+    """One audit. Bonus tokens are last tokens but one, picked by chances that depend on the tokens before, as
+    acceptance does.
+    """
     tokens, probabilities = drawn(of, samples, rng, bias)
     own = np.take_along_axis(probabilities, tokens[:, :, None], 2)[:, :, 0]
     added = np.zeros(tokens.shape, dtype=bool)
@@ -109,7 +115,9 @@ def family_table(audits: Floats, rng: np.random.Generator) -> str:
 
 
 def power_table(of: list[Floats], together: Mapping[tuple[int, ...], float], given: argparse.Namespace) -> str:
-    """Shares of audits that see a bias at the default study's strictest level, in Markdown, beside what is computed as the least."""
+    """Shares of audits that see a bias at the default study's strictest level, in Markdown, beside what is computed as
+    the least.
+    """
     rng = np.random.default_rng(given.seed)
     lines = ["| total variation of the bias | computed: at least | simulated |", "|---|---|---|"]
     for bias in given.bias:

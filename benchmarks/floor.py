@@ -2,11 +2,12 @@
 
     python benchmarks/floor.py --target meta-llama/Llama-3.1-8B-Instruct --draft meta-llama/Llama-3.2-1B-Instruct --alpha 0.72 --k 5
 
-The models have the given shapes and random weights: the cost of passes is real, acceptance is declared. One process alternates
-between plain decoding and draft-model speculation, on a GPU each with recorded passes and with kernels launched one by one. At
-the end it runs transformers' own `generate` on a model of the same shape. It prints tokens/s; the bare pass beside the floor (the
-bytes that a pass must read / the measured copy bandwidth); the measured speedup beside the cost model's; and on a GPU the waits
-and launches per round and the share of time in which the device had work, from a profiler.
+The models have the given shapes and random weights: the cost of passes is real, acceptance is declared. One process
+alternates between plain decoding and draft-model speculation, on a GPU each with recorded passes and with kernels
+launched one by one. At the end it runs transformers' own `generate` on a model of the same shape. It prints tokens/s;
+the bare pass beside the floor (the bytes that a pass must read / the measured copy bandwidth); the measured speedup
+beside the cost model's; and on a GPU the waits and launches per round and the share of time in which the device had
+work, from a profiler.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def seconds_a_token(found: list[Generation]) -> float:
 
 
 def transformers_seconds(given: argparse.Namespace) -> float:
-    """Seconds per token of transformers' `generate` on random weights of the target's shape; median of warmed-up repeats."""
+    """Seconds per token of transformers' `generate` on random weights of the target's shape; median of warmed-up
+    repeats.
+    """
     config = AutoConfig.for_model(**facts.models()[given.target].config)
     with torch.device(given.device):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, given.dtype)).eval()

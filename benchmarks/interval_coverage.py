@@ -1,10 +1,12 @@
-"""Simulates how often the intervals of `specrig.analysis` contain the true value, compared with the percentile bootstrap.
+"""Simulates how often the intervals of `specrig.analysis` contain the true value, compared with the percentile
+bootstrap.
 
     python benchmarks/interval_coverage.py            # about a minute; --samples 4000 for a quick look
 
-The first table draws prompts of one task or of four, whose mean is taken. "log ratio" is the mean of log speedups; "ratio" is
-tokens per target pass, Σ tokens / Σ passes, where passes differ by prompt. The second table draws replicates: the same prompts in
-several runs of each job, where a run changes all log speedups of its job, or of all jobs, by a random amount.
+The first table draws prompts of one task or of four, whose mean is taken. "log ratio" is the mean of log speedups;
+"ratio" is tokens per target pass, Σ tokens / Σ passes, where passes differ by prompt. The second table draws
+replicates: the same prompts in several runs of each job, where a run changes all log speedups of its job, or of all
+jobs, by a random amount.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ SHAPES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Array]] = {
     "heavy": lambda random, shape: random.standard_t(3, shape) / np.sqrt(3),
     "very skewed": lognormal(0.7),
 }
-"""Name -> function that draws values of mean 0. Their skewness is 0, 1.75, 0 (Student's t with 3 degrees of freedom) and 2.9."""
+"""Name -> function that draws values of mean 0. Their skewness is 0, 1.75, 0 (Student's t with 3 degrees of freedom)
+and 2.9.
+"""
 Sample = tuple[Array, Array]
 """(numerators, denominators), each of shape [samples, units]; all denominators of a mean are 1."""
 
@@ -59,7 +63,9 @@ def now(tasks: list[Sample]) -> tuple[Array, Array]:
 
 
 def students(tasks: list[Sample]) -> tuple[Array, Array]:
-    """Ends of intervals by Student's t, after Welch for several tasks: those of `now` without the widening for skewness."""
+    """Ends of intervals by Student's t, after Welch for several tasks: those of `now` without the widening for
+    skewness.
+    """
     found = average([ratio(*task) for task in tasks])
     reach = student(found.freedom) * np.sqrt(found.variance)
     return found.value - reach, found.value + reach
@@ -104,10 +110,12 @@ def replicated(
     samples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float, float, float]:
-    """Return four shares of intervals that contain the true value: two with the variation between runs, then two without it.
+    """Return four shares of intervals that contain the true value: two with the variation between runs, then two
+    without it.
 
-    Of each two, the first is for a cell and the second for the mean over a job's four tasks. effect: standard deviation of what a
-    run adds to log speedups. moves: what gets such a number of its own, each "cell", each "job" or each "run".
+    Of each two, the first is for a cell and the second for the mean over a job's four tasks. effect: standard deviation
+    of what a run adds to log speedups. moves: what gets such a number of its own, each "cell", each "job" or each
+    "run".
     """
     random = np.random.default_rng([seed, replicates, round(1000 * effect), list(MOVED).index(moves), jobs])
     held = np.zeros(4)

@@ -1,10 +1,12 @@
-"""Times what a job costs besides its work: six small measuring jobs here, and over Slurm one by one, as an array and in one group.
+"""Times what a job costs besides its work: six small measuring jobs here, and over Slurm one by one, as an array and in
+one group.
 
     bash tests/cluster/slurm.sh start /tmp/slurm          # as root, where no Slurm is (docs/scale.md)
     python benchmarks/job_overhead.py --cores 2           # some minutes; --ways local slurm for a part
     bash tests/cluster/slurm.sh stop /tmp/slurm
 
-All ways start from the same trained models and measure the same cells, one method a job, with models so small that the rest shows.
+All ways start from the same trained models and measure the same cells, one method a job, with models so small that the
+rest shows.
 """
 
 from __future__ import annotations

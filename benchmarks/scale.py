@@ -3,10 +3,10 @@
     python benchmarks/scale.py --cells 100 1000 10000 100000 --stages plan
     python benchmarks/scale.py --cells 100 1000 10000 --figure docs/scale.svg
 
-Makes a study of so many cells (tables of pairs and tasks of its own, five methods at four k; pairs and tasks both grow) and, for all
-that comes after measuring, synthetic records of the real schema, four prompts a cell; the reported figures are the repository's. Each
-stage runs in a process of its own; its seconds and its peak memory go to `<work>/scale.csv`, where the last run of a stage counts.
-Nothing is measured on a model.
+Makes a study of so many cells (tables of pairs and tasks of its own, five methods at four k; pairs and tasks both grow)
+and, for all that comes after measuring, synthetic records of the real schema, four prompts a cell; the reported figures
+are the repository's. Each stage runs in a process of its own; its seconds and its peak memory go to `<work>/scale.csv`,
+where the last run of a stage counts. Nothing is measured on a model.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     .venv-vllm/bin/python benchmarks/serving.py results/quick/models/embedded results/quick/prompts --clients 1 8 32
 
-The pair is a folder with `target` and `draft`. Both servers are up at once, and one at a time is under load, in turns. Each client sends
-its next request when the last is answered. Greedy; an output ends where the model ends it, so tokens/s are counted from what the
-servers say they wrote. Prints for each number of clients, server and way: tokens/s, and seconds of a request (median, 95 % of them); over
-all turns. Without vLLM it measures our services alone.
+The pair is a folder with `target` and `draft`. Both servers are up at once, and one at a time is under load, in turns.
+Each client sends its next request when the last is answered. Greedy; an output ends where the model ends it, so
+tokens/s are counted from what the servers say they wrote. Prints for each number of clients, server and way: tokens/s,
+and seconds of a request (median, 95 % of them); over all turns. Without vLLM it measures our services alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def started(stack: ExitStack, url: str, *command: str) -> str:
 
 
 def services(stack: ExitStack, pair: Path, threads: int) -> dict[str, Way]:
-    """Draft, target and coordinator. The draft gets half as many threads: with as many as the target both wait for the cores."""
+    """Draft, target and coordinator. The draft gets half as many threads: with as many as the target both wait for the
+    cores.
+    """
     models = {}
     for part, own in (("target", threads), ("draft", max(threads // 2, 1))):
         seats = [f"--batch={SEATS}", f"--sessions={2 * SEATS}", f"--threads={own}", "--context=1024"]

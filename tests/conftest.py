@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-# The models of the tests are so small that a second thread costs more than it saves; read when torch is imported, here and in jobs.
+# The models of the tests are so small that a second thread costs more than it saves; read when torch is imported, here
+# and in jobs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -40,7 +41,9 @@ Once: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
-    """once(name, build): the folder of that name, which `build(folder)` has filled, in this process or in one beside it."""
+    """once(name, build): the folder of that name, which `build(folder)` has filled, in this process or in one beside
+    it.
+    """
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent  # the processes' own folders lie in it
@@ -60,7 +63,9 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
 
 @pytest.fixture(scope="session")
 def finished(once: Once) -> Path:
-    """A folder in which the test study has run through, with what it said in said.txt. A test that changes it takes a copy."""
+    """A folder in which the test study has run through, with what it said in said.txt. A test that changes it takes a
+    copy.
+    """
     secrets = {"HF_TOKEN": "hf_plantedForThisTest", "SPECRIG_API_KEY": "key-plantedForThisTest"}
 
     def build(folder: Path) -> None:

@@ -23,7 +23,9 @@ QUICKLY = [
 
 
 def command(*arguments: str, config: str | None = CONFIG, profile: str = "default") -> list[str]:
-    """The command line; config: None for the workflow's own default. It stands last, since it takes every word behind it."""
+    """The command line; config: None for the workflow's own default. It stands last, since it takes every word behind
+    it.
+    """
     snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(REPOSITORY / "Snakefile")]
     own = ["--workflow-profile", str(REPOSITORY / "profiles" / profile)]
     return [*snakemake, *own, *arguments, *(["--configfile", config] if config else [])]

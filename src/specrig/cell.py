@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class Cell(BaseModel):
     """One point of the grid; its measurements become one row of `cells.csv`.
 
-    `options` holds all of the method's own parameters, defaults included, so that a record says how it was made. `variant` is the
-    label that tells apart cells of one method with different options; it is empty if no option is swept or changed.
+    `options` holds all of the method's own parameters, defaults included, so that a record says how it was made.
+    `variant` is the label that tells apart cells of one method with different options; it is empty if no option is
+    swept or changed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -15,7 +15,8 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-e
 
 
 def load(module: str) -> ctypes.CDLL | None:
-    """The C code beside the file of a module and of its name, or None where there is no compiler or what it makes does not load.
+    """The C code beside the file of a module and of its name, or None where there is no compiler or what it makes does
+    not load.
 
     It is compiled once for a kind of processor, and kept in the user's cache folder.
     """
@@ -30,7 +31,8 @@ def load(module: str) -> ctypes.CDLL | None:
             with tempfile.TemporaryDirectory(dir=folder) as unfinished:
                 part, whole = Path(unfinished) / "part.o", Path(unfinished) / "whole.so"
                 subprocess.run([compiler, *FLAGS, "-c", str(source), "-o", str(part)], check=True, capture_output=True)
-                # This names no OpenMP library: the one that torch has loaded serves, so that no two sets of threads wait for each other.
+                # This names no OpenMP library: the one that torch has loaded serves, so that no two sets of threads
+                # wait for each other.
                 subprocess.run(
                     [compiler, "-shared", str(part), "-o", str(whole), "-lm"], check=True, capture_output=True
                 )
@@ -41,7 +43,9 @@ def load(module: str) -> ctypes.CDLL | None:
 
 
 def _fingerprint(compiler: str, source: Path) -> str:
-    """Of everything that the compiled code depends on: its source, the flags, the compiler and the processor's instructions."""
+    """Of everything that the compiled code depends on: its source, the flags, the compiler and the processor's
+    instructions.
+    """
     information = Path("/proc/cpuinfo")
     lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else [platform.processor()]
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")

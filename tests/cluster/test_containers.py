@@ -1,4 +1,6 @@
-"""Image, manifest for Kubernetes and Compose file, without Docker or a cluster: what they name is there, and what they run runs here."""
+"""Image, manifest for Kubernetes and Compose file, without Docker or a cluster: what they name is there, and what they
+run runs here.
+"""
 
 from __future__ import annotations
 

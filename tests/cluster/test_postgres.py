@@ -1,4 +1,6 @@
-"""Tracking into an MLflow server whose store is PostgreSQL, both real: nothing is entered twice, and either may be away for a while."""
+"""Tracking into an MLflow server whose store is PostgreSQL, both real: nothing is entered twice, and either may be away
+for a while.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real Slurm of one node (slurm.sh): the test study over profiles/slurm brings the local run's tables, whatever becomes of its jobs."""
+"""A real Slurm of one node (slurm.sh): the test study over profiles/slurm brings the local run's tables, whatever
+becomes of its jobs.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def over_slurm(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def jobs(state: str = "all") -> list[dict[str, str]]:
-    """The jobs of Slurm, the oldest first: number, state, limit of time, memory, partition, GPUs, and what Snakemake says of them."""
+    """The jobs of Slurm, the oldest first: number, state, limit of time, memory, partition, GPUs, and what Snakemake
+    says of them.
+    """
     keys = {"id": "%i", "state": "%T", "limit": "%l", "memory": "%m", "partition": "%P", "comment": "%k"}
     lines = subprocess.run(
         ["squeue", "--noheader", f"--states={state}", "--sort=i", "--format=" + "|".join(keys.values())],
@@ -81,7 +85,8 @@ def test_the_whole_study_brings_the_local_tables(slurm: None, finished: Path, tm
     assert len(measured) == 2, "a job a method"
     # Memory and minutes of the plan: 3 MB of models and 1.5 GB of workspace, ten minutes and less than one.
     assert {job["memory"] for job in measured} == {"1503M"} and {job["limit"] for job in measured} == {"11:00"}
-    # Corpus, target, text, draft, two methods, two exact audits together, the audit, and everything from tables on together.
+    # Corpus, target, text, draft, two methods, two exact audits together, the audit, and everything from tables on
+    # together.
     assert len(sent) == 9
 
 

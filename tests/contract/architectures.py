@@ -1,4 +1,6 @@
-"""Tiny random models of the decoder-only architectures that transformers has, with windows of 8 where they have windows."""
+"""Tiny random models of the decoder-only architectures that transformers has, with windows of 8 where they have
+windows.
+"""
 
 from __future__ import annotations
 

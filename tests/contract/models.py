@@ -58,9 +58,11 @@ def perturbed(model: Any, scale: float, seed: int = 1) -> Any:
 
 
 class Traced(Replay):
-    """Replay without a GPU: the operations of the first run, repeated on the same inputs and outputs as a CUDA graph would.
+    """Replay without a GPU: the operations of the first run, repeated on the same inputs and outputs as a CUDA graph
+    would.
 
-    What a recording may not depend on (lengths, lists, tensors that are made anew) has the value of the first run for ever.
+    What a recording may not depend on (lengths, lists, tensors that are made anew) has the value of the first run for
+    ever.
     """
 
     def record(self, function: Function, inputs: list[Tensor]) -> Recording:
@@ -115,7 +117,9 @@ class Lab:
         return self._draft
 
     def head(self, name: str) -> Path:
-        """A randomly initialised head in its checkpoint format: wrong most of the time, which is what a contract test wants."""
+        """A randomly initialised head in its checkpoint format: wrong most of the time, which is what a contract test
+        wants.
+        """
         folder = Path(self._folder.name) / name
         if not folder.exists():
             initialise(name, folder, self.target.config, self._draft.config, seed=5)

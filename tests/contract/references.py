@@ -1,4 +1,5 @@
-"""What each method would offer, written out plainly: no caches, no incremental state, every step computed from the whole text.
+"""What each method would offer, written out plainly: no caches, no incremental state, every step computed from the
+whole text.
 
 A proposal is the set of its paths, token by token from the first token after the text. Slow and short on purpose.
 `watched` and `paths_of` tell what a drafter does offer.
@@ -72,7 +73,9 @@ def ngram(text: list[int], k: int, longest: int = 3, shortest: int = 1) -> Paths
 
 
 def suffix(text: list[int], k: int, *, depth: int = 24, factor: float = 1.0, least: float = 0.1) -> Paths:
-    """Over all lengths at which the text's end occurred before: go on by the most frequent continuation, the latest among equals."""
+    """Over all lengths at which the text's end occurred before: go on by the most frequent continuation, the latest
+    among equals.
+    """
 
     def ends(part: tuple[int, ...]) -> list[int]:
         return [end for end in range(len(part), len(text) + 1) if tuple(text[end - len(part) : end]) == part]

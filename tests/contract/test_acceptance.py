@@ -1,5 +1,6 @@
-"""A drafter cannot make the output wrong, only lose what it was made for: what it offers and how much is accepted, held against
-references that compute everything anew (`references`), against fresh drafters, and against a draft that is the target."""
+"""A drafter cannot make the output wrong, only lose what it was made for: what it offers and how much is accepted, held
+against references that compute everything anew (`references`), against fresh drafters, and against a draft that is the
+target."""
 
 from __future__ import annotations
 
@@ -175,7 +176,9 @@ BY_TEXT: list[tuple[str, dict[str, Any]]] = [
 def test_what_a_drafter_offers_depends_on_the_text_alone(
     lab: Lab, method: str, options: dict[str, Any], temperature: float
 ) -> None:
-    """Caches, features and indexes that were carried through many rounds offer what a fresh drafter does that is given the text."""
+    """Caches, features and indexes that were carried through many rounds offer what a fresh drafter does that is given
+    the text.
+    """
     drafter = lab.drafter(method, **options)
     seen = watched(drafter)
     run(lab, drafter, temperature=temperature)
@@ -204,7 +207,9 @@ def anew(lab: Lab, drafter: Drafter, text: Context) -> Draft:
 
 @pytest.fixture(scope="module", params=[8, 12])
 def repetitive(request: pytest.FixtureRequest) -> Any:
-    """A model whose layers say little beside the last token, so that its text comes back to where it was, though not for ever."""
+    """A model whose layers say little beside the last token, so that its text comes back to where it was, though not
+    for ever.
+    """
     model = random_llama(request.param, layers=3, seed=1)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -51,7 +51,9 @@ def texts(lab: Lab, prompts: list[list[int]], length: int) -> list[list[int]]:
 
 
 def test_rounds_are_those_that_happened_in_their_order(lab: Lab) -> None:
-    """20 tokens: the first comes with the prompt; a round emits what it accepts and one more; the last is cut where too much came."""
+    """20 tokens: the first comes with the prompt; a round emits what it accepts and one more; the last is cut where too
+    much came.
+    """
     plans = [[2, 0, 4, 1, 3, 0, 0, 4], [0, 1, 2, 3, 4, 4, 4], [4, 4, 4, 4, 0]]
     found = generate(
         lab.target,
@@ -116,7 +118,9 @@ def test_one_token_needs_no_round(lab: Lab) -> None:
 
 
 def test_rounds_shortened_by_the_end_of_the_context_are_cut(lab: Lab) -> None:
-    """24 places are left to the first row, so k = 8 finds less than 8 from its 17th round on, though it emits all that comes."""
+    """24 places are left to the first row, so k = 8 finds less than 8 from its 17th round on, though it emits all that
+    comes.
+    """
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(40, (length,), generator=generator).tolist() for length in (END - 24, 5)]
     wrong = Planned([[0] * 300, [0] * 300], [[], []])
@@ -129,7 +133,9 @@ def test_rounds_shortened_by_the_end_of_the_context_are_cut(lab: Lab) -> None:
 
 
 def test_times_are_booked_where_they_were_spent(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that only moves when someone works: a target pass 1000, the drafter's start 100, a proposal 10, learning 1."""
+    """A clock that only moves when someone works: a target pass 1000, the drafter's start 100, a proposal 10, learning
+    1.
+    """
     clock = 0.0
     forward = lab.target.forward
 

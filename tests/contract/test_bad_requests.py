@@ -67,7 +67,9 @@ def refused(response: requests.Response) -> bool:
 
 
 def rows(url: str, content: bytes) -> None:
-    """Send bytes for rows: what is not refused is answered with tokens and numbers that there are. Then a proper row is answered."""
+    """Send bytes for rows: what is not refused is answered with tokens and numbers that there are. Then a proper row is
+    answered.
+    """
     for sent in (content, wire.pack_asks([PROPER], ended=[PROPER.session])):
         response = post(url + wire.PATH, sent)
         if not refused(response):

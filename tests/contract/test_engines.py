@@ -1,4 +1,6 @@
-"""What every engine that loads a pair owes: the target's own greedy tokens, sound accounting, its stop rules, a reason where it refuses."""
+"""What every engine that loads a pair owes: the target's own greedy tokens, sound accounting, its stop rules, a reason
+where it refuses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Heads that are right by construction, on a target that goes round a cycle: whatever is offered must be accepted, in every round.
+"""Heads that are right by construction, on a target that goes round a cycle: whatever is offered must be accepted, in
+every round.
 
 A feature, a token or a position that is off by one makes them wrong.
 """
@@ -42,7 +43,9 @@ def silenced(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def cycle() -> Any:
-    """A target that goes round a cycle of 24 tokens: its stream is the token's own direction, its LM head names the successor."""
+    """A target that goes round a cycle of 24 tokens: its stream is the token's own direction, its LM head names the
+    successor.
+    """
     config = LlamaConfig(
         vocab_size=PERIOD, hidden_size=D, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=256, tie_word_embeddings=False,
@@ -57,7 +60,9 @@ def cycle() -> Any:
 
 
 def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
-    """Heads that are right by construction, as far as one of the two things they read goes: a wrong one, a place off, and they fail."""
+    """Heads that are right by construction, as far as one of the two things they read goes: a wrong one, a place off,
+    and they fail.
+    """
     if kind == "medusa":
         config = medusa.heads_config(hidden=D, vocabulary=PERIOD, heads=4)
         tensors = {name: torch.zeros(shape) for name, shape in medusa.shapes(config).items()}
@@ -67,7 +72,8 @@ def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
         config = hydra.heads_config(hidden=D, vocabulary=PERIOD, heads=4)
         tensors = {name: torch.zeros(shape) for name, shape in hydra.shapes(config).items()}
         for head in range(4):
-            # Which part of the input names the last token drafted so far: its own embedding, or the state, some steps on.
+            # Which part of the input names the last token drafted so far: its own embedding, or the state, some steps
+            # on.
             part = (
                 torch.eye(D)
                 if reads == "token"
@@ -79,7 +85,8 @@ def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
     elif kind == "eagle":
         config = eagle.head_config(target.config)
         tensors = silenced(eagle.random_tensors(config, 0))
-        # The embedding stands first: the next token's direction comes from the token itself, or from the feature one step on.
+        # The embedding stands first: the next token's direction comes from the token itself, or from the feature one
+        # step on.
         step = torch.nn.functional.pad(following(1), (0, 0, 0, D - PERIOD))
         tensors["fc.weight"] = torch.cat(
             (8 * torch.eye(D), 0 * step) if reads == "token" else (torch.zeros(D, D), step), 1

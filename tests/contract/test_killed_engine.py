@@ -1,4 +1,6 @@
-"""Killed in mid-cell, an engine fails its cell with the reason and a rerun measures that alone; a killed job leaves no engine behind."""
+"""Killed in mid-cell, an engine fails its cell with the reason and a rerun measures that alone; a killed job leaves no
+engine behind.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def study(workplace: Path) -> Study:
 
 
 class Watched:
-    """Counts the recorded generations of each cell; kills the engine's processes in the third step of the last one of `victim`."""
+    """Counts the recorded generations of each cell; kills the engine's processes in the third step of the last one of
+    `victim`.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, victim: str | None = None) -> None:
         self.ran: Counter[str] = Counter()

@@ -1,4 +1,6 @@
-"""llama.cpp beside the native engine: the same models in its format, the same drafts accepted; quantized files as they are; killed safely."""
+"""llama.cpp beside the native engine: the same models in its format, the same drafts accepted; quantized files as they
+are; killed safely.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ def test_a_published_model_with_grouped_heads_writes_its_known_text() -> None:
 
 @pytest.fixture
 def quantized(laboratory: PairFiles, tmp_path: Path) -> PairFiles:
-    """The laboratory's target as an 8-bit file with a tokenizer of its own, beside the folder that it was spread out into."""
+    """The laboratory's target as an 8-bit file with a tokenizer of its own, beside the folder that it was spread out
+    into.
+    """
     model, kind = weights_of(laboratory).model("target", "cpu"), gguf.GGMLQuantizationType.Q8_0
     for weight in model.parameters():
         if weight.dim() > 1:

@@ -92,7 +92,9 @@ def model(make: Callable[[], Any], way: Any, dtype: torch.dtype = torch.float32)
 
 
 def said(model: LlamaModel) -> list[torch.Tensor]:
-    """Logits, hidden states and streams: of two rows of different length, of trees, after the kept paths; of a chain; of a prompt."""
+    """Logits, hidden states and streams: of two rows of different length, of trees, after the kept paths; of a chain;
+    of a prompt.
+    """
     model.feature_layers = (0, 2)
     model.start(2, 128)
     found = [model.catch_up([list(range(11)), [3, 4, 5]], [False, False])]

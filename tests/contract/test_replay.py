@@ -54,7 +54,8 @@ def rounds_and_waits(
 ) -> tuple[int, int]:
     drafter = lab.drafter(method, **options)
     with monkeypatch.context() as patch:
-        # As on a GPU: host values travel in one way that does not wait, trees are judged at once, the highest logit is found there.
+        # As on a GPU: host values travel in one way that does not wait, trees are judged at once, the highest logit is
+        # found there.
         patch.setattr(verify_tree, "_walked", verify_tree._judged)
         waits = Waits()
         quiet = sent_quietly(waits)
@@ -105,8 +106,8 @@ def test_the_host_waits_once_a_round(
     rounds_and_waits(lab, method, temperature, 60, monkeypatch)  # every shape is recorded
     few, waits_few = rounds_and_waits(lab, method, temperature, 20, monkeypatch)
     many, waits_many = rounds_and_waits(lab, method, temperature, 60, monkeypatch)
-    # Lookahead reads its window, which rides along, besides the verdict; what goes over a network passes through the host: random numbers
-    # on their way out, probabilities (converted, then sent) on their way in.
+    # Lookahead reads its window, which rides along, besides the verdict; what goes over a network passes through the
+    # host: random numbers on their way out, probabilities (converted, then sent) on their way in.
     allowed = {"lookahead": 2, "remote_draft": 3 if temperature else 1}.get(method, 1)
     assert many > few
     assert waits_many - waits_few <= allowed * (many - few)
@@ -198,7 +199,9 @@ def test_where_recording_fails_passes_run_as_they_are() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_in_even_passes_a_token_does_not_feel_its_neighbours(dtype: torch.dtype) -> None:
-    """The logits of each token of a verification are those of plain decoding, to the last bit; in a wider tree, within rounding."""
+    """The logits of each token of a verification are those of plain decoding, to the last bit; in a wider tree, within
+    rounding.
+    """
     model = cached_model(random_llama(64, hidden=256, layers=3).to(dtype), device="cpu")
     model.even_passes()
     prompt, tokens = torch.arange(20)[None], [7, 9, 11, 13, 21]
@@ -225,7 +228,9 @@ def test_in_even_passes_a_token_does_not_feel_its_neighbours(dtype: torch.dtype)
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_float32_logits_are_those_of_the_hidden_states_as_they_are(direct: bool, tmp_path: Path) -> None:
-    """The head's weights are 64 x 2048 numbers, so that they are reordered where that is possible; the embedding shares them."""
+    """The head's weights are 64 x 2048 numbers, so that they are reordered where that is possible; the embedding shares
+    them.
+    """
     source = random_llama(2048, hidden=64, layers=3).to(torch.bfloat16)
     weight = source.lm_head.weight.detach().clone()
     model = cached_model(source, direct=direct)

@@ -67,7 +67,9 @@ def decode(
     half: bool = False,
     stagger: bool = False,
 ) -> tuple[list[list[int]], Coordinator]:
-    """The outputs of requests that run side by side. stagger: they arrive one by one, so that rows join and leave at all times."""
+    """The outputs of requests that run side by side. stagger: they arrive one by one, so that rows join and leave at
+    all times.
+    """
 
     async def all_of_them() -> tuple[list[list[int]], Coordinator]:
         judged = Link(target, 8, 9_999)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Draft, target and coordinator as real processes on loopback: under load, when the draft dies, is slow or comes back, and asked badly."""
+"""Draft, target and coordinator as real processes on loopback: under load, when the draft dies, is slow or comes back,
+and asked badly.
+"""
 
 from __future__ import annotations
 

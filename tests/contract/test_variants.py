@@ -1,6 +1,7 @@
 """Options that change how a draft is drawn or judged keep the target's distribution; shortcuts that do not are caught.
 
-Trees whose candidates are drawn must not take their shape from the draws: small ones on purpose, so that the shape matters.
+Trees whose candidates are drawn must not take their shape from the draws: small ones on purpose, so that the shape
+matters.
 """
 
 from __future__ import annotations

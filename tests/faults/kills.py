@@ -1,8 +1,9 @@
-"""Kill a whole run with SIGKILL at random moments and let the same command go on: python tests/faults/kills.py --trials 20 --seed 0.
+"""Kill a whole run with SIGKILL at random moments and let the same command go on: python tests/faults/kills.py --trials
+20 --seed 0.
 
-Each trial starts from trained models without measurements, so that the moments fall into measuring, audit and tables. It survives if the
-rerun, without any unlocking, ends with the tables, token ids and accepted tokens of the undisturbed run, and measures no cell again that
-was finished when the run was killed.
+Each trial starts from trained models without measurements, so that the moments fall into measuring, audit and tables.
+It survives if the rerun, without any unlocking, ends with the tables, token ids and accepted tokens of the undisturbed
+run, and measures no cell again that was finished when the run was killed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def prepared(work: Path) -> tuple[Path, Path, float]:
 
 
 def cut(folder: Path, moment: float) -> tuple[str, float | None]:
-    """Run the study and kill the run with all its jobs after `moment` seconds; returns what it said, and its seconds if it ended before."""
+    """Run the study and kill the run with all its jobs after `moment` seconds; returns what it said, and its seconds if
+    it ended before.
+    """
     begun = time.monotonic()
     with (folder / "killed.txt").open("w+") as log:
         process = subprocess.Popen(command(str(CELLS)), cwd=folder, stdout=log, stderr=log, start_new_session=True)

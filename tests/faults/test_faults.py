@@ -1,5 +1,6 @@
-"""Faults on purpose, each on a copy of the finished test study: the rerun brings the undisturbed outputs back, measures only what was cut
-or damaged, and names what it found damaged. kills.py has the random kills; docs/faults.md has what came out.
+"""Faults on purpose, each on a copy of the finished test study: the rerun brings the undisturbed outputs back, measures
+only what was cut or damaged, and names what it found damaged. kills.py has the random kills; docs/faults.md has what
+came out.
 
 MLflow away and back is in tests/workflow/test_dag.py, a crashed engine in tests/contract/test_killed_engine.py.
 """
@@ -96,7 +97,9 @@ def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(folder: Path, f
 
 
 def test_a_kill_between_two_cells_of_a_job_keeps_the_first(folder: Path, finished: Path) -> None:
-    """The random moments of kills.py fell between no two: here the job of six cells is killed as soon as it has a record."""
+    """The random moments of kills.py fell between no two: here the job of six cells is killed as soon as it has a
+    record.
+    """
     without_measurements(folder)
     with (folder / "killed.txt").open("w") as log:
         process = subprocess.Popen(command(MEASURED), cwd=folder, stdout=log, stderr=log, start_new_session=True)

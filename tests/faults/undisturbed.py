@@ -1,4 +1,6 @@
-"""What the faults are judged by: runs of configs/test.yaml as a user starts them, and what of their results may not depend on a fault."""
+"""What the faults are judged by: runs of configs/test.yaml as a user starts them, and what of their results may not
+depend on a fault.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def timeless(folder: Path) -> dict[str, Any]:
 
 
 def outputs(folder: Path) -> dict[Any, Any]:
-    """Of every prompt of every cell: seed, token ids, accepted tokens of each round, and the digest of all that decides them."""
+    """Of every prompt of every cell: seed, token ids, accepted tokens of each round, and the digest of all that decides
+    them.
+    """
     return {
         (each.cell.name, each.prompt_id, each.repeat, each.replicate): (
             each.seed,

@@ -1,4 +1,5 @@
-"""What is built or trained once and used by several files of tests. Each is read-only: a test that changes it takes a copy.
+"""What is built or trained once and used by several files of tests. Each is read-only: a test that changes it takes a
+copy.
 
 torch is imported where it is needed.
 """

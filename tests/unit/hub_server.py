@@ -1,6 +1,8 @@
-"""A real, small model hub for tests: the part of the hub's HTTP API that huggingface_hub and datasets speak, over folders.
+"""A real, small model hub for tests: the part of the hub's HTTP API that huggingface_hub and datasets speak, over
+folders.
 
-Repositories have commits, as on the hub: adding one again moves `main` on, and its older commits stay to be had by their hash.
+Repositories have commits, as on the hub: adding one again moves `main` on, and its older commits stay to be had by
+their hash.
 """
 
 from __future__ import annotations
@@ -174,7 +176,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def entries(files: Mapping[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
-    """Files below a folder (``, `a/`), and folders that are seen on the way. Raises RefusalError for a folder that is not there."""
+    """Files below a folder (``, `a/`), and folders that are seen on the way. Raises RefusalError for a folder that is
+    not there.
+    """
     inside = {path: data for path, data in files.items() if path.startswith(folder)}
     if folder and not inside:
         raise RefusalError(404, "EntryNotFound", "no such folder")

@@ -1,6 +1,7 @@
 """A real, small inference server for tests: the native engine behind SGLang's and OpenAI's streaming APIs.
 
-As a script it takes the flags that `sglang.launch_server` takes. Requests may carry faults to provoke (`die_after`, `refuse`, …).
+As a script it takes the flags that `sglang.launch_server` takes. Requests may carry faults to provoke (`die_after`,
+`refuse`, …).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Devices that are pretended: `npy:0`, `npy:1`, … on which real values are computed by the CPU, and an operation that mixes two fails.
+"""Devices that are pretended: `npy:0`, `npy:1`, … on which real values are computed by the CPU, and an operation that
+mixes two fails.
 
-As with CUDA, only `.to` and `copy_` cross devices; a tensor of no dimension and indices may lie on the CPU. PyTorch takes up the device's
-name for the whole process, so scenes on such devices run in one of their own (`split_scenes.py`).
+As with CUDA, only `.to` and `copy_` cross devices; a tensor of no dimension and indices may lie on the CPU. PyTorch
+takes up the device's name for the whole process, so scenes on such devices run in one of their own (`split_scenes.py`).
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ def register() -> None:
 
 @contextmanager
 def devices() -> Iterator[None]:
-    """Within, tensors can lie on `npy:0` and so on, all without gradients: views of one made with are not to be had without."""
+    """Within, tensors can lie on `npy:0` and so on, all without gradients: views of one made with are not to be had
+    without.
+    """
     # Random numbers are drawn by the CPU, so they are those that it draws otherwise.
     with torch.inference_mode(), Constants(), Operations(), patch("torch.Generator", lambda device="cpu": GENERATOR()):
         yield

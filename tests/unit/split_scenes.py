@@ -1,4 +1,5 @@
-"""Scenes with a target that lies on two pretended devices (`pretended`). `python split_scenes.py FOLDER` runs all; it prints name -> outcome.
+"""Scenes with a target that lies on two pretended devices (`pretended`). `python split_scenes.py FOLDER` runs all; it
+prints name -> outcome.
 
 A scene returns what differs from the same target on one device, "" where nothing does.
 """

@@ -149,9 +149,11 @@ def write_study(
 
 
 def write_grid(folder: Path, *, pairs: int, tasks: int, reported: Path | None = None, **keys: object) -> Path:
-    """A study to be planned, and nothing measured: its tables, a file of prompts for each task and its config, whose path is returned.
+    """A study to be planned, and nothing measured: its tables, a file of prompts for each task and its config, whose
+    path is returned.
 
-    Every pair, of known models that nothing loads, runs five methods at four k on every task. reported: the file of reported figures.
+    Every pair, of known models that nothing loads, runs five methods at four k on every task. reported: the file of
+    reported figures.
     keys: others of the config.
     """
     folder.mkdir(parents=True)

@@ -122,7 +122,9 @@ def test_a_prompt_that_decodes_nothing_has_no_ratio() -> None:
 
 
 def test_worked_check_of_the_reported_row() -> None:
-    """Row R003 of configs/reported.csv, Llama 3.1 8B ← 3.2 1B: α 0.72, k 5, c 1.24B/8.03B predict about 1.73; 175 -> 290 tokens/s is 1.66."""
+    """Row R003 of configs/reported.csv, Llama 3.1 8B ← 3.2 1B: α 0.72, k 5, c 1.24B/8.03B predict about 1.73; 175 ->
+    290 tokens/s is 1.66.
+    """
     assert cost_model.expected_tokens(0.72, 5) == pytest.approx(3.07, abs=0.005)
     assert cost_model.walltime_improvement(0.72, 5, 1.24 / 8.03) == pytest.approx(1.73, abs=0.01)
 
@@ -224,7 +226,9 @@ def test_a_mean_over_tasks_has_the_degrees_of_freedom_of_welch() -> None:
 
 
 def test_a_ratio_of_sums_by_hand() -> None:
-    """Equal denominators make it a mean; units without one say nothing; one unit that holds nearly all leaves a single degree of freedom."""
+    """Equal denominators make it a mean; units without one say nothing; one unit that holds nearly all leaves a single
+    degree of freedom.
+    """
     assert statistics.ratio_interval([3, 5, 7], [2, 2, 2]) == pytest.approx(statistics.mean_interval([1.5, 2.5, 3.5]))
     assert statistics.ratio_interval([3, 5, 7, 0], [2, 2, 2, 0]) == pytest.approx(
         statistics.mean_interval([1.5, 2.5, 3.5])

@@ -1,4 +1,6 @@
-"""Whatever is wrong with a config or a table, a user gets the project's own error with the place, and never a traceback."""
+"""Whatever is wrong with a config or a table, a user gets the project's own error with the place, and never a
+traceback.
+"""
 
 from __future__ import annotations
 

@@ -209,7 +209,8 @@ def test_a_mean_over_tasks_joins_to_the_measured_mean() -> None:
         and found.measured == pytest.approx(mean)
         and "mean of spec_bench_mt_bench, " in found.cell
     )
-    # Six independent tasks of 8 prompts, each known to a factor 1.1 by t(0.975) with 7 degrees of freedom: their mean has 42 of them.
+    # Six independent tasks of 8 prompts, each known to a factor 1.1 by t(0.975) with 7 degrees of freedom: their mean
+    # has 42 of them.
     factor = 1.1 ** (6**-0.5 * scipy.stats.t.ppf(0.975, 42) / scipy.stats.t.ppf(0.975, 7))
     assert (found.low, found.high) == pytest.approx((mean / factor, mean * factor))
     assert "spec_bench_rag" in found.reason and "writing" not in found.reason
@@ -312,7 +313,9 @@ def test_theory_on_the_shipped_claims(shipped: list[Claim], row: str, expected: 
 
 
 def test_the_worked_example(shipped: list[Claim]) -> None:
-    """175 -> 290 tokens/s at α 0.72, k 5: 3.07 tokens a pass, 1.73x predicted by the ratio of parameters, 1.66x reported."""
+    """175 -> 290 tokens/s at α 0.72, k 5: 3.07 tokens a pass, 1.73x predicted by the ratio of parameters, 1.66x
+    reported.
+    """
     found = theory.check(next(claim for claim in shipped if claim.id == "R003"), shipped)
     assert found.consistent and "3.07 tokens a pass" in found.reason and found.high == pytest.approx(1.73, abs=0.01)
 

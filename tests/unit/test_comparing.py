@@ -200,7 +200,9 @@ def test_intervals_are_those_of_students_and_welchs_tests() -> None:
 
 
 def test_two_runs_of_the_same_thing_seldom_differ(tmp_path: Path) -> None:
-    """What runs do to all cells and to single cells is no change: 20 pairs of studies, of which one in twenty may be alarmed."""
+    """What runs do to all cells and to single cells is no change: 20 pairs of studies, of which one in twenty may be
+    alarmed.
+    """
     random = np.random.default_rng(7)
     alarms, tested, alone = 0, 0, 0
     cells = read_study(

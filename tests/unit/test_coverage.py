@@ -1,4 +1,6 @@
-"""Intervals hold the truth as often as they claim: simulated with the code that makes them. `benchmarks/interval_coverage.py` prints the whole table."""
+"""Intervals hold the truth as often as they claim: simulated with the code that makes them.
+`benchmarks/interval_coverage.py` prints the whole table.
+"""
 
 from __future__ import annotations
 

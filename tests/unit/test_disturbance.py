@@ -1,4 +1,6 @@
-"""A machine that did other things is noticed: by the system's counters, by probes, by times that do not fit; and measured again."""
+"""A machine that did other things is noticed: by the system's counters, by probes, by times that do not fit; and
+measured again.
+"""
 
 from __future__ import annotations
 
@@ -428,7 +430,9 @@ def test_replicates_and_their_remeasuring(study_file: Path, capsys: pytest.Captu
 
 
 def steady(record: Record, *, held: bool) -> Record:
-    """The record with the same time for every token and pass; `held` as if it had been suspended for half of each generation."""
+    """The record with the same time for every token and pass; `held` as if it had been suspended for half of each
+    generation.
+    """
     update = {}
     for side in ("run", "baseline"):
         run = getattr(record, side)

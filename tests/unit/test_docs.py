@@ -1,4 +1,6 @@
-"""The documentation names what there is: methods with their options, commands, files, studies. Building it is `make docs`."""
+"""The documentation names what there is: methods with their options, commands, files, studies. Building it is `make
+docs`.
+"""
 
 from __future__ import annotations
 

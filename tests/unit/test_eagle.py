@@ -1,4 +1,6 @@
-"""The EAGLE head: its entries align, its cache changes nothing, its checkpoint is vLLM's, its tree is reranked right, it learns."""
+"""The EAGLE head: its entries align, its cache changes nothing, its checkpoint is vLLM's, its tree is reranked right,
+it learns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The EAGLE-3 head: its layer is what vLLM computes, its checkpoint what vLLM loads, it learns, and its drafts keep the output."""
+"""The EAGLE-3 head: its layer is what vLLM computes, its checkpoint what vLLM loads, it learns, and its drafts keep the
+output.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def context(row: list[int]) -> Context:
 
 
 def by_hand(tensors: dict[str, Tensor], head: Eagle3Head, tokens: Tensor, g: Tensor) -> Tensor:
-    """Outputs before the norm of entries (token t + 1, g of t), as vLLM's llama_eagle3 has it: `[n]`, `[n, D]` -> `[n, D]`."""
+    """Outputs before the norm of entries (token t + 1, g of t), as vLLM's llama_eagle3 has it: `[n]`, `[n, D]` -> `[n,
+    D]`.
+    """
     n, d, prefix = len(tokens), head.head_width, "midlayer."
 
     def norm(x: Tensor, name: str) -> Tensor:

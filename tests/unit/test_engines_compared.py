@@ -1,4 +1,6 @@
-"""Engines side by side, on synthetic records: who is compared with whom, what is flagged, which reason is given, how it is shown."""
+"""Engines side by side, on synthetic records: who is compared with whom, what is flagged, which reason is given, how it
+is shown.
+"""
 
 from __future__ import annotations
 

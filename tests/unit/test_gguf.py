@@ -1,4 +1,6 @@
-"""GGUF files: found, turned into model folders that compute the same, and refused with a reason. A tiny one is written here."""
+"""GGUF files: found, turned into model folders that compute the same, and refused with a reason. A tiny one is written
+here.
+"""
 
 from __future__ import annotations
 

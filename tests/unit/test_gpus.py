@@ -1,4 +1,6 @@
-"""Processes that share GPUs: each has its own, whoever is killed frees his, and two that want several do not wait for each other."""
+"""Processes that share GPUs: each has its own, whoever is killed frees his, and two that want several do not wait for
+each other.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Holder: TypeAlias = subprocess.Popen[str]
 
 @pytest.fixture
 def hold(tmp_path: Path) -> Iterator[Callable[[int], Holder]]:
-    """hold(count): a process that takes so many of the GPUs 2, 5 and GPU-a, says which, and keeps them until it is killed."""
+    """hold(count): a process that takes so many of the GPUs 2, 5 and GPU-a, says which, and keeps them until it is
+    killed.
+    """
     started: list[Holder] = []
     environment = os.environ | {gpus.OWN: "1", gpus.VISIBLE: "2, 5,GPU-a", "TMPDIR": str(tmp_path)}
 

@@ -42,7 +42,9 @@ def hub() -> Iterator[HubServer]:
 
 @pytest.fixture
 def specrig(hub: HubServer, workplace: Path) -> Command:
-    """Runs `specrig` as a user of that hub with an empty cache. huggingface_hub reads its environment when it is imported."""
+    """Runs `specrig` as a user of that hub with an empty cache. huggingface_hub reads its environment when it is
+    imported.
+    """
     (workplace / "prompts.jsonl").write_text(json.dumps({"id": 1, "prompt": BEGINNING}) + "\n")
     (workplace / "configs/tasks.tsv").write_text(f"{TASK}stories\tprompts.jsonl\tid\tprompt\n")
 

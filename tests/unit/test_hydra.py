@@ -58,7 +58,8 @@ def test_a_plan_by_hand() -> None:
     first, second, third = plan.levels
     assert (first.open, first.width, first.places, first.draws) == (1, 3, (0, 1, 2), (0, 1, 2))
     assert (first.opened, first.origins) == ((0, 2), (0, 0))
-    # Two of the first level's nodes have children, three choices each; the second's only child has rank 1, and is born first.
+    # Two of the first level's nodes have children, three choices each; the second's only child has rank 1, and is born
+    # first.
     assert (second.open, second.width, second.places, second.draws) == (2, 3, (0, 2, 4), (0, 1, 3))
     assert (second.opened, second.origins) == ((2,), (1,))
     assert (third.open, third.width, third.places, third.opened) == (1, 1, (0,), ())

@@ -56,7 +56,9 @@ def test_spacing_is_the_precisions_own(dtype: str) -> None:
 
 
 def test_a_tie_is_a_matter_of_the_precisions_units() -> None:
-    """Logits of 20 and 20.4 are three bfloat16 units apart, which rounding may swap, and far too many of float32; 20 and 22 are sixteen."""
+    """Logits of 20 and 20.4 are three bfloat16 units apart, which rounding may swap, and far too many of float32; 20
+    and 22 are sixteen.
+    """
     near, far = [0.0, 20.0, 20.4], [0.0, 20.0, 22.0]
     for scores, dtype, expected in ((near, "bfloat16", True), (far, "bfloat16", False), (near, "float32", False)):
         divergence = first_divergence(record([1], [2]), [0], lambda _, scores=scores: scores, dtype)

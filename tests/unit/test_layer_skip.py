@@ -84,7 +84,9 @@ def step(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def test_it_reads_the_context_that_the_whole_model_wrote() -> None:
-    """Keys and values of the kept layers come from a stream that passed all layers, so a thinned prompt would say otherwise."""
+    """Keys and values of the kept layers come from a stream that passed all layers, so a thinned prompt would say
+    otherwise.
+    """
     whole = cached_model(llama())
     thin = thinned(whole, {1, 2})
     prompt, last = torch.tensor([[3, 7, 1, 9]]), torch.tensor([[4]])

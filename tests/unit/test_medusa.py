@@ -1,4 +1,6 @@
-"""Medusa: trees by hand, which head answers for which token, the checkpoint that vLLM reads, training, typical acceptance."""
+"""Medusa: trees by hand, which head answers for which token, the checkpoint that vLLM reads, training, typical
+acceptance.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +204,8 @@ def test_typical_acceptance_reaches_the_verifier_and_is_marked_lossy(counter: tu
     drafter = lent.drafter("medusa", **options)
     (found,) = generate(lent.target, drafter, [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1])
     assert acceptance_length(found) == 5.0
-    # What it is offered are the heads' first choices, not draws: three of a round's five steps are from one head to the next.
+    # What it is offered are the heads' first choices, not draws: three of a round's five steps are from one head to the
+    # next.
     assert on_the_cycle(found) > 0.5
     (found,) = generate(lent.target, lent.drafter("medusa"), [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1])
     assert on_the_cycle(found) < 0.25

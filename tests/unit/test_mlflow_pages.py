@@ -1,4 +1,6 @@
-"""MLflow's pages as `make ui` serves them, in a browser that sees them for the first time, after the study's folder has moved."""
+"""MLflow's pages as `make ui` serves them, in a browser that sees them for the first time, after the study's folder has
+moved.
+"""
 
 from __future__ import annotations
 

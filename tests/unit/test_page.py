@@ -1,4 +1,6 @@
-"""The report's page in a browser: it sorts, filters, answers on hover, switches series off, leads to records, and fits a phone."""
+"""The report's page in a browser: it sorts, filters, answers on hover, switches series off, leads to records, and fits
+a phone.
+"""
 
 from __future__ import annotations
 

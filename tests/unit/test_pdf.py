@@ -1,4 +1,6 @@
-"""The PDF and the folder for papers: they compile, hold their fonts and widths, and no template has a number of its own."""
+"""The PDF and the folder for papers: they compile, hold their fonts and widths, and no template has a number of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ R3,"Leviathan et al. 2023, arXiv 2211.17192, Table 2",T5,,adaptive_k,4,code,0,,,
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Synthetic, with an audit, reported figures, several batches' worth of methods, and more cells than a page has rows."""
+    """Synthetic, with an audit, reported figures, several batches' worth of methods, and more cells than a page has
+    rows.
+    """
     import json
 
     folder = write_study(tmp_path_factory.mktemp("paper") / "made_up", ks=(2, 4, 6, 8), temperatures=(0.0, 1.0))

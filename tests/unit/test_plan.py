@@ -69,7 +69,8 @@ def test_sizes_of_a_known_pair(workplace: Path) -> None:
     recipe = study.training
     assert embedded.target.parameters == recipe.target.parameters(recipe.vocabulary)
     spent, assumption = hours(study, [llama, embedded])
-    # 6 cells and 2 baselines, one a task, of 2 prompts × 16 tokens and 16 of warm-up, 16 GB a pass at 1.2 TB/s; one loading of 18.5 GB.
+    # 6 cells and 2 baselines, one a task, of 2 prompts × 16 tokens and 16 of warm-up, 16 GB a pass at 1.2 TB/s; one
+    # loading of 18.5 GB.
     by_hand = 8 * (2 * 16 + 16) * 2 * 8_030_261_248 / 1.2e12 + llama.weight_bytes / 1e9
     assert spent * 3600 == pytest.approx(by_hand, rel=0.05)
     assert "2,000 GB/s (an A100 80 GB)" in assumption
@@ -130,7 +131,8 @@ def test_the_cache_of_a_batch_is_that_of_its_rows(workplace: Path) -> None:
         (sizes[name],) = pair_sizes(load_study(Path("configs/own.yaml")))
     target, draft = sizes["one"].target, sizes["one"].draft
     assert target and draft and 1e8 < target.parameters < 3e8 and 1e7 < draft.parameters < 2e7
-    # The model's context is shorter than prompt and answer: a row's cache ends there, a batch has one for each of its rows.
+    # The model's context is shorter than prompt and answer: a row's cache ends there, a batch has one for each of its
+    # rows.
     row = target.cache_bytes(1024, "bfloat16") + draft.cache_bytes(1024, "bfloat16")
     assert (sizes["many"].memory_bytes or 0) - (sizes["one"].memory_bytes or 0) == 63 * row
 

@@ -325,7 +325,9 @@ def test_a_publication_is_rendered_anew_from_its_own_records(copy: Path) -> None
 
 @pytest.mark.parametrize("folder", PUBLISHED, ids=[path.name for path in PUBLISHED])
 def test_what_the_repository_publishes_follows_from_its_records(folder: Path) -> None:
-    """Fails after a change of what tables say: `specrig publish <folder>` renders the publication anew from its records."""
+    """Fails after a change of what tables say: `specrig publish <folder>` renders the publication anew from its
+    records.
+    """
     good, lines = checked(folder)
     assert good, "\n".join(line for line in lines if not line.startswith("✓"))
     assert max(path.stat().st_size for path in folder.rglob("*")) < 1 << 20

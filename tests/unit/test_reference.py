@@ -1,4 +1,6 @@
-"""Plain decoding is held against transformers' own generate: a mask that is wrong in baseline and method alike is found."""
+"""Plain decoding is held against transformers' own generate: a mask that is wrong in baseline and method alike is
+found.
+"""
 
 from __future__ import annotations
 

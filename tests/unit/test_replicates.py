@@ -36,7 +36,9 @@ def again(records: list[Record], number: int, slower: float = 1.0) -> list[Recor
 
 
 def test_the_two_way_layout_by_hand() -> None:
-    """Two prompts, two runs: means of runs 0.5 and 1.5, so variance 0.5; the rest is ±0.5, mean square 1, of which half in a mean of two."""
+    """Two prompts, two runs: means of runs 0.5 and 1.5, so variance 0.5; the rest is ±0.5, mean square 1, of which half
+    in a mean of two.
+    """
     cell = np.array([[0.0, 2.0], [1.0, 1.0]])
     found = between_runs({"job": [cell]})
     assert found is not None and found.variance == 0.0, "no more than prompts explain"

@@ -88,7 +88,8 @@ def test_drafts_by_hand(tmp_path: Path) -> None:
         [[4, 1, 2], [0, 3], [1, 2], [3]], [False, False, True, False], Sampler(0.0, range(4)), [3, 3, 0, 3]
     )
     draft = drafter.propose(context, 3)
-    # `4 1 2` occurred once, and 4 followed, where the text ends; `0 3` never did; the third row is over; one token is too short.
+    # `4 1 2` occurred once, and 4 followed, where the text ends; `0 3` never did; the third row is over; one token is
+    # too short.
     assert draft.lengths == [1, 0, 0, 0] and draft.tokens.tolist() == [[4], [0], [0], [0]]
     # Of four occurrences of `1 2` one ends a text, two go on with 4, one with 3.
     assert tree(drafter.store, [1, 2], drafter.options, 1) == ([4, 3], [-1, -1])

@@ -1,4 +1,6 @@
-"""Random streams and draws: streams go on without repeating, temperature reaches the distribution, draws are exact to the last token."""
+"""Random streams and draws: streams go on without repeating, temperature reaches the distribution, draws are exact to
+the last token.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_half_precision_logits_are_drawn_from_in_single_precision() -> None:
 
 
 def test_a_large_vocabulary_loses_no_token_at_its_far_end() -> None:
-    """150 000 tokens behind one that is nearly certain: a running sum in single precision would not move at all from one to the next."""
+    """150 000 tokens behind one that is nearly certain: a running sum in single precision would not move at all from
+    one to the next.
+    """
     V = 150_000
     probs = np.full(V, 1e-9, dtype=np.float32)
     probs[0] = 1 - V * 1e-9
@@ -84,7 +88,9 @@ def test_what_is_drawn_need_not_sum_to_one() -> None:
 
 
 def test_siblings_are_different_tokens_drawn_one_after_another() -> None:
-    """The pair's chance is q(a) q(b) / (1 - q(a)), in the order of drawing, at each of two positions with a q of its own."""
+    """The pair's chance is q(a) q(b) / (1 - q(a)), in the order of drawing, at each of two positions with a q of its
+    own.
+    """
     rows, q = 10_000, torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]])
     sampler = Sampler(1.0, range(rows))
     tokens, probs = sampler.candidates(q.log().expand(rows, 2, 4), 2, [2] * rows)

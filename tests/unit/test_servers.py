@@ -1,4 +1,6 @@
-"""Engines over HTTP against a real small server: streams, clocks, counters, faults, process control; and a whole study by URL."""
+"""Engines over HTTP against a real small server: streams, clocks, counters, faults, process control; and a whole study
+by URL.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,8 @@ def test_tokens_times_and_counts_are_the_servers_own(kind: type, native: Native,
     per_position = [sum(taken >= position for taken in accepted) for position in range(1, max(accepted) + 1)]
     taken = found["ngram"].counts
     assert taken is not None
-    # Counters know of what was accepted beyond the limit, not where a round without a draft ended: one round may be between.
+    # Counters know of what was accepted beyond the limit, not where a round without a draft ended: one round may be
+    # between.
     assert abs(taken.rounds - len(truth.rounds)) <= 1
     assert (taken.drafted, taken.accepted) == (sum(entry.drafted for entry in truth.rounds), sum(accepted))
     assert [count for count in taken.per_position or [] if count] == per_position
@@ -233,7 +236,8 @@ def test_sglangs_totals_in_all_its_versions(names: tuple[str, str]) -> None:
     assert counts({}) is None
 
 
-# ---- process control -------------------------------------------------------------------------------------------------------
+# ---- process control
+# -------------------------------------------------------------------------------------------------------
 
 
 class Launched(Sglang):
@@ -331,7 +335,8 @@ def test_a_server_does_not_outlive_a_killed_parent() -> None:
     Path(log).unlink()
 
 
-# ---- a study by URL --------------------------------------------------------------------------------------------------------
+# ---- a study by URL
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -480,7 +485,9 @@ def test_sglangs_flags(tmp_path: Path) -> None:
 
 
 class _Closing(BaseHTTPRequestHandler):
-    """Answers the first request of a connection and closes it at the next one, without a word: an idle connection that ended meanwhile."""
+    """Answers the first request of a connection and closes it at the next one, without a word: an idle connection that
+    ended meanwhile.
+    """
 
     protocol_version = "HTTP/1.1"
     answered = 0

@@ -63,14 +63,16 @@ def test_tokens_a_pass_follow_the_declared_acceptance(
     (found,) = generated(shapes, alpha, "draft_model", k, temperature, 900)
     emitted = [entry.emitted for entry in found.rounds if not entry.cut]
     expected = expected_tokens(alpha, k)
-    # The variance of a truncated geometric count is below that of k alike ones; five standard errors leave no chance failure.
+    # The variance of a truncated geometric count is below that of k alike ones; five standard errors leave no chance
+    # failure.
     error = (sum((count - expected) ** 2 for count in emitted) / len(emitted) / len(emitted)) ** 0.5
     assert len(emitted) > 150
     assert abs(sum(emitted) / len(emitted) - expected) < 5 * error
     assert found.overlap / found.reached == pytest.approx(alpha)
     assert found.stop == "length"
     assert len(found.tokens) == 900
-    # Nothing is skipped: every round is a pass of the target, every drafted token a pass of the draft (it may catch up with one more).
+    # Nothing is skipped: every round is a pass of the target, every drafted token a pass of the draft (it may catch up
+    # with one more).
     assert sum(calls for calls, _ in found.target_passes.values()) == len(found.rounds)
     assert sum(calls for calls, _ in found.draft_passes.values()) >= k * (len(found.rounds) - 1)
 

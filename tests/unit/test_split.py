@@ -1,4 +1,6 @@
-"""A target whose layers lie on several devices says what it says on one, and what it needs is asked for before anything is loaded."""
+"""A target whose layers lie on several devices says what it says on one, and what it needs is asked for before anything
+is loaded.
+"""
 
 from __future__ import annotations
 

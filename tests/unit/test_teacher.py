@@ -1,4 +1,6 @@
-"""Training for any decoder-only target: each architecture teaches, text, draft and heads are made, and all of it decodes losslessly."""
+"""Training for any decoder-only target: each architecture teaches, text, draft and heads are made, and all of it
+decodes losslessly.
+"""
 
 from __future__ import annotations
 

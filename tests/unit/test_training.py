@@ -1,4 +1,6 @@
-"""Training: the lean Llama is Hugging Face's Llama, the optimiser optimises, a pair trains, a killed one leaves no folder."""
+"""Training: the lean Llama is Hugging Face's Llama, the optimiser optimises, a pair trains, a killed one leaves no
+folder.
+"""
 
 from __future__ import annotations
 
@@ -211,7 +213,9 @@ class Killed(BaseException):
 def test_a_training_that_was_cut_goes_on_to_the_same_weights(
     pair: Path, uncut: Path, tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut before, at and after the growth of the model, with Muon's and AdamW's state. So the same recipe gives the same weights."""
+    """Cut before, at and after the growth of the model, with Muon's and AdamW's state. So the same recipe gives the
+    same weights.
+    """
 
     def save_and_die(state: State, step: int) -> None:
         if step == cut:

@@ -1,4 +1,6 @@
-"""What a target is asked in training: our corpus or the user's file, in its chat template where it has one, and no prompt of an evaluation."""
+"""What a target is asked in training: our corpus or the user's file, in its chat template where it has one, and no
+prompt of an evaluation.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,9 @@ def as_a_block(draft: Draft, logits: Tensor, p: Tensor, q: Tensor, sampler: Samp
 
 
 def block_by_weight_alone(draft: Draft, logits: Tensor, p: Tensor, q: Tensor, sampler: Sampler) -> list[list[int]]:
-    """Accepts up to the last position whose running product w exceeds a coin, as if the chance of every position were w."""
+    """Accepts up to the last position whose running product w exceeds a coin, as if the chance of every position were
+    w.
+    """
     target, index = torch.softmax(logits, -1), draft.tokens.unsqueeze(-1)
     assert draft.probs is not None
     ratios = (target[:, :K].gather(-1, index) / draft.probs.gather(-1, index))[..., 0]
@@ -134,8 +136,8 @@ def test_block_verification_keeps_the_targets_distribution() -> None:
 
 
 def test_block_verification_accepts_what_theory_says_and_never_less() -> None:
-    """Exact expectations over all chains: Σ_i Σ_x q(x_1..x_i) w_i(x), with w_i the product of min(1, p/q) token by token, and of
-    p/q cut to 1 as a whole (2403.10444, lemma 3); `verify` must accept as many on average."""
+    """Exact expectations over all chains: Σ_i Σ_x q(x_1..x_i) w_i(x), with w_i the product of min(1, p/q) token by
+    token, and of p/q cut to 1 as a whole (2403.10444, lemma 3); `verify` must accept as many on average."""
     gains = []
     for seed in range(4):
         p, q = world(seed)

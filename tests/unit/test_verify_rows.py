@@ -1,4 +1,6 @@
-"""Every row of a batch against the rules written out for one row: chains of different lengths, trees, what alpha is made of."""
+"""Every row of a batch against the rules written out for one row: chains of different lengths, trees, what alpha is
+made of.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Judged = tuple[list[int], list[int], float, int]
 
 
 def case(drawn: bool, seed: int = 0) -> tuple[Tensor, Draft]:
-    """Target logits `[ROWS, N + 1, V]` and chains of 0 to N tokens, drawn from a q that differs at every place, or fixed."""
+    """Target logits `[ROWS, N + 1, V]` and chains of 0 to N tokens, drawn from a q that differs at every place, or
+    fixed.
+    """
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(ROWS, N + 1, V, generator=generator) * 1.2
     q = torch.softmax(logits[:, :N] + torch.randn(ROWS, N, V, generator=generator) * 0.7, -1)
@@ -134,7 +138,9 @@ def test_finished_rows_draw_nothing() -> None:
 
 @pytest.mark.parametrize("form", [verify_tree._walked, verify_tree._judged])
 def test_a_sibling_that_was_never_drawn_is_never_accepted(form: Callable[..., Verdict]) -> None:
-    """q knows one token, three siblings were asked of it: what fills the other places has q = 0, and p may like it a lot."""
+    """q knows one token, three siblings were asked of it: what fills the other places has q = 0, and p may like it a
+    lot.
+    """
     rows = 1500
     p = torch.tensor([0.3, 0.3, 0.4]).expand(rows, 4, 3)
     q = torch.tensor([1.0, 0.0, 0.0]).expand(rows, 1, 1, 3)
@@ -156,7 +162,9 @@ def test_a_sibling_that_was_never_drawn_is_never_accepted(form: Callable[..., Ve
 @pytest.mark.parametrize("form", [verify_tree._walked, verify_tree._judged])
 @pytest.mark.parametrize("drawn", [True, False])
 def test_alpha_of_a_tree_counts_each_visited_node_once(form: Callable[..., Verdict], drawn: bool) -> None:
-    """Two siblings with a child each: reached are the root and an accepted node that has a child, each with its own Σ min(p, q)."""
+    """Two siblings with a child each: reached are the root and an accepted node that has a child, each with its own Σ
+    min(p, q).
+    """
     rows, parents = 200, [-1, -1, 0, 1]
     generator = torch.Generator().manual_seed(2)
     p = torch.softmax(torch.randn(rows, 5, V, generator=generator), -1)
@@ -188,7 +196,9 @@ def test_greedy_rows_of_different_lengths() -> None:
 
 
 def test_typical_acceptance_takes_the_longest_path_that_passes() -> None:
-    """Root -> a, b; b -> c. All pass: the longer path wins though it comes later; with b below the threshold a alone is left."""
+    """Root -> a, b; b -> c. All pass: the longer path wins though it comes later; with b below the threshold a alone is
+    left.
+    """
     p = torch.tensor([[0.4, 0.4, 0.1, 0.1]]).expand(4, 4).unsqueeze(0)
     draft = Draft(torch.tensor([[0, 1, 2]]), parents=[[-1, -1, 1]])
 
@@ -214,7 +224,9 @@ def test_typical_acceptance_of_a_chain_ends_where_a_token_fails() -> None:
 
 
 def test_the_most_children_of_a_node_bound_the_work() -> None:
-    """What is judged all at once takes as many steps as a node has children; only trees on the device need a bound that is not tight."""
+    """What is judged all at once takes as many steps as a node has children; only trees on the device need a bound that
+    is not tight.
+    """
     tokens = torch.zeros(2, 6, dtype=torch.long)
     tree, other = [-1, -1, 0, 0, 0, 1], [-1, -1, -1, -1, 0, 1]
     assert verify_tree._width(Draft(tokens, parents=[tree, tree])) == 3
@@ -224,7 +236,9 @@ def test_the_most_children_of_a_node_bound_the_work() -> None:
 
 
 def test_typical_acceptance_at_temperature_0_is_greedy_acceptance() -> None:
-    """No distribution is left to be typical of: the target's own choice is accepted, and nothing else however lax the threshold."""
+    """No distribution is left to be typical of: the target's own choice is accepted, and nothing else however lax the
+    threshold.
+    """
     lax = verify_tree.typical_acceptance(1e-30, 1.0)
     logits = torch.tensor([[[0.0, 0.1, 0.0], [0.3, 0.2, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]])
     tree = Draft(torch.tensor([[0, 1, 0]]), parents=[[-1, -1, 1]])

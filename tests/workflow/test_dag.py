@@ -72,7 +72,9 @@ def test_it_makes_what_the_readme_promises(finished: Path) -> None:
 
 
 def test_no_secret_is_written_anywhere(finished: Path) -> None:
-    """The fixture plants them. Neither into what the run said, nor into records, logs, models, MLflow's store, the report or Snakemake's own notes."""
+    """The fixture plants them. Neither into what the run said, nor into records, logs, models, MLflow's store, the
+    report or Snakemake's own notes.
+    """
     files = [path for path in finished.rglob("*") if path.is_file()]
     assert {"said.txt", "mlflow.db", "report.html", "environment.json"} <= {path.name for path in files}
     found = [path for path in files if b"plantedForThisTest" in path.read_bytes()]
@@ -134,7 +136,8 @@ def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_set_asid
         assert changed == ["ngram/replicate-1/code-k5-t0-b1.jsonl"]
         assert "Nothing to be done" in run(copied, CELLS, config=config).stdout
 
-    # A run that ends after measuring leaves old tables. The next one makes them anew, though the cells and their audit are the same.
+    # A run that ends after measuring leaves old tables. The next one makes them anew, though the cells and their audit
+    # are the same.
     set_aside(copied / RECORDS / "ngram/replicate-1", ["code-k5-t0-b1"])
     assert run(copied, MEASURED_AGAIN, config=config).returncode == 0
     assert "Compiling the tables" in run(copied, CELLS, config=config).stdout
@@ -165,7 +168,8 @@ def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: P
 def test_a_run_cut_midway_goes_on_where_it_was(copied: Path) -> None:
     """Cut by Ctrl-C, then by a power cut, after which nothing has to be unlocked."""
     methods = [{"method": "draft_model", "k": [2, 3, 4, 5]}]
-    # The cells of a task are written together, so that of three tasks one is left whatever the moment of the second cut.
+    # The cells of a task are written together, so that of three tasks one is left whatever the moment of the second
+    # cut.
     tasks = ["code", "translation", "summarization"]
     config = edit(
         copied, "configs/test.yaml", "configs/long.yaml", methods=methods, tasks=tasks, prompts=4, max_new_tokens=100

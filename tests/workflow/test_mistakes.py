@@ -1,6 +1,7 @@
 """Mistakes as a new user makes them: the message has the fix, on one screen, without a traceback, before anything runs.
 
-Two go through Snakemake, which shows that it hands on what the loader and a job say; the others ask the command line, in this process.
+Two go through Snakemake, which shows that it hands on what the loader and a job say; the others ask the command line,
+in this process.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from runs import run
 pytestmark = pytest.mark.workflow
 
 PRETENDED = """
-# Jobs that measure find a GPU and compute on the CPU; what they may see of the GPUs, and when, is written down. The first waits for the
-# second, so that one that is late does not find all GPUs free.
+# Jobs that measure find a GPU and compute on the CPU; what they may see of the GPUs, and when, is written down. The
+# first waits for the second, so that one that is late does not find all GPUs free.
 import sys
 if "measure" in sys.orig_argv:
     import atexit, json, os, time

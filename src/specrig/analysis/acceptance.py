@@ -1,7 +1,8 @@
 """Measure how much of the draft the target accepts.
 
-Counts come from `Rounds`, or from the engine's own totals (`Counts`); alpha comes from the recorded probabilities. Definitions:
-Leviathan et al. 2211.17192 (alpha, section 3.1); Medusa 2401.10774 and EAGLE 2401.15077 (acceptance length).
+Counts come from `Rounds`, or from the engine's own totals (`Counts`); alpha comes from the recorded probabilities.
+Definitions: Leviathan et al. 2211.17192 (alpha, section 3.1); Medusa 2401.10774 and EAGLE 2401.15077 (acceptance
+length).
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def acceptance_rate_interval(records: Iterable[Record]) -> Interval:
 
 
 def depth_acceptance_rate(records: Iterable[Record]) -> float:
-    """Σ accepted / Σ depth of the longest offered path. For chains it equals `acceptance_rate`; trees compare with them."""
+    """Σ accepted / Σ depth of the longest offered path. For chains it equals `acceptance_rate`; trees compare with
+    them.
+    """
     records = list(records)
     return _ratio(
         [sum(record.run.rounds.accepted) for record in records],
@@ -45,9 +48,9 @@ def depth_acceptance_rate(records: Iterable[Record]) -> float:
 def acceptance_length(records: Iterable[Record]) -> float:
     """τ: mean tokens emitted per target verification pass, correction or bonus token included; 1 without speculation.
 
-    Rounds that offered no draft count. A last round that the stop rule shortened (`Rounds.cut`) does not count, because it says
-    where the text ended, not how good the draft was; `cut_rounds` counts these. NaN if no round is left. For an engine that gives
-    totals only (`Run.counts`) the cut round cannot be left out: its τ is decoded tokens / passes.
+    Rounds that offered no draft count. A last round that the stop rule shortened (`Rounds.cut`) does not count, because
+    it says where the text ended, not how good the draft was; `cut_rounds` counts these. NaN if no round is left. For an
+    engine that gives totals only (`Run.counts`) the cut round cannot be left out: its τ is decoded tokens / passes.
     """
     return _ratio(*_emitted_rounds(records))
 
@@ -72,7 +75,8 @@ def rounds(records: Iterable[Record]) -> int:
 def emitted_by_prompt(records: Iterable[Record], *, cut: bool = False) -> dict[str, tuple[float, float]]:
     """Prompt id -> (tokens emitted, target passes), summed over repeats and replicates. Their ratio is τ of the prompt.
 
-    cut: whether rounds that the stop rule shortened count too. They do in an engine's totals, so True makes engines count alike.
+    cut: whether rounds that the stop rule shortened count too. They do in an engine's totals, so True makes engines
+    count alike.
     """
     found: dict[str, tuple[float, float]] = {}
     for record in records:
@@ -83,10 +87,11 @@ def emitted_by_prompt(records: Iterable[Record], *, cut: bool = False) -> dict[s
 
 
 def alpha(records: Iterable[Record]) -> float:
-    """α: the chance that one drafted token is accepted, as the mean over reached draft positions of Σ_x min(p(x), q(x)).
+    """α: the chance that one drafted token is accepted, as the mean over reached draft positions of Σ_x min(p(x),
+    q(x)).
 
-    p and q are the target's and the draft's distributions. NaN where no position was reached. Source: Leviathan 2211.17192,
-    theorem 3.5 (where β is the value at one position, and α its mean).
+    p and q are the target's and the draft's distributions. NaN where no position was reached. Source: Leviathan
+    2211.17192, theorem 3.5 (where β is the value at one position, and α its mean).
     """
     records = list(records)
     return _ratio([record.run.overlap for record in records], [record.run.reached for record in records])
@@ -105,8 +110,8 @@ def positions(records: Iterable[Record]) -> pd.DataFrame:
     reached: the offered rounds that accepted all of 1 … i - 1. accepted: the reached rounds that accepted i too.
     conditional: accepted / reached. unconditional: accepted / rounds. Cut rounds are left out of all columns.
 
-    An engine that gives totals only tells the accepted tokens by position, and nothing else. `offered` is then NaN, every round
-    counts as having reached position 1, and `conditional` may be too low where rounds had no draft.
+    An engine that gives totals only tells the accepted tokens by position, and nothing else. `offered` is then NaN,
+    every round counts as having reached position 1, and `conditional` may be too low where rounds had no draft.
     """
     records = list(records)
     totals = [
@@ -164,7 +169,9 @@ def _passes(run: Run) -> int:
 
 
 def _emitted(run: Run, cut: bool = False) -> tuple[int, int]:
-    """(tokens emitted, passes). Prefill emits the first token, so an engine's totals account for all tokens but that one."""
+    """(tokens emitted, passes). Prefill emits the first token, so an engine's totals account for all tokens but that
+    one.
+    """
     if run.rounds.emitted:
         emitted = run.rounds.emitted if cut else _full(run.rounds, run.rounds.emitted)
         return sum(emitted), len(emitted)

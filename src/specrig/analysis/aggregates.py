@@ -19,9 +19,9 @@ SETTING = ("engine", "pair", "method", "k", "variant", "temperature", "batch_siz
 def parts(claim: Claim, claims: Sequence[Claim]) -> list[str]:
     """The tasks over which a claim's mean is taken; empty where they are not known.
 
-    These are the tasks for which the same source states this metric, or a speed, for the same method and target. A task for which
-    it states only an acceptance does not count towards a mean speedup: SPEED-Bench's table has more categories than were
-    collected here.
+    These are the tasks for which the same source states this metric, or a speed, for the same method and target. A task
+    for which it states only an acceptance does not count towards a mean speedup: SPEED-Bench's table has more
+    categories than were collected here.
     """
     same = [row for row in claims if (row.source, row.target, row.method) == (claim.source, claim.target, claim.method)]
     return list(
@@ -34,12 +34,13 @@ def parts(claim: Claim, claims: Sequence[Claim]) -> list[str]:
 def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
     """One row per setting (`SETTING`) that measured any of the tasks, with `column` and the speedup averaged over them.
 
-    claim: states a mean. tasks: the tasks of this mean. rows: measured cells. column: the measure that the claim states.
+    claim: states a mean. tasks: the tasks of this mean. rows: measured cells. column: the measure that the claim
+    states.
 
-    Every task counts alike (as in Spec-Bench, which asks 80 questions of each). Speeds are averaged geometrically, other measures
-    arithmetically. For the intervals (`…_low`, `…_high`) tasks are taken as independent, so their variances add (those of speeds
-    as logarithms), with the degrees of freedom of Welch and Satterthwaite. `task` names the tasks in the mean; `lacks` names
-    those that were not measured and is empty where all were.
+    Every task counts alike (as in Spec-Bench, which asks 80 questions of each). Speeds are averaged geometrically,
+    other measures arithmetically. For the intervals (`…_low`, `…_high`) tasks are taken as independent, so their
+    variances add (those of speeds as logarithms), with the degrees of freedom of Welch and Satterthwaite. `task` names
+    the tasks in the mean; `lacks` names those that were not measured and is empty where all were.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -68,7 +69,9 @@ def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], co
 
 
 def _mean(values: Sequence[tuple[float, ...]], units: Sequence[int], geometric: bool) -> tuple[float, float, float]:
-    """The mean of several (value, low, high), as one such triple; NaN where any is missing. units: how many each rests on."""
+    """The mean of several (value, low, high), as one such triple; NaN where any is missing. units: how many each rests
+    on.
+    """
     table = np.array(values, dtype=float)
     table = np.log(table) if geometric else table
     freedom = np.array(units, dtype=float) - 1

@@ -67,10 +67,10 @@ def by_cell(records: Iterable[Record]) -> dict[str, list[Record]]:
 def cells_table(records: Iterable[Record]) -> pd.DataFrame:
     """One row per cell with the columns `COLUMNS`, then `EXTRAS`. A table without rows has the same columns.
 
-    NaN means undefined, never zero. `acceptance_rate`, `alpha` and `draft_cost` are undefined where nothing was drafted (the
-    baseline, n-gram without a match), costs where the engine does not time bare passes, intervals for fewer than two prompts.
-    `drift` is the speedup in the last replicate / the speedup in the first. Where a pair has replicates, the intervals of speeds
-    and times include how much whole runs differ (see `analysis.replicates`).
+    NaN means undefined, never zero. `acceptance_rate`, `alpha` and `draft_cost` are undefined where nothing was drafted
+    (the baseline, n-gram without a match), costs where the engine does not time bare passes, intervals for fewer than
+    two prompts. `drift` is the speedup in the last replicate / the speedup in the first. Where a pair has replicates,
+    the intervals of speeds and times include how much whole runs differ (see `analysis.replicates`).
     """
     cells = by_cell(records)
     measures: dict[str, Callable[[speedup.Times], pd.Series]] = {

@@ -1,13 +1,16 @@
-"""How much cells changed between two measurements of them, A and B: the ratios B / A of speedup and acceptance, with intervals.
+"""How much cells changed between two measurements of them, A and B: the ratios B / A of speedup and acceptance, with
+intervals.
 
-The unit is a batch of prompts, which is one prompt at batch size 1. Prompts are the same in A and B if their ids and their lengths in
-tokens are. Where the prompts of the smaller measurement are all in the other one, prompts are compared one by one, so that what is
-particular to a prompt cancels. Else the two sides are independent samples, compared after Welch.
+The unit is a batch of prompts, which is one prompt at batch size 1. Prompts are the same in A and B if their ids and
+their lengths in tokens are. Where the prompts of the smaller measurement are all in the other one, prompts are compared
+one by one, so that what is particular to a prompt cancels. Else the two sides are independent samples, compared after
+Welch.
 
-A slower day of a machine moves the speedups of all cells alike, and two or three runs hardly tell by how much (`analysis.replicates`).
-A cell's change is therefore given twice. The whole change has an interval that holds what whole runs differ. The own change is the
-change beyond that of the median cell, in which everything cancels that moves all cells alike; its interval holds what a run does to one
-cell alone. Both are pooled over the runs of A and B, which are taken to scatter alike, and left out where neither has replicates.
+A slower day of a machine moves the speedups of all cells alike, and two or three runs hardly tell by how much
+(`analysis.replicates`). A cell's change is therefore given twice. The whole change has an interval that holds what
+whole runs differ. The own change is the change beyond that of the median cell, in which everything cancels that moves
+all cells alike; its interval holds what a run does to one cell alone. Both are pooled over the runs of A and B, which
+are taken to scatter alike, and left out where neither has replicates.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ class Change:
 
     @property
     def p_value(self) -> float:
-        """The chance of a ratio at least as far from 1 in either direction if nothing changed (Student's t); NaN if not known."""
+        """The chance of a ratio at least as far from 1 in either direction if nothing changed (Student's t); NaN if not
+        known.
+        """
         from scipy.special import stdtr
 
         if self.log.variance == 0:
@@ -71,8 +76,8 @@ class Change:
 class Agreement:
     """How many generations of the same prompt, replicate and repeat are token by token the same in A and B.
 
-    pairs: generations that both have. plain: of them, how many have the same tokens of plain decoding. rounds: how many have the
-    same tokens of the method and accepted the same number of tokens in every round.
+    pairs: generations that both have. plain: of them, how many have the same tokens of plain decoding. rounds: how many
+    have the same tokens of the method and accepted the same number of tokens in every round.
     """
 
     pairs: int
@@ -98,7 +103,9 @@ class CellChange:
 
 @dataclass(frozen=True, slots=True)
 class MeanChange:
-    """What changed in a setting's geometric mean speedup over the tasks that both measured. cell: the setting, without a task."""
+    """What changed in a setting's geometric mean speedup over the tasks that both measured. cell: the setting, without
+    a task.
+    """
 
     cell: Cell
     tasks: tuple[str, ...]
@@ -108,7 +115,8 @@ class MeanChange:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed between two studies. shift: the whole change of the median cell; not known for fewer than `LEAST_CELLS`.
+    """What changed between two studies. shift: the whole change of the median cell; not known for fewer than
+    `LEAST_CELLS`.
 
     cells: every drafting cell that both measured, in A's order. means: the same as means over tasks.
     """
@@ -161,7 +169,9 @@ def changes(a: Cells, b: Cells) -> Changes:
 
 
 def _difference(a: pd.Series, b: pd.Series) -> tuple[Estimate, tuple[int, int], bool]:
-    """(mean of `b` minus mean of `a`, units of each side that were compared, whether one by one). a, b: indexed by unit."""
+    """(mean of `b` minus mean of `a`, units of each side that were compared, whether one by one). a, b: indexed by
+    unit.
+    """
     common = a.index.intersection(b.index)
     paired = len(common) > 1 and len(common) == min(len(a), len(b))
     if paired:
@@ -176,7 +186,9 @@ def _difference(a: pd.Series, b: pd.Series) -> tuple[Estimate, tuple[int, int], 
 
 
 def _median(logs: Sequence[float]) -> Estimate | None:
-    """The median of the cells' changes, with the error that their own spread gives it; None for fewer than `LEAST_CELLS`."""
+    """The median of the cells' changes, with the error that their own spread gives it; None for fewer than
+    `LEAST_CELLS`.
+    """
     known = np.array([log for log in logs if np.isfinite(log)])
     if len(known) < LEAST_CELLS:
         return None
@@ -186,7 +198,9 @@ def _median(logs: Sequence[float]) -> Estimate | None:
 
 
 def _alike(a: Cells, b: Cells) -> dict[tuple[str, ...], BetweenRuns]:
-    """(engine, pair) -> how much a whole run moves all of its cells alike, pooled over both studies; absent without replicates."""
+    """(engine, pair) -> how much a whole run moves all of its cells alike, pooled over both studies; absent without
+    replicates.
+    """
     pools = [between(cells) for cells in (a, b)]
     found = {key: _pooled([pool.get(key) for pool in pools]) for key in {**pools[0], **pools[1]}}
     return {key: pooled for key, pooled in found.items() if pooled}
@@ -222,7 +236,9 @@ def _log_lengths(records: Sequence[Record]) -> pd.Series:
 
 
 def _units(records: Sequence[Record]) -> dict[int, str]:
-    """Group -> the prompts in it, as ids and lengths in tokens: the same text in both studies if the prompts are the same."""
+    """Group -> the prompts in it, as ids and lengths in tokens: the same text in both studies if the prompts are the
+    same.
+    """
     found: dict[int, set[str]] = {}
     for record in records:
         found.setdefault(record.group, set()).add(f"{record.prompt_id} ({record.prompt_tokens})")

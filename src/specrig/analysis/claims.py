@@ -4,8 +4,8 @@ The first of these rules that applies decides:
 
 1. The claim's pair cannot run in any engine: *impossible*.
 2. All conditions of the claim were measured: *reproduced*, *higher* or *lower* (*not comparable* if the cell lacks the metric).
-   A speed whose only matching cells were disturbed while they were measured is *not measured (disturbed)*. A calculation is never
-   compared with cells.
+   A speed whose only matching cells were disturbed while they were measured is *not measured (disturbed)*. A
+   calculation is never compared with cells.
 3. The theory can decide: *consistent with theory* or *inconsistent with theory*.
 4. Some conditions were measured: *not comparable*.
 5. Otherwise: *not measured*, with the command that would measure the claim.
@@ -55,8 +55,9 @@ NAN = float("nan")
 class Judgement:
     """The verdict on one claim, with its reason.
 
-    measured, low, high: the measured value and its 95 % interval, NaN without a comparable cell. ratio: measured / the nearer end
-    of the reported range, 1 inside the range. predicted: (low, high) by theory. cell: the name of the cell that was compared.
+    measured, low, high: the measured value and its 95 % interval, NaN without a comparable cell. ratio: measured / the
+    nearer end of the reported range, 1 inside the range. predicted: (low, high) by theory. cell: the name of the cell
+    that was compared.
     command: measures the claim, empty where none is needed or known.
     """
 
@@ -75,8 +76,8 @@ class Judgement:
 def judge(claims: Sequence[Claim], cells: pd.DataFrame, catalogue: Catalogue) -> list[Judgement]:
     """Judge every claim; returns one judgement per claim, in the order of the claims.
 
-    cells: the result of `analysis.cells.cells_table` with the additional columns `target` and `draft` (hub ids), `hardware` (the
-    driver's name of the GPU, or `CPU`), `dtype` and, where it is known, `disturbed`.
+    cells: the result of `analysis.cells.cells_table` with the additional columns `target` and `draft` (hub ids),
+    `hardware` (the driver's name of the GPU, or `CPU`), `dtype` and, where it is known, `disturbed`.
     """
     rows, others = _by_method(row_dicts(undisturbed(cells))), _by_method(row_dicts(cells[disturbed(cells)]))
     return [_judge(claim, claims, rows, others, catalogue) for claim in claims]
@@ -175,7 +176,9 @@ def impossible(claim: Claim) -> str | None:
 
 
 def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
-    """The conditions, in words, in which a cell (or a mean of cells) differs from the claim. What the source omits agrees."""
+    """The conditions, in words, in which a cell (or a mean of cells) differs from the claim. What the source omits
+    agrees.
+    """
     found = []
     if claim.ks is not None and row["k"] not in claim.ks and row["k"] != 0:
         found.append(f"k ({claim.k} reported, {row['k']} measured)")

@@ -21,7 +21,9 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
 class KnownPair(NamedTuple):
-    """A row of pairs.tsv: the hub ids of target and draft ("" where there is no draft), and the names of its heads; `TRAINED`: any."""
+    """A row of pairs.tsv: the hub ids of target and draft ("" where there is no draft), and the names of its heads;
+    `TRAINED`: any.
+    """
 
     target: str
     draft: str = ""
@@ -34,7 +36,9 @@ class KnownPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What this installation can measure: pairs by name, names of tasks, and methods (name -> the models that it needs)."""
+    """What this installation can measure: pairs by name, names of tasks, and methods (name -> the models that it
+    needs).
+    """
 
     pairs: Mapping[str, KnownPair] = field(default_factory=dict)
     tasks: Collection[str] = ()
@@ -46,9 +50,11 @@ class Catalogue:
 def command(claim: Claim, catalogue: Catalogue, parts: Sequence[str] = ()) -> tuple[str, str | None]:
     """Return (the shell command that would measure the claim, the obstacle or None).
 
-    The command runs as printed at the root of the repository; it adds the pair's row to pairs.tsv where it is missing. It is
-    empty where something must be made first: a method, a row of tasks.tsv, a draft. The obstacle then says what. Beside a command,
-    the obstacle says how its study would differ from the source's. parts: the tasks over which the claim's mean is taken.
+    The command runs as printed at the root of the repository; it adds the pair's row to pairs.tsv where it is missing.
+    It is
+    empty where something must be made first: a method, a row of tasks.tsv, a draft. The obstacle then says what. Beside
+    a command, the obstacle says how its study would differ from the source's. parts: the tasks over which the claim's
+    mean is taken.
     """
     needs = catalogue.methods.get(claim.base_method)
     if needs is None and claim.general:

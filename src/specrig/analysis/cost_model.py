@@ -1,7 +1,7 @@
 """Predict the speedup from the draft's acceptance and the measured cost of bare forward passes.
 
-Source: Leviathan et al. 2211.17192, section 3. Costs are in units of t_target(1), the time of a bare one-token target pass of the
-baseline.
+Source: Leviathan et al. 2211.17192, section 3. Costs are in units of t_target(1), the time of a bare one-token target
+pass of the baseline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ NAN = float("nan")
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """E[tokens per target pass] = (1 - α^(k+1)) / (1 - α), Leviathan eq. (1): a chain of k drafts, each accepted with α.
+    """E[tokens per target pass] = (1 - α^(k+1)) / (1 - α), Leviathan eq. (1): a chain of k drafts, each accepted with
+    α.
 
     Raises ValueError for α outside [0, 1] or negative k.
     """
@@ -29,21 +30,22 @@ def expected_tokens(alpha: float, k: int) -> float:
 def walltime_improvement(alpha: float, k: int, c: float, verify_cost: float = 1.0) -> float:
     """Expected speedup (1 - α^(k+1)) / ((1 - α)(k·c + v)): Leviathan theorem 3.8, where v(k + 1) = 1.
 
-    c: seconds of one draft pass / seconds of one target pass. verify_cost: v, the cost of a verification pass of k + 1 tokens, in
-    one-token target passes. Raises ValueError like `expected_tokens`.
+    c: seconds of one draft pass / seconds of one target pass. verify_cost: v, the cost of a verification pass of k + 1
+    tokens, in one-token target passes. Raises ValueError like `expected_tokens`.
     """
     return expected_tokens(alpha, k) / (k * c + verify_cost)
 
 
 def expected_tree_tokens(acceptance: Sequence[float], parents: Sequence[int]) -> float:
-    """E[tokens per target pass] of a static tree: 1 + Σ over nodes of the product of acceptances from the root to the node.
+    """E[tokens per target pass] of a static tree: 1 + Σ over nodes of the product of acceptances from the root to the
+    node.
 
-    acceptance[i]: the chance that node i is the target's choice, given that its parent was. Siblings exclude each other.
-    parents[i]: the index of node i's parent, smaller than i, or -1 for a child of the root. A chain with one α gives
-    `expected_tokens` (SpecInfer 2305.09781, section 4; Medusa 2401.10774, section 2.3.3).
+    acceptance[i]: the chance that node i is the target's choice, given that its parent was. Siblings exclude each
+    other. parents[i]: the index of node i's parent, smaller than i, or -1 for a child of the root. A chain with one α
+    gives `expected_tokens` (SpecInfer 2305.09781, section 4; Medusa 2401.10774, section 2.3.3).
 
-    Raises ValueError where a parent does not stand before its child, or the acceptances of siblings sum to more than 1 or are
-    negative.
+    Raises ValueError where a parent does not stand before its child, or the acceptances of siblings sum to more than 1
+    or are negative.
     """
     reach: list[float] = []
     taken: dict[int, float] = {}
@@ -58,7 +60,9 @@ def expected_tree_tokens(acceptance: Sequence[float], parents: Sequence[int]) ->
 
 
 def expected_adaptive_tokens(alpha: float, shares: dict[int, float]) -> float:
-    """E[tokens per target pass] where k changes from round to round. shares: k -> its share of the rounds (need not sum to 1)."""
+    """E[tokens per target pass] where k changes from round to round. shares: k -> its share of the rounds (need not sum
+    to 1).
+    """
     total = sum(shares.values())
     return sum(share * expected_tokens(alpha, k) for k, share in shares.items()) / total
 
@@ -75,7 +79,9 @@ def required_alpha(speedup: float, k: int, c: float, verify_cost: float = 1.0) -
 
 
 def best_k(alpha: float, c: float, ks: Iterable[int], verify_cost: Callable[[int], float] = lambda _: 1.0) -> int:
-    """The k in `ks` with the largest expected speedup; among equals, the smallest. verify_cost: v as a function of n = k + 1."""
+    """The k in `ks` with the largest expected speedup; among equals, the smallest. verify_cost: v as a function of n =
+    k + 1.
+    """
     return max(sorted(ks), key=lambda k: walltime_improvement(alpha, k, c, verify_cost(k + 1)))
 
 
@@ -84,12 +90,13 @@ class PassCosts:
     """The costs of forward passes in one cell, measured in the cell's own runs.
 
     target_pass_s: t_target(1), mean seconds of the baseline's bare one-token target pass.
-    draft_cost: c, draft seconds per drafted chain position / t_target(1); 0 without a draft model, NaN where nothing was drafted.
+    draft_cost: c, draft seconds per drafted chain position / t_target(1); 0 without a draft model, NaN where nothing
+    was drafted.
     draft_cost_per_round: draft seconds per verification pass / t_target(1); k·c for a chain of constant k.
     verify_cost: v, mean seconds of the method's target passes (of all widths) / t_target(1).
     target_s, draft_s: seconds spent in bare passes; the rest of decode_s is the loop's own time.
-    rows: sequences in one pass of the method / sequences in one pass of the baseline. It is 1, except where a batch is compared
-    with prompts that ran one by one.
+    rows: sequences in one pass of the method / sequences in one pass of the baseline. It is 1, except where a batch is
+    compared with prompts that ran one by one.
     """
 
     target_pass_s: float
@@ -102,10 +109,11 @@ class PassCosts:
 
 
 def pass_costs(records: Iterable[Record]) -> PassCosts:
-    """The costs of one cell, from `target_passes` and `draft_passes` of its records; NaN where the engine does not time passes.
+    """The costs of one cell, from `target_passes` and `draft_passes` of its records; NaN where the engine does not time
+    passes.
 
-    Every record of a batch repeats the passes of the whole batch. Each (group, replicate, repeat) therefore counts once, and a
-    draft position counts once for all rows.
+    Every record of a batch repeats the passes of the whole batch. Each (group, replicate, repeat) therefore counts
+    once, and a draft position counts once for all rows.
     """
     groups: dict[tuple[int, int, int], list[Record]] = {}
     for record in records:
@@ -139,10 +147,11 @@ def pass_costs(records: Iterable[Record]) -> PassCosts:
 
 
 def predicted_speedup(acceptance_length: float, costs: PassCosts) -> float:
-    """τ · rows / (draft cost per round + v), which is τ / (k·c + v(k+1)) for a chain of constant k; NaN if a part is unknown.
+    """τ · rows / (draft cost per round + v), which is τ / (k·c + v(k+1)) for a chain of constant k; NaN if a part is
+    unknown.
 
-    The prediction leaves out the loop's own work. Measured / predicted speedup is thus the share of the possible speed that is
-    kept.
+    The prediction leaves out the loop's own work. Measured / predicted speedup is thus the share of the possible speed
+    that is kept.
     """
     return acceptance_length * costs.rows / (costs.draft_cost_per_round + costs.verify_cost)
 

@@ -1,7 +1,8 @@
 """Cross-fitting: judge the choice of k on prompts that had no part in the choice.
 
-The k that is best on some prompts looks better than it is on these same prompts: of k's that are all alike, the luckiest wins.
-Therefore each half of the prompts chooses the k at which the other half is judged. Every prompt is judged exactly once.
+The k that is best on some prompts looks better than it is on these same prompts: of k's that are all alike, the
+luckiest wins. Therefore each half of the prompts chooses the k at which the other half is judged. Every prompt is
+judged exactly once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ Logs = Mapping[str, pd.Series]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The result of `crossfit`. ks: the choices of the two halves. logs: each prompt's log speedup at the other half's choice."""
+    """The result of `crossfit`. ks: the choices of the two halves. logs: each prompt's log speedup at the other half's
+    choice.
+    """
 
     ks: tuple[int, int]
     logs: Logs
@@ -26,12 +29,13 @@ class Judged:
 def crossfit(choosing: Mapping[int, Logs], judging: Mapping[int, Logs] | None = None) -> Judged | None:
     """Let each half of the prompts choose a k, and judge the other half at it.
 
-    choosing: k -> log speedups by which the k is chosen. judging: k -> log speedups by which the choice is judged; None means
-    `choosing`.
+    choosing: k -> log speedups by which the k is chosen. judging: k -> log speedups by which the choice is judged; None
+    means `choosing`.
 
-    Candidates are the k's that are in both and ran on the most tasks. A half chooses the k with the largest mean over tasks of
-    the means over its prompts; among equal k's, the smallest. Only prompts with a log speedup at every candidate count. Returns
-    None where fewer than two k's are left to choose from, or where a task has fewer than two such prompts.
+    Candidates are the k's that are in both and ran on the most tasks. A half chooses the k with the largest mean over
+    tasks of the means over its prompts; among equal k's, the smallest. Only prompts with a log speedup at every
+    candidate count. Returns None where fewer than two k's are left to choose from, or where a task has fewer than two
+    such prompts.
     """
     judging = choosing if judging is None else judging
     both = sorted(set(choosing) & set(judging))

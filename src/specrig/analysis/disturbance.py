@@ -1,9 +1,10 @@
 """Decide from a cell's records whether the machine was quiet while it was measured, for each replicate separately.
 
-Baseline and method alternate. A load that lasts for minutes slows both alike and cancels in their ratio. A load that comes and
-goes within seconds does not cancel, and a speedup does not show it. There are three kinds of evidence: what the operating system
-counted during each generation, what the machine could do before and after, and whether the times fit each other. A cell with any
-evidence against it is called disturbed. It stays in the tables, is marked, and should be measured again.
+Baseline and method alternate. A load that lasts for minutes slows both alike and cancels in their ratio. A load that
+comes and goes within seconds does not cancel, and a speedup does not show it. There are three kinds of evidence: what
+the operating system counted during each generation, what the machine could do before and after, and whether the times
+fit each other. A cell with any evidence against it is called disturbed. It stays in the tables, is marked, and should
+be measured again.
 """
 
 from __future__ import annotations
@@ -24,36 +25,46 @@ from specrig.analysis.statistics import robust_variation
 from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, Run
 
 WAITED = 0.05
-"""Largest tolerated share of their time that the job's threads waited for a processor that they did not keep from each other; as large as `statistics.DIFFERENCE`."""
+"""Largest tolerated share of their time that the job's threads waited for a processor that they did not keep from each
+other; as large as `statistics.DIFFERENCE`.
+"""
 STEAL = 0.05
-"""Largest tolerated share of the requested processor time that a virtual machine's host gave to others; as large as `WAITED`."""
+"""Largest tolerated share of the requested processor time that a virtual machine's host gave to others; as large as
+`WAITED`.
+"""
 OTHERS = 0.1
-"""Largest tolerated share of the job's processors that other processes took. The workflow itself and a desktop at rest take a few
-per cent. The system counts in ticks, which is an error of one or two per cent for a cell of one second."""
+"""Largest tolerated share of the job's processors that other processes took. The workflow itself and a desktop at rest
+take a few per cent. The system counts in ticks, which is an error of one or two per cent for a cell of one second."""
 HELD = 0.1
-"""Largest tolerated share of time when the measuring thread neither ran nor was ready (beside 8 busy processes 0.5 to 0.9 %)."""
+"""Largest tolerated share of time when the measuring thread neither ran nor was ready (beside 8 busy processes 0.5 to
+0.9 %).
+"""
 HELD_S = 0.5
 """Seconds of `HELD` time in one generation that neither a page fault nor another thread of the job can explain."""
 SLEPT_S = 0.1
 """Seconds for which the whole machine was suspended. A tenth of a second is far more than clocks differ by themselves."""
 SPREAD = 0.15
-"""Largest tolerated robust coefficient of variation of the baseline's speed over a cell's groups. Prompts of different lengths
-cause 0.02 to 0.08 (median of the published run 0.04). With 8 prompts, 0.15 already makes the mean uncertain by 10 %."""
+"""Largest tolerated robust coefficient of variation of the baseline's speed over a cell's groups. Prompts of different
+lengths cause 0.02 to 0.08 (median of the published run 0.04). With 8 prompts, 0.15 already makes the mean uncertain by
+10 %."""
 DRIFT = 0.2
 """Largest tolerated slowdown of the baseline between the halves of a replicate."""
 BETWEEN = 0.33
-"""Largest tolerated slowdown of the baseline between replicates. They are other processes at another time, and in each the slowdown meets
-method and baseline alike; on a quiet virtual machine they differed by up to 25 %."""
+"""Largest tolerated slowdown of the baseline between replicates. They are other processes at another time, and in each
+the slowdown meets method and baseline alike; on a quiet virtual machine they differed by up to 25 %."""
 OUTLIER = 4.0
-"""Largest tolerated time per pass (baseline: per token) of a group / its cell's median. Passes of a cell differ up to twofold."""
+"""Largest tolerated time per pass (baseline: per token) of a group / its cell's median. Passes of a cell differ up to
+twofold.
+"""
 LEAST_PASSES = 8
 """A group with fewer passes or tokens is judged as if it had this many, because its first pass is slow by itself."""
 PROBES = {"copy_gb_s": 0.4, "product_gflop_s": 0.7}
-"""A probe below this share of what is usual in the study, the median of all its probes. On a quiet virtual machine products ranged from 0.93 to
-1.01 times their median. Copies ranged from 0.49 to 1.56: they run twice as fast where a process is given its memory in large pages."""
+"""A probe below this share of what is usual in the study, the median of all its probes. On a quiet virtual machine
+products ranged from 0.93 to 1.01 times their median. Copies ranged from 0.49 to 1.56: they run twice as fast where a
+process is given its memory in large pages."""
 EFFICIENCY = 1.15
-"""Largest tolerated ratio between a cell's efficiency and `explained_efficiency`, in either direction. In the published run
-all cells are within 5 %, which is the difference between a geometric mean over prompts and a ratio of sums."""
+"""Largest tolerated ratio between a cell's efficiency and `explained_efficiency`, in either direction. In the published
+run all cells are within 5 %, which is the difference between a geometric mean over prompts and a ratio of sums."""
 LEAST_GROUPS = 4
 """Fewer groups than this are too few to judge their spread, or to compare two halves."""
 
@@ -71,7 +82,8 @@ class Reason:
 def disturbances(
     cells: Mapping[str, Sequence[Record]], environments: Mapping[tuple[str, str, str], Mapping[str, Any]]
 ) -> dict[str, list[Reason]]:
-    """Map each cell's name to all reasons against its replicates, ordered by replicate; an empty list if it was not disturbed.
+    """Map each cell's name to all reasons against its replicates, ordered by replicate; an empty list if it was not
+    disturbed.
 
     cells: name -> records of all replicates. environments: (engine, pair, method) -> environment.json of the job.
     """
@@ -118,7 +130,8 @@ def undisturbed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares(records: Sequence[Record], environment: Mapping[str, Any]) -> dict[str, float]:
-    """The shares of time that were lost while a cell was measured, by the names of their limits: WAITED, STEAL, OTHERS, HELD.
+    """The shares of time that were lost while a cell was measured, by the names of their limits: WAITED, STEAL, OTHERS,
+    HELD.
 
     Shares that were not recorded are absent.
     """
@@ -282,7 +295,9 @@ def _replicates(records: Iterable[Record]) -> dict[int, list[Record]]:
 
 
 def _speeds(records: Iterable[Record]) -> list[float]:
-    """Tokens/s of plain decoding in each group, in order, without groups of fewer than `LEAST_PASSES` tokens per prompt."""
+    """Tokens/s of plain decoding in each group, in order, without groups of fewer than `LEAST_PASSES` tokens per
+    prompt.
+    """
     found = []
     for members in groups(records):
         tokens = sum(len(record.baseline.tokens) - record.baseline.prefill_tokens for record in members)

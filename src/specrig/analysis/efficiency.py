@@ -9,15 +9,16 @@ from specrig.measurement.records import Record, Run
 
 
 def explained_efficiency(records: Sequence[Record]) -> float:
-    """The efficiency (measured / predicted speedup) that an undisturbed replicate should have; NaN without timed passes.
+    """The efficiency (measured / predicted speedup) that an undisturbed replicate should have; NaN without timed
+    passes.
 
-    It is computed from sums over the replicate's records, as the product of two factors. The first compares the time that is
-    spent outside the forward passes; it is above 1 where plain decoding spends a larger share of its time there than the method
-    does. The second is below 1 where rows of a batch, or a last round, emit fewer tokens per pass than the acceptance length
-    says.
+    It is computed from sums over the replicate's records, as the product of two factors. The first compares the time
+    that is spent outside the forward passes; it is above 1 where plain decoding spends a larger share of its time there
+    than the method does. The second is below 1 where rows of a batch, or a last round, emit fewer tokens per pass than
+    the acceptance length says.
 
-    The measured efficiency differs a little from this product, because the speedup is a geometric mean over prompts. It differs
-    much only where the times of single groups do not fit the times of the others.
+    The measured efficiency differs a little from this product, because the speedup is a geometric mean over prompts. It
+    differs much only where the times of single groups do not fit the times of the others.
     """
     seconds, passes, tokens, calls = ({"run": 0.0, "baseline": 0.0} for _ in range(4))
     for members in groups(records):
@@ -48,7 +49,7 @@ def groups(records: Iterable[Record]) -> list[list[Record]]:
 def baselines(members: Sequence[Record]) -> list[Run]:
     """The baseline's runs of one group whose times may be summed.
 
-    Where the baseline ran prompt by prompt these are the runs of all rows. Otherwise it is the first row's run alone, because
-    every row of a batch carries the times of the whole batch.
+    Where the baseline ran prompt by prompt these are the runs of all rows. Otherwise it is the first row's run alone,
+    because every row of a batch carries the times of the whole batch.
     """
     return [record.baseline for record in (members if members[0].baseline_alone else members[:1])]

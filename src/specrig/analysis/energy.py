@@ -25,10 +25,10 @@ COLUMNS = [
 def energy(times: Times, records: Iterable[Record]) -> dict[str, Any]:
     """The values of `COLUMNS` for one cell; NaN where no device counters were recorded.
 
-    times: the result of `speedup.group_times` for the same records. Energies are joules per emitted token and include prefill.
-    `energy_ratio` is the method's energy / the baseline's: below 1 where speculation saves energy. Clocks are in MHz, the lowest
-    and the highest that were read right after a generation. `throttled` is the share of generations after which something held
-    the clocks down.
+    times: the result of `speedup.group_times` for the same records. Energies are joules per emitted token and include
+    prefill. `energy_ratio` is the method's energy / the baseline's: below 1 where speculation saves energy. Clocks are
+    in MHz, the lowest and the highest that were read right after a generation. `throttled` is the share of generations
+    after which something held the clocks down.
     """
     ours, theirs = joules_per_token(times), joules_per_token(times, "baseline_")
     states = [run.device for record in records for run in (record.run, record.baseline) if run.device is not None]
@@ -47,7 +47,8 @@ def energy(times: Times, records: Iterable[Record]) -> dict[str, Any]:
 
 
 def joules_per_token(times: Times, side: Literal["", "baseline_"] = "") -> float:
-    """All joules / all emitted tokens of the groups whose energy was counted for both method and baseline; NaN without any.
+    """All joules / all emitted tokens of the groups whose energy was counted for both method and baseline; NaN without
+    any.
 
     Sums are used because the counter moves in steps that are too coarse for a single group. side: "" for the method.
     """

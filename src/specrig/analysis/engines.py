@@ -1,9 +1,10 @@
 """Compare the same cells in several engines, on the prompts that all of them answered: speed, speedup and acceptance.
 
-Acceptance depends on the pair, the prompts and the method, not on the engine. Where engines use one definition and the same
-drafts, their τ must agree. The difference in τ has an interval over prompts, paired by prompt. A difference beyond this interval
-has a reason: another definition, other text, drafts of another length, or something that the engine does differently. The table
-states the reason where the records show it, and says "unexplained" elsewhere.
+Acceptance depends on the pair, the prompts and the method, not on the engine. Where engines use one definition and the
+same drafts, their τ must agree. The difference in τ has an interval over prompts, paired by prompt. A difference beyond
+this interval
+has a reason: another definition, other text, drafts of another length, or something that the engine does differently.
+The table states the reason where the records show it, and says "unexplained" elsewhere.
 """
 
 from __future__ import annotations
@@ -50,14 +51,15 @@ def compare(
 ) -> pd.DataFrame:
     """A table with one row per engine and setting (`SETTING`), for every setting that two or more engines measured.
 
-    engines: names in the study's order. The first of them that measured a setting is that setting's reference; engines that are
-    not listed follow by name. differences: (engine, method) -> what the engine is known to do differently.
+    engines: names in the study's order. The first of them that measured a setting is that setting's reference; engines
+    that are not listed follow by name. differences: (engine, method) -> what the engine is known to do differently.
 
-    The columns are `COLUMNS`; all figures are computed on the prompts that every engine of the setting answered. `relative_speed` is
-    tokens/s over the reference's, a geometric mean over prompts with a 95 % interval, paired by prompt. `difference` is
-    τ minus the reference's τ with a 95 % interval, paired by prompt, with rounds counted alike in both. `disagrees` says that the
-    interval excludes 0 at a level corrected for the number of comparisons (Bonferroni): a table of engines that agree contains a
-    false alarm about once in twenty tables. `reason` is empty where there is nothing to explain.
+    The columns are `COLUMNS`; all figures are computed on the prompts that every engine of the setting answered.
+    `relative_speed` is tokens/s over the reference's, a geometric mean over prompts with a 95 % interval, paired by
+    prompt. `difference` is τ minus the reference's τ with a 95 % interval, paired by prompt, with rounds counted alike
+    in both. `disagrees` says that the interval excludes 0 at a level corrected for the number of comparisons
+    (Bonferroni): a table of engines that agree contains a false alarm about once in twenty tables. `reason` is empty
+    where there is nothing to explain.
     """
     settings: dict[tuple[Any, ...], dict[str, list[Record]]] = {}
     cells = by_cell(records)
@@ -216,13 +218,17 @@ def same_output(records: Iterable[Record], reference: Iterable[Record]) -> set[s
 
 
 def other_ids(records: Iterable[Record], reference: Iterable[Record]) -> bool:
-    """Whether any prompt differs in its number of token ids, which means that the engines tokenized its text differently."""
+    """Whether any prompt differs in its number of token ids, which means that the engines tokenized its text
+    differently.
+    """
     theirs = {record.prompt_id: record.prompt_tokens for record in reference}
     return any(theirs.get(record.prompt_id) != record.prompt_tokens for record in records)
 
 
 def drafted_per_round(records: Iterable[Record]) -> float:
-    """Mean number of draft tokens per target pass, including rounds without a draft and cut rounds; NaN where not counted."""
+    """Mean number of draft tokens per target pass, including rounds without a draft and cut rounds; NaN where not
+    counted.
+    """
     drafted = passes = 0
     for record in records:
         run = record.run

@@ -1,8 +1,9 @@
-"""How close the baseline comes to the limit that memory bandwidth sets: a pass must at least read the weights and the cache.
+"""How close the baseline comes to the limit that memory bandwidth sets: a pass must at least read the weights and the
+cache.
 
-The floor is the time for reading these bytes at the bandwidth that the same job measured by copying on the same device (read and
-written bytes added). A device reads a little faster than it copies, and a processor may hold a small model in its cache. The
-share of the bandwidth that a pass reaches can therefore exceed 1.
+The floor is the time for reading these bytes at the bandwidth that the same job measured by copying on the same device
+(read and written bytes added). A device reads a little faster than it copies, and a processor may hold a small model in
+its cache. The share of the bandwidth that a pass reaches can therefore exceed 1.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ COLUMNS = ["floor_ms", "floor_share"]
 class Floor:
     """The floor of one cell's baseline.
 
-    weight_bytes: bytes of weights that a pass reads. read_bytes: all bytes that it must read. floor_s: seconds for reading them
-    at the speed of a copy. pass_s: measured seconds of a bare one-token pass, NaN where the engine does not time passes.
+    weight_bytes: bytes of weights that a pass reads. read_bytes: all bytes that it must read. floor_s: seconds for
+    reading them at the speed of a copy. pass_s: measured seconds of a bare one-token pass, NaN where the engine does
+    not time passes.
     """
 
     weight_bytes: float

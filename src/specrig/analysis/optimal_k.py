@@ -30,14 +30,16 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
 
     cells: the result of `cells_table`. records: the records from which `cells` was computed.
 
-    best_k: the k with the largest measured speedup over all prompts. predicted_k: the k with the largest `predicted_speedup`,
-    which follows from acceptance length and pass costs of the same cells. Among equal k's both are the smallest.
+    best_k: the k with the largest measured speedup over all prompts. predicted_k: the k with the largest
+    `predicted_speedup`, which follows from acceptance length and pass costs of the same cells. Among equal k's both are
+    the smallest.
     speedup: what choosing k by measurement gives. Each half of the prompts is judged at the k that the other half chose
     (`crossfit`), so that luck does not flatter it. chosen_ks: the two choices, e.g. "4, 5".
-    loss: 1 - speedup at `DEFAULT_K` / `speedup`, paired by prompt. It is negative where the default did better than the chosen k.
+    loss: 1 - speedup at `DEFAULT_K` / `speedup`, paired by prompt. It is negative where the default did better than the
+    chosen k.
 
-    speedup and loss have 95 % intervals over prompts and runs. Both are NaN with a single prompt; loss is also NaN where the
-    default k was not measured.
+    speedup and loss have 95 % intervals over prompts and runs. Both are NaN with a single prompt; loss is also NaN
+    where the default k was not measured.
     """
     grouped = by_cell(records)
     speeds = {identity(members[0].cell): log_speedups(group_times(members)) for members in grouped.values()}
@@ -114,7 +116,9 @@ def _settings(cells: pd.DataFrame) -> list[list[dict[str, Any]]]:
 
 
 def _gain_runs(cells: pd.DataFrame, ratios: dict[tuple[Any, ...], pd.Series]) -> dict[tuple[str, str], BetweenRuns]:
-    """(engine, pair) -> what whole runs add to the difference between a k and the default. What moves both alike cancels."""
+    """(engine, pair) -> what whole runs add to the difference between a k and the default. What moves both alike
+    cancels.
+    """
     found: dict[tuple[str, str], dict[str, list[Layout]]] = {}
     for members in _settings(cells):
         logs = {row["k"]: ratios[row_identity(row)] for row in members}

@@ -1,18 +1,20 @@
 """Compare the order in which a source ranks methods with the order measured here.
 
-Absolute speedups do not carry over from one machine and pair to another. The order of methods may: it is the part of a reported
-table that a study on other hardware can confirm or contradict. A source's ranking is a set of its figures that share everything but
-the method. Each is compared with every pair of the study that measured two or more of its methods, each method at its best k.
+Absolute speedups do not carry over from one machine and pair to another. The order of methods may: it is the part of a
+reported table that a study on other hardware can confirm or contradict. A source's ranking is a set of its figures that
+share everything but the method. Each is compared with every pair of the study that measured two or more of its methods,
+each method at its best k.
 
-Agreement is Kendall's τ (Kendall 1938; τ-b where figures are equal): 1 for the same order, -1 for the reverse. Its interval follows
-from the scatter of prompts. All methods ran on the same prompts, so one random weight a prompt moves all methods together. Means
-are drawn as Student's t would have them: mean + Σ weight · influence of the prompt, divided by the root of a χ² variate over its
-degrees of freedom. How much whole runs differ is not in it, nor how exact the source's own figures are, which no source states.
+Agreement is Kendall's τ (Kendall 1938; τ-b where figures are equal): 1 for the same order, -1 for the reverse. Its
+interval follows from the scatter of prompts. All methods ran on the same prompts, so one random weight a prompt moves
+all methods together. Means are drawn as Student's t would have them: mean + Σ weight · influence of the prompt, divided
+by the root of a χ² variate over its degrees of freedom. How much whole runs differ is not in it, nor how exact the
+source's own figures are, which no source states.
 
-Why two methods changed places is read off the cost model: speedup = τ / (d + v) · efficiency, where τ is the acceptance length, d the
-draft cost of a round and v the cost of verifying it, in one-token target passes. The logarithm of the quotient of two speedups is then a
-sum of four terms. The round's cost is divided between d and v in proportion to their differences (logarithmic mean Divisia index,
-Ang 2004), which leaves no remainder.
+Why two methods changed places is read off the cost model: speedup = τ / (d + v) · efficiency, where τ is the acceptance
+length, d the draft cost of a round and v the cost of verifying it, in one-token target passes. The logarithm of the
+quotient of two speedups is then a sum of four terms. The round's cost is divided between d and v in proportion to their
+differences (logarithmic mean Divisia index, Ang 2004), which leaves no remainder.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ from specrig.measurement.records import Record
 from specrig.study.claims import Claim
 
 METRICS = {"speedup": "speedup", "tokens_per_s": "speedup", "acceptance_length": "acceptance_length"}
-"""Metric by which a source ranks methods -> column of the cells by which the study ranks them: tokens/s of one machine rank as speedups."""
+"""Metric by which a source ranks methods -> column of the cells by which the study ranks them: tokens/s of one machine
+rank as speedups.
+"""
 BASELINES = ("autoregressive", "naive_batching")
 DRAWS = 4000
 FACTORS = ("acceptance", "draft_cost", "verification_cost", "efficiency")
@@ -48,7 +52,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ranking:
-    """Figures of one source that differ in the method alone. figures: method -> figure, the best where it states several."""
+    """Figures of one source that differ in the method alone. figures: method -> figure, the best where it states
+    several.
+    """
 
     claim: Claim
     """One of the claims, for what they share: source, target, task, temperature, hardware, batch, metric."""
@@ -59,9 +65,10 @@ class Ranking:
 class Change:
     """Two methods that changed places: the source has `behind` after `ahead`, the study has it before.
 
-    reported, measured: the quotient `behind` / `ahead`. certainty: the share of draws in which `behind` is before `ahead`.
-    factors: `FACTORS` -> the factor by which it favours `behind`; their product is `measured`. NaN where passes were not timed or
-    the order is one of acceptance lengths.
+    reported, measured: the quotient `behind` / `ahead`. certainty: the share of draws in which `behind` is before
+    `ahead`.
+    factors: `FACTORS` -> the factor by which it favours `behind`; their product is `measured`. NaN where passes were
+    not timed or the order is one of acceptance lengths.
     """
 
     ahead: str
@@ -76,7 +83,8 @@ class Change:
 class Comparison:
     """A source's order beside the order measured on one pair.
 
-    tasks: the study's tasks that were compared. exact: whether they are the source's own data. measured: method -> measure.
+    tasks: the study's tasks that were compared. exact: whether they are the source's own data. measured: method ->
+    measure.
     tau, low, high: Kendall's τ with its 95 % interval, NaN where too few prompts are common to all methods.
     """
 
@@ -119,8 +127,9 @@ def rankings(claims: Sequence[Claim]) -> list[Ranking]:
 def compare_orders(claims: Sequence[Claim], best: pd.DataFrame, cells: Mapping[str, list[Record]]) -> list[Comparison]:
     """Compare each ranking in `claims` with each pair of `best`, where the pair measured two or more of its methods.
 
-    best: rows of the table of cells with the column `failed`, each method at its best k. cells: the records of each cell. Lossy methods,
-    methods that failed the audit and, in orders of speed, disturbed cells do not take part. The smallest batch is compared.
+    best: rows of the table of cells with the column `failed`, each method at its best k. cells: the records of each
+    cell. Lossy methods, methods that failed the audit and, in orders of speed, disturbed cells do not take part. The
+    smallest batch is compared.
     """
     fair = best[best["lossless"].astype(bool) & ~best["failed"].astype(bool)]
     fair = fair[~fair["method"].isin(BASELINES)]
@@ -157,7 +166,8 @@ def _places(rows: pd.DataFrame) -> dict[tuple[Any, Any], list[dict[str, Any]]]:
 def _tasks(claim: Claim, names: list[str]) -> tuple[list[str], bool]:
     """(the study's tasks that a claim's task is compared with, whether they hold the source's own data).
 
-    A mean, or a figure without a task, is compared with the mean over all tasks, or over those of the source's own benchmark.
+    A mean, or a figure without a task, is compared with the mean over all tasks, or over those of the source's own
+    benchmark.
     """
     own = [name for name in names if of_benchmark(claim, name)]
     if claim.aggregate or not claim.task:
@@ -170,7 +180,9 @@ def _tasks(claim: Claim, names: list[str]) -> tuple[list[str], bool]:
 def _methods(
     ranking: Ranking, rows: Sequence[dict[str, Any]], tasks: list[str], measured: Callable[[tuple[Any, ...]], _Cell]
 ) -> dict[str, list[_Cell]]:
-    """Method -> its cell for each task, for methods that the source ranks and that ran all tasks; the best variant counts."""
+    """Method -> its cell for each task, for methods that the source ranks and that ran all tasks; the best variant
+    counts.
+    """
     found: dict[str, list[_Cell]] = {}
     candidates: dict[tuple[Any, Any], dict[str, dict[str, Any]]] = {}
     for row in rows:
@@ -240,7 +252,8 @@ def kendall(reported: ArrayLike, measured: ArrayLike) -> Any:
 
 
 def _draws(methods: Sequence[Sequence[_Cell]]) -> Floats | None:
-    """`DRAWS` draws of the methods' means over tasks [draws, methods]; None where a task has fewer than two common prompts.
+    """`DRAWS` draws of the methods' means over tasks [draws, methods]; None where a task has fewer than two common
+    prompts.
 
     methods: the cells of each method, tasks in the same order.
     """

@@ -68,8 +68,8 @@ def scores(
 ) -> list[Score]:
     """One Score for each record and each scorer of the record's task.
 
-    prompts: task -> prompt id -> Prompt, which holds the reference. scorers: task -> names of its scorers. run_code: whether
-    scorers may execute generated code.
+    prompts: task -> prompt id -> Prompt, which holds the reference. scorers: task -> names of its scorers. run_code:
+    whether scorers may execute generated code.
     """
     known = {name: registry()[name]() for names in scorers.values() for name in names}
     notes = {name: _unscored(scorer, run_code) for name, scorer in known.items()}
@@ -105,9 +105,10 @@ def scores(
 def quality_table(found: Iterable[Score]) -> pd.DataFrame:
     """A table with one row per setting (`KEYS`) and scorer, and the columns `COLUMNS`. All k's of a setting are pooled.
 
-    `difference` is the method's score minus the baseline's on the same prompts, with a 95 % interval over prompts. `p_value`
-    comes from a paired randomisation test; `same` says whether it is above `FALSE_ALARM`. The interval does not serve for this
-    decision, because it excludes 0 in one of twenty rows where nothing differs. `note` says why a score is missing.
+    `difference` is the method's score minus the baseline's on the same prompts, with a 95 % interval over prompts.
+    `p_value` comes from a paired randomisation test; `same` says whether it is above `FALSE_ALARM`. The interval does
+    not serve for this decision, because it excludes 0 in one of twenty rows where nothing differs. `note` says why a
+    score is missing.
     """
     groups: dict[tuple[Any, ...], dict[str, list[Score]]] = {}
     for score in found:  # the scorers of a group stay together
@@ -188,7 +189,9 @@ def _randomisation(
 def _interval(
     scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np.float64], counts: NDArray[np.int64]
 ) -> Interval:
-    """95 % interval of the difference, by leaving out each prompt in turn (the jackknife); NaN for fewer than two prompts."""
+    """95 % interval of the difference, by leaving out each prompt in turn (the jackknife); NaN for fewer than two
+    prompts.
+    """
     if len(counts) < 2:
         return UNKNOWN
 

@@ -1,4 +1,6 @@
-"""Measure how much outputs repeat themselves. A model that loops under greedy decoding flatters methods that copy (`ngram`)."""
+"""Measure how much outputs repeat themselves. A model that loops under greedy decoding flatters methods that copy
+(`ngram`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ LOOPING = 0.3
 
 
 def repeated_ngrams(outputs: Iterable[Sequence[int]], n: int = 4) -> float:
-    """The share of n-grams that occurred before in the same output: 1 - Σ distinct / Σ all. NaN if no output has n tokens."""
+    """The share of n-grams that occurred before in the same output: 1 - Σ distinct / Σ all. NaN if no output has n
+    tokens.
+    """
     total = distinct = 0
     for tokens in outputs:
         grams = _ngrams(tokens, n)
@@ -19,7 +23,9 @@ def repeated_ngrams(outputs: Iterable[Sequence[int]], n: int = 4) -> float:
 
 
 def distinct_ngrams(outputs: Iterable[Sequence[int]], n: int = 2) -> float:
-    """distinct-n (Li et al. 1510.03055): different n-grams of all outputs / all n-grams of them. NaN without any n-gram."""
+    """distinct-n (Li et al. 1510.03055): different n-grams of all outputs / all n-grams of them. NaN without any
+    n-gram.
+    """
     grams = [gram for tokens in outputs for gram in _ngrams(tokens, n)]
     return len(set(grams)) / len(grams) if grams else float("nan")
 

@@ -1,22 +1,26 @@
 """How much whole runs of one job differ from each other, and how much wider that makes an interval.
 
-A study may run each job several times, every time in a process of its own. These runs are the job's replicates. All of them use
-the same prompts, which makes a two-way layout without interaction: log of a measure = mean + prompt + replicate + rest. The mean
-over n_p prompts and n_r replicates has the variance σ²_prompt / n_p + σ²_replicate / n_r + σ²_rest / (n_p n_r).
+A study may run each job several times, every time in a process of its own. These runs are the job's replicates. All of
+them use the same prompts, which makes a two-way layout without interaction: log of a measure = mean + prompt +
+replicate + rest. The mean over n_p prompts and n_r replicates has the variance σ²_prompt / n_p + σ²_replicate / n_r +
+σ²_rest / (n_p n_r).
 
-Each prompt has a mean over its replicates. The spread of these means measures the first and the last term together, with n_p - 1
-degrees of freedom. The middle term is estimated here and added (Satterthwaite 1946 gives the degrees of freedom of the sum). From
-two replicates of a single cell it would have one degree of freedom, and every interval would be endless. It is therefore pooled
+Each prompt has a mean over its replicates. The spread of these means measures the first and the last term together,
+with n_p - 1 degrees of freedom. The middle term is estimated here and added (Satterthwaite 1946 gives the degrees of
+freedom of the sum). From two replicates of a single cell it would have one degree of freedom, and every interval would
+be endless. It is therefore pooled
 over all jobs of a pair in an engine: they share one machine, and so whatever disturbs it.
 
-A run moves the cells of a job partly alike, and partly each by itself. What moves all tasks alike stays in a mean over tasks, what
-moves each by itself averages out. How much of which is not assumed: means over tasks are pooled by themselves, from the means of
-other methods over as many tasks. The degrees of freedom are those of jobs, not of cells, and jobs that the same replicate moved
-alike (a slow morning) count as fewer jobs, depending on how strongly they correlate.
+A run moves the cells of a job partly alike, and partly each by itself. What moves all tasks alike stays in a mean over
+tasks, what moves each by itself averages out. How much of which is not assumed: means over tasks are pooled by
+themselves, from the means of other methods over as many tasks. The degrees of freedom are those of jobs, not of cells,
+and jobs that the same replicate moved alike (a slow morning) count as fewer jobs, depending on how strongly they
+correlate.
 
-Coverage of the 95 % intervals, simulated (benchmarks/interval_coverage.py): 92 to 97 % where each job, or each cell, has an effect of its own
-of up to 10 %. With two replicates it is 90 % for a mean over tasks and 93 % for a cell, where one effect of 10 % moved all jobs alike
-or there is only one job. With a single replicate the term cannot be estimated, and intervals leave it out.
+Coverage of the 95 % intervals, simulated (benchmarks/interval_coverage.py): 92 to 97 % where each job, or each cell,
+has an effect of its own of up to 10 %. With two replicates it is 90 % for a mean over tasks and 93 % for a cell, where
+one effect of 10 % moved all jobs alike or there is only one job. With a single replicate the term cannot be estimated,
+and intervals leave it out.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ Layout = NDArray[np.float64]
 class BetweenRuns:
     """How much one whole run moves a logarithm, beyond the scatter of its prompts.
 
-    variance: the variance of that effect, in squared units of the logarithm. freedom: the degrees of freedom of this variance.
+    variance: the variance of that effect, in squared units of the logarithm. freedom: the degrees of freedom of this
+    variance.
     """
 
     variance: float
@@ -69,8 +74,8 @@ def between_runs(jobs: Mapping[str, Sequence[Layout]]) -> BetweenRuns | None:
 
 
 def between_cells(cells: Mapping[str, list[Record]]) -> BetweenRuns | None:
-    """How much one whole run moves the log speedup of one cell, beyond what it moves all cells of the study alike and the scatter
-    of prompts; None where no two cells have two prompts and two replicates.
+    """How much one whole run moves the log speedup of one cell, beyond what it moves all cells of the study alike and
+    the scatter of prompts; None where no two cells have two prompts and two replicates.
 
     cells: the result of `cells.by_cell`. Baselines' cells are left out.
     """
@@ -93,7 +98,8 @@ def between(
     """Map each (engine, pair) that has replicates to the `between_runs` of its jobs.
 
     cells: the result of `cells.by_cell`. measure: turns `speedup.group_times` into logarithms by (group, replicate).
-    Cells without drafts are left out where other cells exist: a baseline measured against itself differs less from run to run.
+    Cells without drafts are left out where other cells exist: a baseline measured against itself differs less from run
+    to run.
     """
     found: dict[tuple[str, str], dict[str, list[Layout]]] = {}
     drafting = any(members[0].cell.k for members in cells.values())
@@ -126,13 +132,17 @@ def between_means(cells: Mapping[str, list[Record]]) -> dict[tuple[str, str, int
 
 
 def over_tasks(tasks: Sequence[Layout]) -> Layout:
-    """The mean of several tasks' layouts. Prompts of different tasks are no pairs: each task's first with the others' first is as good."""
+    """The mean of several tasks' layouts. Prompts of different tasks are no pairs: each task's first with the others'
+    first is as good.
+    """
     prompts, runs = min(len(task) for task in tasks), min(task.shape[1] for task in tasks)
     return np.mean([task[:prompts, :runs] for task in tasks], axis=0)
 
 
 def layout(logs: pd.Series) -> Layout:
-    """Turn a series indexed by (group, replicate) into an array [groups, replicates], without groups that lack a replicate."""
+    """Turn a series indexed by (group, replicate) into an array [groups, replicates], without groups that lack a
+    replicate.
+    """
     runs = {number: logs.xs(number, level="replicate") for number in sorted(logs.index.unique("replicate"))}
     return pd.DataFrame(runs).dropna().to_numpy(dtype=float)
 
@@ -143,7 +153,9 @@ def count(records: Sequence[Record]) -> int:
 
 
 def drift(cell: Layout) -> tuple[float, Interval]:
-    """The last replicate's geometric mean / the first one's, and its 95 % interval over prompts; NaN for a single replicate."""
+    """The last replicate's geometric mean / the first one's, and its 95 % interval over prompts; NaN for a single
+    replicate.
+    """
     if cell.shape[1] < 2 or not len(cell):
         return float("nan"), UNKNOWN
     change = mean(cell[:, -1] - cell[:, 0])
@@ -151,7 +163,9 @@ def drift(cell: Layout) -> tuple[float, Interval]:
 
 
 def _difference(observed: float, freedom: float, rest: float, rest_freedom: float) -> BetweenRuns:
-    """What is left of the variance `observed` without the part `rest` of it, each with its degrees of freedom; at least 0."""
+    """What is left of the variance `observed` without the part `rest` of it, each with its degrees of freedom; at least
+    0.
+    """
     variance = max(observed - rest, 0.0)
     if variance == 0:
         return BetweenRuns(0.0, 1.0)
@@ -161,9 +175,11 @@ def _difference(observed: float, freedom: float, rest: float, rest_freedom: floa
 
 
 def _job(cells: Sequence[Layout]) -> tuple[float, float, int, NDArray[np.float64]]:
-    """(variance of the replicates' means, the part that the scatter of prompts explains, this part's degrees of freedom, moves).
+    """(variance of the replicates' means, the part that the scatter of prompts explains, this part's degrees of
+    freedom, moves).
 
-    Both variances are means over the job's cells. moves [replicates]: each replicate's mean less the mean over replicates.
+    Both variances are means over the job's cells. moves [replicates]: each replicate's mean less the mean over
+    replicates.
     """
     means = np.array([cell.mean(axis=0) for cell in cells])  # [cells, replicates]
     shares, freedom = [], 0
@@ -179,8 +195,8 @@ def _job(cells: Sequence[Layout]) -> tuple[float, float, int, NDArray[np.float64
 def _independent(moved: NDArray[np.float64]) -> float:
     """The number of independent jobs that would estimate a variance as well as these jobs do.
 
-    moved [jobs, replicates]: how far each replicate moved each job; the mean of each row is 0. n jobs whose effects correlate by
-    ρ estimate a variance as well as n / (1 + (n - 1) ρ²) independent ones.
+    moved [jobs, replicates]: how far each replicate moved each job; the mean of each row is 0. n jobs whose effects
+    correlate by ρ estimate a variance as well as n / (1 + (n - 1) ρ²) independent ones.
     """
     jobs = len(moved)
     own = float((moved**2).sum(axis=1).mean())

@@ -1,8 +1,9 @@
 """Estimate what a forward pass costs on a device that is not at hand, from the roofline of its weights.
 
 A pass of n tokens reads the weights once and multiplies each of them with n vectors. It therefore takes at least
-max(bytes read / bandwidth, 2 · weights · n / peak FLOP/s) seconds (Williams et al. 2009; for decoding: Leviathan 2211.17192,
-section 3.3). Launches, attention over a long context and communication between devices take additional time.
+max(bytes read / bandwidth, 2 · weights · n / peak FLOP/s) seconds (Williams et al. 2009; for decoding: Leviathan
+2211.17192, section 3.3). Launches, attention over a long context and communication between devices take additional
+time.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ BYTES = {
     "int8": 1.0,
     "awq": 0.52,
 }
-"""Bytes per weight. AWQ: 4 bits, plus 2.5 bytes of scale and zero point per group of 128; its output head stays in 16 bits."""
+"""Bytes per weight. AWQ: 4 bits, plus 2.5 bytes of scale and zero point per group of 128; its output head stays in 16
+bits.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
     """The size of a model, as far as it decides what a pass must read. Sizes are numbers of weights.
 
-    parameters: all weights. active: the weights that one token needs (fewer in a mixture of experts). embedding: vocabulary ×
-    width, the table of the output head. untied: whether the input has a table of its own, of which a pass reads only a few rows.
-    routed_share: the share of the experts to which one token is sent. cache_bytes: bytes of the keys and values of one token, in
-    16 bits. layers, width: decoder layers and hidden size, 0 where not known.
+    parameters: all weights. active: the weights that one token needs (fewer in a mixture of experts). embedding:
+    vocabulary × width, the table of the output head. untied: whether the input has a table of its own, of which a pass
+    reads only a few rows.
+    routed_share: the share of the experts to which one token is sent. cache_bytes: bytes of the keys and values of one
+    token, in 16 bits. layers, width: decoder layers and hidden size, 0 where not known.
     """
 
     parameters: float
@@ -90,8 +94,8 @@ def model_facts(model: str) -> facts.ModelFacts | None:
 def pass_bytes(size: Size, precision: str = "float16", tokens: int = 1, context: float = 0, batch: float = 1) -> float:
     """Bytes that one forward pass must read: the weights once, and keys and values in the precision of the activations.
 
-    tokens: new tokens of each sequence. context: cached tokens of each sequence. batch: number of sequences. Raises KeyError for
-    a precision that `BYTES` does not list.
+    tokens: new tokens of each sequence. context: cached tokens of each sequence. batch: number of sequences. Raises
+    KeyError for a precision that `BYTES` does not list.
     """
     width = BYTES[precision.lower()]
     activation = max(width, 2.0)
@@ -119,8 +123,8 @@ def verify_cost(
 ) -> float:
     """v(n): seconds of a pass of n = `tokens` tokens / seconds of a one-token pass of the same model.
 
-    It is 1 as long as reading the weights takes longer than computing. Without a device only reading counts; v is then above 1
-    only for a mixture of experts, because more tokens read more experts.
+    It is 1 as long as reading the weights takes longer than computing. Without a device only reading counts; v is then
+    above 1 only for a mixture of experts, because more tokens read more experts.
     """
     if device is None:
         return target.read(tokens * batch) / target.read(batch)

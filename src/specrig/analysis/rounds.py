@@ -15,8 +15,8 @@ Range = tuple[float, float]
 class Head:
     """The size of a method's drafting head and of its verification, as the defaults of the paper have them.
 
-    width: tokens that one target pass verifies. passes: passes of the head per round. layers, squares, outputs: what the head
-    consists of, counted in decoder layers, hidden × hidden matrices and output heads of the target.
+    width: tokens that one target pass verifies. passes: passes of the head per round. layers, squares, outputs: what
+    the head consists of, counted in decoder layers, hidden × hidden matrices and output heads of the target.
     """
 
     width: int
@@ -27,7 +27,9 @@ class Head:
 
     @property
     def depth(self) -> int | None:
-        """Tokens on the longest drafted path: one per pass if the head reads its own output; None if `passes` does not tell."""
+        """Tokens on the longest drafted path: one per pass if the head reads its own output; None if `passes` does not
+        tell.
+        """
         return self.passes if self.passes > 1 else None
 
     def size(self, target: Size) -> Size:
@@ -52,7 +54,9 @@ TREES = {"lookahead", "medusa", "hydra", "token_recycling", "rest"}
 
 
 def draft_costs(target: Size, draft: Size, device: Device | None, precision: str) -> Range:
-    """(lowest, highest) draft cost c in target passes: by the ratio of parameters, and by the roofline if the device is known."""
+    """(lowest, highest) draft cost c in target passes: by the ratio of parameters, and by the roofline if the device is
+    known.
+    """
     found = [draft.active / target.active]
     if device is not None:
         found.append(roofline.draft_cost(target, draft, device, precision))
@@ -64,8 +68,8 @@ def round_cost(
 ) -> Range | None:
     """(lowest, highest) cost of a round in one-token target passes; None for a method that is not known here.
 
-    k: drafted tokens per round; None means the method's default. drafts: the draft models that the claim may mean. device: None
-    means that only the reading of weights counts.
+    k: drafted tokens per round; None means the method's default. drafts: the draft models that the claim may mean.
+    device: None means that only the reading of weights counts.
     """
     head = HEADS.get(method)
     if head is None and not drafts:

@@ -1,8 +1,9 @@
-"""Compute speedups, paired by prompt. Tokens are counted as the token ids that were emitted, never as re-tokenized text.
+"""Compute speedups, paired by prompt. Tokens are counted as the token ids that were emitted, never as re-tokenized
+text.
 
-The unit is a group: the prompts that ran in one batch, which is one prompt at batch size 1. Times belong to the whole batch, so
-the tokens of a group are summed over its prompts before they are divided by a time. A group may be measured several times: in one
-process (repeats), and by other runs of the job in processes of their own (replicates).
+The unit is a group: the prompts that ran in one batch, which is one prompt at batch size 1. Times belong to the whole
+batch, so the tokens of a group are summed over its prompts before they are divided by a time. A group may be measured
+several times: in one process (repeats), and by other runs of the job in processes of their own (replicates).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Values = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What `group_times` returns: arrays, since a data frame's overhead for a cell's few rows is many times their arithmetic.
+    """What `group_times` returns: arrays, since a data frame's overhead for a cell's few rows is many times their
+    arithmetic.
 
     keys: (group, replicate, repeat) of each row. columns: name -> values.
     """
@@ -44,10 +46,11 @@ class Times:
 def group_times(records: Iterable[Record]) -> Times:
     """A table of the times and token counts of one cell, with a row for each (group, replicate, repeat).
 
-    `rows` is the number of prompts in the group. The other columns exist for the method and, with the prefix `baseline_`, for the
-    baseline: `tokens` (all emitted tokens), `decode_tokens` (without those that prefill emitted, usually the first), `decode_s`,
-    `ttft_s`, `prefill_s` (`ttft_s` and the drafter's own prefill) and `energy_j` (the whole generation, NaN where not counted).
-    Times in seconds and energies in joules are those of the whole batch.
+    `rows` is the number of prompts in the group. The other columns exist for the method and, with the prefix
+    `baseline_`, for the
+    baseline: `tokens` (all emitted tokens), `decode_tokens` (without those that prefill emitted, usually the first),
+    `decode_s`, `ttft_s`, `prefill_s` (`ttft_s` and the drafter's own prefill) and `energy_j` (the whole generation, NaN
+    where not counted). Times in seconds and energies in joules are those of the whole batch.
     """
     grouped: dict[tuple[int, int, int], list[Record]] = {}
     for record in records:
@@ -64,16 +67,20 @@ def group_times(records: Iterable[Record]) -> Times:
 
 
 def log_ratios(times: Times, scope: Scope = "decode") -> pd.Series:
-    """log(baseline seconds per token / method seconds per token), indexed by (group, replicate), as a mean over repeats.
+    """log(baseline seconds per token / method seconds per token), indexed by (group, replicate), as a mean over
+    repeats.
 
-    times: the result of `group_times`. scope "decode": seconds per token are decode_s / decode_tokens. scope "end_to_end": they
-    are (prefill_s + decode_s) / tokens. A group in which either side decoded no token (end of sequence came first) is left out.
+    times: the result of `group_times`. scope "decode": seconds per token are decode_s / decode_tokens. scope
+    "end_to_end": they are (prefill_s + decode_s) / tokens. A group in which either side decoded no token (end of
+    sequence came first) is left out.
     """
     return _by_replicate(*_log_ratios(times, scope))
 
 
 def log_rates(times: Times) -> pd.Series:
-    """log(decode tokens / decode seconds) of the method, indexed by (group, replicate), without groups that decoded nothing."""
+    """log(decode tokens / decode seconds) of the method, indexed by (group, replicate), without groups that decoded
+    nothing.
+    """
     keys, tokens = _together(times.keys, 2, times["decode_tokens"])
     _, seconds = _together(times.keys, 2, times["decode_s"])
     defined = (tokens > 0) & (seconds > 0)
@@ -95,8 +102,8 @@ def speedup(times: Times, scope: Scope = "decode") -> float:
 def speedup_interval(times: Times, scope: Scope = "decode", runs: Estimate | None = None) -> Interval:
     """95 % interval of `speedup` over groups; NaN for fewer than two groups.
 
-    runs: what whole runs of the job add to the mean of the logarithms (`replicates.BetweenRuns.of_mean`). None means not known;
-    the interval then covers only the choice of groups.
+    runs: what whole runs of the job add to the mean of the logarithms (`replicates.BetweenRuns.of_mean`). None means
+    not known; the interval then covers only the choice of groups.
     """
     logs = mean(_log_speedups(times, scope)[1])
     return interval(logs + runs if runs else logs, scale=np.exp)
@@ -109,12 +116,16 @@ def tokens_per_s(times: Times, side: Literal["", "baseline_"] = "") -> float:
 
 
 def tokens_per_s_interval(times: Times, runs: Estimate | None = None) -> Interval:
-    """95 % interval of the method's `tokens_per_s` over groups, repeats and replicates pooled. runs: as in `speedup_interval`."""
+    """95 % interval of the method's `tokens_per_s` over groups, repeats and replicates pooled. runs: as in
+    `speedup_interval`.
+    """
     return _rate_interval(times, times["decode_tokens"], times["decode_s"], runs)
 
 
 def ms_per_token(times: Times, side: Literal["", "baseline_"] = "") -> float:
-    """Milliseconds between two tokens of one sequence (TPOT): 1000 · Σ decode_s · rows / Σ decode tokens; NaN without tokens."""
+    """Milliseconds between two tokens of one sequence (TPOT): 1000 · Σ decode_s · rows / Σ decode tokens; NaN without
+    tokens.
+    """
     tokens = times[f"{side}decode_tokens"].sum()
     return float(1000 * (times[f"{side}decode_s"] * times["rows"]).sum() / tokens) if tokens else float("nan")
 
@@ -133,7 +144,9 @@ def baseline_drift(records: Iterable[Record]) -> float:
 
 
 def ms_per_token_interval(times: Times, runs: Estimate | None = None) -> Interval:
-    """95 % interval of the method's `ms_per_token` over groups, repeats and replicates pooled. runs: as in `speedup_interval`."""
+    """95 % interval of the method's `ms_per_token` over groups, repeats and replicates pooled. runs: as in
+    `speedup_interval`.
+    """
     low, high = _rate_interval(times, times["decode_s"] * times["rows"], times["decode_tokens"], runs)
     return 1000 * low, 1000 * high
 
@@ -166,7 +179,9 @@ def _by_replicate(keys: Sequence[tuple[int, ...]], values: Values) -> pd.Series:
 def _together(
     keys: Sequence[tuple[int, ...]], depth: int, values: Values, *, mean_of_each: bool = False
 ) -> tuple[list[tuple[int, ...]], Values]:
-    """Sums (or means) of the values whose keys agree in their first `depth` parts; returns these parts, sorted, and the sums."""
+    """Sums (or means) of the values whose keys agree in their first `depth` parts; returns these parts, sorted, and the
+    sums.
+    """
     found: dict[tuple[int, ...], list[float]] = {}
     for key, value in zip(keys, values.tolist(), strict=True):
         found.setdefault(key[:depth], []).append(value)

@@ -1,19 +1,22 @@
-"""Estimates and their 95 % intervals in closed form, without random numbers. They keep their coverage with 4 to 64 units.
+"""Estimates and their 95 % intervals in closed form, without random numbers. They keep their coverage with 4 to 64
+units.
 
-One kernel serves every interval. An `Estimate` holds a value, the variance of that value, the degrees of freedom of this variance and
-the value's third cumulant. Two intervals are computed: Student's t, and Hall's transformation of t (Hall 1992, "On the removal of
-skewness by transformation"), which removes the skewness that the units show. On each side the longer of the two is used.
+One kernel serves every interval. An `Estimate` holds a value, the variance of that value, the degrees of freedom of
+this variance and the value's third cumulant. Two intervals are computed: Student's t, and Hall's transformation of t
+(Hall 1992, "On the removal of skewness by transformation"), which removes the skewness that the units show. On each
+side the longer of the two is used.
 
-With few units the skewness is itself uncertain, so n units count n / (n + 6) of the skewness that they show: 6 / n is the
-variance of the skewness in normal samples, and 1 is the variance that is assumed for data. A mean over strata (tasks) adds
-variances and has the degrees of freedom of Welch and Satterthwaite. A ratio of sums is linearised, with the variance HC2 and the
-degrees of freedom of Bell and McCaffrey (2002).
+With few units the skewness is itself uncertain, so n units count n / (n + 6) of the skewness that they show: 6 / n is
+the variance of the skewness in normal samples, and 1 is the variance that is assumed for data. A mean over strata
+(tasks) adds variances and has the degrees of freedom of Welch and Satterthwaite. A ratio of sums is linearised, with
+the variance HC2 and the degrees of freedom of Bell and McCaffrey (2002).
 
-Coverage, simulated by `python benchmarks/interval_coverage.py` (docs/log.md, "Intervals"): 93 to 97 % with 4 to 64 units, for normal units, for
-units of Student's t with 3 degrees of freedom (97.6 % for a ratio of 4) and for units as skewed as a lognormal of σ = 0.5 (skewness 1.75).
-Limit: for units with a skewness of 2.9 (a lognormal of σ = 0.7) coverage is 91 % with 4 to 6 units, 92 % with 8 and 94 % with 16.
-Counting the whole skewness would raise this to 93 %, but make the interval of 4 normal units 1.7 times as wide as Student's. Log
-speedups of prompts are far less skewed.
+Coverage, simulated by `python benchmarks/interval_coverage.py` (docs/log.md, "Intervals"): 93 to 97 % with 4 to 64
+units, for normal units, for units of Student's t with 3 degrees of freedom (97.6 % for a ratio of 4) and for units as
+skewed as a lognormal of σ = 0.5 (skewness 1.75).
+Limit: for units with a skewness of 2.9 (a lognormal of σ = 0.7) coverage is 91 % with 4 to 6 units, 92 % with 8 and 94
+% with 16. Counting the whole skewness would raise this to 93 %, but make the interval of 4 normal units 1.7 times as
+wide as Student's. Log speedups of prompts are far less skewed.
 """
 
 from __future__ import annotations
@@ -92,10 +95,11 @@ def ratio(numerators: ArrayLike, denominators: ArrayLike) -> Estimate:
 
 
 def ratio_difference(first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike, ArrayLike]) -> Estimate:
-    """Σ numerators / Σ denominators of `first` minus that of `second`, each a pair (numerators, denominators) [..., units].
+    """Σ numerators / Σ denominators of `first` minus that of `second`, each a pair (numerators, denominators) [...,
+    units].
 
-    Both are measured on the same units, so whatever moves both alike cancels. The third cumulant is 0: the estimate serves to
-    compare two alike sides, and then differences scatter as far up as down.
+    Both are measured on the same units, so whatever moves both alike cancels. The third cumulant is 0: the estimate
+    serves to compare two alike sides, and then differences scatter as far up as down.
     """
     values, influences, weights = [], [], []
     for numerators, denominators in (first, second):
@@ -110,7 +114,9 @@ def ratio_difference(first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike
 
 
 def jackknife(value: float, without: ArrayLike) -> Estimate:
-    """Estimate any statistic of n units from its values `without` [n] each unit in turn; variance NaN for fewer than two."""
+    """Estimate any statistic of n units from its values `without` [n] each unit in turn; variance NaN for fewer than
+    two.
+    """
     left = np.asarray(without, dtype=float)
     units = left.size
     if units < 2:
@@ -142,7 +148,9 @@ def geometric_mean(ratios: ArrayLike) -> float:
 
 
 def interval(estimate: Estimate, level: float = LEVEL, scale: Callable[[Numbers], Numbers] = np.asarray) -> Interval:
-    """(low, high) of `estimate.interval` for one sample, as two floats. scale: applied to both ends (np.exp for logarithms)."""
+    """(low, high) of `estimate.interval` for one sample, as two floats. scale: applied to both ends (np.exp for
+    logarithms).
+    """
     low, high = estimate.interval(level)
     return float(scale(low)), float(scale(high))
 
@@ -161,7 +169,8 @@ def stratified_mean_interval(strata: Sequence[ArrayLike]) -> Interval:
 
 
 def stratified_ratio_interval(strata: Sequence[Sequence[tuple[float, float]]]) -> Interval:
-    """95 % interval of the mean over strata of Σ numerators / Σ denominators. A stratum lists (numerator, denominator) per unit.
+    """95 % interval of the mean over strata of Σ numerators / Σ denominators. A stratum lists (numerator, denominator)
+    per unit.
 
     NaN where a stratum has fewer than two units.
     """
@@ -178,16 +187,19 @@ def ratio_interval(numerators: ArrayLike, denominators: ArrayLike) -> Interval:
 def ratio_difference_interval(
     first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike, ArrayLike], *, level: float = LEVEL
 ) -> Interval:
-    """Interval of `ratio_difference` at `level`; NaN for fewer than two units. Every unit must have positive denominators."""
+    """Interval of `ratio_difference` at `level`; NaN for fewer than two units. Every unit must have positive
+    denominators.
+    """
     return interval(ratio_difference(first, second), level)
 
 
 def prompts_needed(logs: ArrayLike, difference: float = DIFFERENCE, power: float = POWER) -> float:
-    """The number of prompts needed to tell a ratio of 1 + `difference` from 1, with chance `power` and 5 % false alarms.
+    """The number of prompts needed to tell a ratio of 1 + `difference` from 1, with chance `power` and 5 % false
+    alarms.
 
-    logs [units]: log ratios of prompts that were measured. Returns the smallest n of at least 2 with
-    n ≥ ((t(0.975) + t(power)) · s / log(1 + difference))², where s is the standard deviation of `logs` and t the quantile of
-    Student's t with n - 1 degrees of freedom, as in the intervals. NaN for fewer than two units.
+    logs [units]: log ratios of prompts that were measured. Returns the smallest n of at least 2 with n ≥ ((t(0.975) +
+    t(power)) · s / log(1 + difference))², where s is the standard deviation of `logs` and t the quantile of Student's t
+    with n - 1 degrees of freedom, as in the intervals. NaN for fewer than two units.
     """
     from scipy.special import stdtrit
 
@@ -211,13 +223,13 @@ def prompts_needed(logs: ArrayLike, difference: float = DIFFERENCE, power: float
 def _linear(value: Numbers, influence: NDArray[np.float64], weights: NDArray[np.float64]) -> Estimate:
     """The estimate of a value whose error is a weighted sum over units.
 
-    influence [..., units]: how far each unit moved the value / sqrt(1 - its weight), so that the squares add up to the variance
-    where units vary alike (HC2). weights [..., units]: sum to 1.
+    influence [..., units]: how far each unit moved the value / sqrt(1 - its weight), so that the squares add up to the
+    variance where units vary alike (HC2). weights [..., units]: sum to 1.
     """
     units = (weights > 0).sum(-1).astype(float)
     variance = np.where(units > 1, (influence**2).sum(-1), np.nan)
-    # trace² / trace of the square of the matrix whose quadratic form `variance` is, for units that vary alike (Bell and McCaffrey):
-    # units - 1 for equal weights, less the more unlike they are.
+    # trace² / trace of the square of the matrix whose quadratic form `variance` is, for units that vary alike (Bell and
+    # McCaffrey): units - 1 for equal weights, less the more unlike they are.
     with np.errstate(divide="ignore", invalid="ignore"):
         d = weights**2 / (1 - weights)
         s, dw, ww = d.sum(-1), (d * weights).sum(-1), (weights**2).sum(-1)

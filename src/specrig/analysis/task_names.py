@@ -20,8 +20,8 @@ DATA_SETS = {
 def matches_task(claim: Claim, name: str) -> bool:
     """Whether the row `name` of tasks.tsv holds the claim's task.
 
-    Where the source names a data set, the row's name must end in it. Where it names only a kind of task, the row's name must
-    contain it. `_chat` at its end says how prompts are put, not what they are.
+    Where the source names a data set, the row's name must end in it. Where it names only a kind of task, the row's name
+    must contain it. `_chat` at its end says how prompts are put, not what they are.
     """
     data_set, row = plain(claim.data_set), plain(name.removesuffix("_chat"))
     if data_set:
@@ -30,13 +30,17 @@ def matches_task(claim: Claim, name: str) -> bool:
 
 
 def preferred(claim: Claim, task: str, names: Iterable[str]) -> list[str]:
-    """Those of `names` that hold `task`, a task as the claim's source writes it. The source's own benchmark comes first."""
+    """Those of `names` that hold `task`, a task as the claim's source writes it. The source's own benchmark comes
+    first.
+    """
     found = [name for name in names if matches_task(claim.model_copy(update={"task": task}), name)]
     return sorted(found, key=lambda name: not of_benchmark(claim, name))
 
 
 def of_benchmark(claim: Claim, name: str) -> bool:
-    """Whether the row `name` is of the claim's source, where this is a benchmark: it begins with the source's first word."""
+    """Whether the row `name` is of the claim's source, where this is a benchmark: it begins with the source's first
+    word.
+    """
     return plain(name).startswith(plain(claim.source.split()[0]))
 
 

@@ -1,6 +1,7 @@
 """Check whether a reported figure follows from its own conditions.
 
-The model is Leviathan 2211.17192 (eq. 1, Theorem 3.8) with costs from the roofline. A claim is checked against what the same
+The model is Leviathan 2211.17192 (eq. 1, Theorem 3.8) with costs from the roofline. A claim is checked against what the
+same
 source reports about the same experiment: its acceptance, its baseline, its other figures.
 """
 
@@ -20,15 +21,14 @@ from specrig.study.claims import TIMED, Claim
 ABOVE = 0.10
 """How far a figure may exceed the model: figures are rounded, and tokens are not accepted independently."""
 BELOW = 0.50
-"""How far a figure may fall below the model: launches, sampling and the loop of a real program take time. Calculations may
-differ by `ABOVE` in either direction.
+"""How far a figure may fall below the model: launches, sampling and the loop of a real program take time. Calculations
+may differ by `ABOVE` in either direction.
 
-For 88 speedups in the table the source also states τ or α. The lowest of them reaches 55 % of the model, the median 88 %. By
-hardware:
-RTX 3090 55 to 109 %, A100 69 to 95 %, TPU v4 58 to 121 %, the two plain decoders with known hardware 71 and 81 %. Methods on one GPU
-differ as much as GPUs do. A limit for each GPU would rest on about ten figures that differ by more than it would tell, so one
-limit
-below all of them serves for all. The reason of each verdict says what share the figure reaches."""
+For 88 speedups in the table the source also states τ or α. The lowest of them reaches 55 % of the model, the median 88
+%. By hardware: RTX 3090 55 to 109 %, A100 69 to 95 %, TPU v4 58 to 121 %, the two plain decoders with known hardware 71
+and 81 %. Methods on one GPU differ as much as GPUs do. A limit for each GPU would rest on about ten figures that differ
+by more than it would tell, so one limit below all of them serves for all. The reason of each verdict says what share
+the figure reaches."""
 OWN = 0.05
 """The relative difference that two figures of one source for the same thing may have."""
 USUAL_C = (0.05, 0.2)
@@ -39,7 +39,9 @@ NAN = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """What the model says about a claim. consistent: None where it cannot tell. low, high: predicted, in the claim's unit."""
+    """What the model says about a claim. consistent: None where it cannot tell. low, high: predicted, in the claim's
+    unit.
+    """
 
     consistent: bool | None
     reason: str
@@ -48,7 +50,9 @@ class Theory:
 
 
 def check(claim: Claim, claims: Sequence[Claim]) -> Theory:
-    """Check a claim against the model and against those of `claims` that the same source makes about the same experiment."""
+    """Check a claim against the model and against those of `claims` that the same source makes about the same
+    experiment.
+    """
     if claim.analytic:
         return _calculation(claim)
     if claim.interval is None:
@@ -186,7 +190,9 @@ def _ceiling(claim: Claim, implied: Range, rounds: list[Range], agrees: bool | N
 
 
 def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool | None, str]:
-    """(the speedup that a timed claim implies, whether the source's other figures agree or None without any, both in words)."""
+    """(the speedup that a timed claim implies, whether the source's other figures agree or None without any, both in
+    words).
+    """
     assert claim.interval is not None
     same = [other for other in family if _same(claim, other) and other.interval and other.batch == claim.batch]
     ratio, words = claim.interval, ""
@@ -233,7 +239,9 @@ def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool 
 
 
 def _lengths(claim: Claim, family: Iterable[Claim]) -> tuple[Range | None, str]:
-    """(tokens per target pass, in words), from the τ that the source reports of the same experiment, or from its α by eq. (1)."""
+    """(tokens per target pass, in words), from the τ that the source reports of the same experiment, or from its α by
+    eq. (1).
+    """
     same = [other for other in family if other.interval and other.metric not in TIMED and _same(claim, other)]
     for other in same:
         if other.metric == "acceptance_length":
@@ -263,7 +271,9 @@ def _lengths(claim: Claim, family: Iterable[Claim]) -> tuple[Range | None, str]:
 
 
 def _same(one: Claim, other: Claim, *, task: bool = True) -> bool:
-    """Whether two claims of one source and target describe the same experiment; what a claim omits agrees with anything."""
+    """Whether two claims of one source and target describe the same experiment; what a claim omits agrees with
+    anything.
+    """
     timed = one.metric in TIMED and other.metric in TIMED
     drafts = not one.drafts or not other.drafts or bool(set(one.drafts) & set(other.drafts))
     ks = one.ks is None or other.ks is None or bool(set(one.ks) & set(other.ks))

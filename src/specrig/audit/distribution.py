@@ -16,13 +16,15 @@ from scipy.stats import chi2, ncx2
 from specrig.decoding.model import CachedModel
 
 MINIMUM_EXPECTED = 25.0
-"""What is expected more rarely is counted together: below, a statistic's law is not close enough to chi-squared in its far tail
-(`benchmarks/false_alarms.py` measures it)."""
+"""What is expected more rarely is counted together: below, a statistic's law is not close enough to chi-squared in its
+far tail (`benchmarks/false_alarms.py` measures it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChiSquared:
-    """A test whose statistic, for a correct sampler, is chi-squared with so many degrees of freedom. `about`: what it looks at."""
+    """A test whose statistic, for a correct sampler, is chi-squared with so many degrees of freedom. `about`: what it
+    looks at.
+    """
 
     about: str
     statistic: float
@@ -37,11 +39,13 @@ class ChiSquared:
         return float(chi2.sf(self.statistic, self.degrees)) if self.degrees else 1.0
 
     def power(self, distance: float, level: float) -> float:
-        """Least chance that the test, at this level, fails a sampler whose distribution is `distance` off in total variation.
+        """Least chance that the test, at this level, fails a sampler whose distribution is `distance` off in total
+        variation.
 
-        In each of the groups that it counts: a bias that goes another way after each longer history cancels there, and may go unseen.
-        The chi-squared divergence is at least 4 d² for a total variation of d (Cauchy-Schwarz), so the statistic's noncentrality is
-        at least 4 d² times the samples. It is more where the difference falls on rare tokens.
+        In each of the groups that it counts: a bias that goes another way after each longer history cancels there, and
+        may go unseen. The chi-squared divergence is at least 4 d² for a total variation of d (Cauchy-Schwarz), so the
+        statistic's noncentrality is at least 4 d² times the samples. It is more where the difference falls on rare
+        tokens.
         """
         return float(ncx2.sf(chi2.isf(level, self.degrees), self.degrees, max(4 * distance**2 * self.samples, 1e-12)))
 
@@ -59,7 +63,8 @@ def exact_distribution(
 ) -> dict[tuple[int, ...], float]:
     """Probability of every continuation of `length` tokens: V^length entries, so for small vocabularies.
 
-    One batched pass over all V^(length-1) prefixes gives every conditional distribution; the product is exact up to float32.
+    One batched pass over all V^(length-1) prefixes gives every conditional distribution; the product is exact up to
+    float32.
     """
     V = target.vocab_size
     prefixes = list(product(range(V), repeat=length - 1))
@@ -80,7 +85,9 @@ def conditionals(
     temperature: float,
     batch: int = 1024,
 ) -> NDArray[np.float64]:
-    """`[n, length, V]`: the target's distribution of each token of n continuations of one length, given those before it."""
+    """`[n, length, V]`: the target's distribution of each token of n continuations of one length, given those before
+    it.
+    """
     found = []
     for start in range(0, len(continuations), batch):
         rows = [[*prompt, *continuation[:-1]] for continuation in continuations[start : start + batch]]
@@ -91,7 +98,9 @@ def conditionals(
 
 
 def g_test(samples: Iterable[Sequence[int]], expected: Mapping[tuple[int, ...], float]) -> ChiSquared:
-    """G-test (likelihood ratio) of whole continuations against `expected` probabilities; rare ones are counted together."""
+    """G-test (likelihood ratio) of whole continuations against `expected` probabilities; rare ones are counted
+    together.
+    """
     counts = Counter(tuple(sample) for sample in samples)
     total = sum(counts.values())
     outcomes = sorted(expected, key=expected.__getitem__, reverse=True)
@@ -112,11 +121,13 @@ def g_test(samples: Iterable[Sequence[int]], expected: Mapping[tuple[int, ...], 
 def next_token_test(
     about: str, contexts: NDArray[np.int64], tokens: NDArray[np.int64], conditional: NDArray[np.float64]
 ) -> ChiSquared:
-    """Score test of n sampled tokens against their `conditional` probabilities `[n, V]`, apart by what `contexts` `[n]` they follow.
+    """Score test of n sampled tokens against their `conditional` probabilities `[n, V]`, apart by what `contexts` `[n]`
+    they follow.
 
-    Within a context the counts of the tokens have the mean Σ p and the covariance Σ (diag p - p pᵀ), sums over the samples, each
-    with the p of its own history. So nothing of the history is lost or held against the sampler, and a flaw shows at the token
-    where it acts. Tokens whose count varies by less than `MINIMUM_EXPECTED` (as variance) are counted together.
+    Within a context the counts of the tokens have the mean Σ p and the covariance Σ (diag p - p pᵀ), sums over the
+    samples, each with the p of its own history. So nothing of the history is lost or held against the sampler, and a
+    flaw shows at the token where it acts. Tokens whose count varies by less than `MINIMUM_EXPECTED` (as variance) are
+    counted together.
     """
     statistic, degrees, V = 0.0, 0, conditional.shape[1]
     if (tokens >= V).any() or (conditional[np.arange(len(tokens)), tokens] <= 0).any():
@@ -139,14 +150,18 @@ def next_token_test(
 
 
 def rank_test(about: str, tokens: NDArray[np.int64], conditional: NDArray[np.float64]) -> ChiSquared:
-    """`next_token_test` of few tokens `[n]`: not apart by contexts, but of how likely each was among the V, the likeliest first."""
+    """`next_token_test` of few tokens `[n]`: not apart by contexts, but of how likely each was among the V, the
+    likeliest first.
+    """
     ranked = np.argsort(-conditional, axis=1, kind="stable")
     ranks = np.where(tokens < conditional.shape[1], (ranked == tokens[:, np.newaxis]).argmax(1), conditional.shape[1])
     return next_token_test(about, np.zeros_like(tokens), ranks, np.take_along_axis(conditional, ranked, 1))
 
 
 def _groups(covariance: NDArray[np.float64]) -> list[list[int]]:
-    """Tokens that are counted by themselves, and the others together; a group that is too small joins the smallest of the rest."""
+    """Tokens that are counted by themselves, and the others together; a group that is too small joins the smallest of
+    the rest.
+    """
     variance = covariance.diagonal()
     groups = [[int(token)] for token in np.flatnonzero(variance >= MINIMUM_EXPECTED)]
     rare = [int(token) for token in np.flatnonzero(variance < MINIMUM_EXPECTED)]

@@ -1,4 +1,6 @@
-"""Temperature above 0, exactly: what a method samples on the laboratory pair against the target's written-down probabilities."""
+"""Temperature above 0, exactly: what a method samples on the laboratory pair against the target's written-down
+probabilities.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from specrig.engines.base import Engine, EngineError
 from specrig.engines.native import Native
 
 LENGTH = 7
-"""Tokens sampled: the target's first, a draft of four accepted to its end, the bonus token and one more of the next round."""
+"""Tokens sampled: the target's first, a draft of four accepted to its end, the bonus token and one more of the next
+round.
+"""
 TOGETHER = 4
 """So many of them are tested together as well."""
 ROWS = 256
@@ -32,7 +36,9 @@ SEEN, UNSEEN = 0.8, 0.05
 
 @dataclass(frozen=True, slots=True)
 class ExactTest:
-    """The tests of one sample: of each token given the one before; of all given the one or two before, the first few together, bonus tokens."""
+    """The tests of one sample: of each token given the one before; of all given the one or two before, the first few
+    together, bonus tokens.
+    """
 
     each: tuple[ChiSquared, ...]
     others: tuple[ChiSquared, ...]
@@ -92,8 +98,8 @@ def sample(engine: Engine, cell: Cell, samples: int) -> list[Generation]:
 def bonus(generations: Sequence[Generation]) -> NDArray[np.bool_]:
     """`[n, LENGTH]`: which tokens the target added behind a draft that was accepted to its end, as the rounds say.
 
-    Whether a draft is accepted to its end depends on what came before. Such a token is therefore a draw from the target's distribution
-    even among those alone; of a correction, which follows a rejection, that is not so.
+    Whether a draft is accepted to its end depends on what came before. Such a token is therefore a draw from the
+    target's distribution even among those alone; of a correction, which follows a rejection, that is not so.
     """
     found = np.zeros((len(generations), LENGTH), dtype=bool)
     for row, generation in zip(found, generations, strict=True):
@@ -157,7 +163,8 @@ def exact_test(
 ) -> ExactTest:
     """Test `cell` (its method, k, temperature, options) on the laboratory pair kept in `folder`, on the device given.
 
-    options: the study's `engine_options`. An engine that runs the method one prompt at a time draws its own, smaller number.
+    options: the study's `engine_options`. An engine that runs the method one prompt at a time draws its own, smaller
+    number.
     """
     pair = build(folder, methods()[cell.method].needs)
     kind = registry()[engine_name]

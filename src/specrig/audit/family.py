@@ -1,8 +1,9 @@
-"""The tests of a study as one family: which rows fail, so that a study of correct methods seldom has any failure at all.
+"""The tests of a study as one family: which rows fail, so that a study of correct methods seldom has any failure at
+all.
 
-A study holds some dozens of tests, in files that are written one by one. Each states its p-value and leaves `passed` empty; who reads
-them all (`StudyData.audit`) asks `judged` for the verdicts. Holm's procedure (1979) holds the family's rate whatever the tests
-have to do with each other.
+A study holds some dozens of tests, in files that are written one by one. Each states its p-value and leaves `passed`
+empty; who reads them all (`StudyData.audit`) asks `judged` for the verdicts. Holm's procedure (1979) holds the family's
+rate whatever the tests have to do with each other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ FAMILY_WISE = 0.01
 
 
 def failures(p_values: Sequence[float], level: float = FAMILY_WISE) -> NDArray[np.bool_]:
-    """Which tests fail by Holm's procedure: the smallest of m p-values at level / m, the next at level / (m - 1), to the first that passes."""
+    """Which tests fail by Holm's procedure: the smallest of m p-values at level / m, the next at level / (m - 1), to
+    the first that passes.
+    """
     values = np.asarray(p_values, dtype=float)
     order = np.argsort(values, kind="stable")
     failed = np.zeros(len(values), dtype=bool)
@@ -44,9 +47,11 @@ def judged(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def probes(cells: Iterable[Cell]) -> list[Cell]:
-    """One cell for each row of the exact audit: each engine, method, variant and temperature, of a sweep the smallest and the largest k.
+    """One cell for each row of the exact audit: each engine, method, variant and temperature, of a sweep the smallest
+    and the largest k.
 
-    The temperatures are those above 0 at which the study runs the method, whatever the variant; 1 where it only decodes greedily.
+    The temperatures are those above 0 at which the study runs the method, whatever the variant; 1 where it only decodes
+    greedily.
     """
     methods: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
@@ -65,7 +70,8 @@ def probes(cells: Iterable[Cell]) -> list[Cell]:
 def strictest(study: Study) -> float:
     """The level at which the smallest p-value of the study is judged: the family's rate over the tests that it plans.
 
-    Rows of lossy methods count here though nobody judges them, so the smallest p-value is in fact judged a little less strictly.
+    Rows of lossy methods count here though nobody judges them, so the smallest p-value is in fact judged a little less
+    strictly.
     """
     sampled = [cell for cell in study.grid.cells if cell.temperature > 0]
     records = {(cell.engine, cell.pair, cell.method, cell.variant, cell.task, cell.temperature) for cell in sampled}

@@ -1,8 +1,10 @@
-"""Temperature 0: a lossless method emits the autoregressive tokens, one by one. Where it does not, how close was the call?
+"""Temperature 0: a lossless method emits the autoregressive tokens, one by one. Where it does not, how close was the
+call?
 
-Floating-point sums depend on how many tokens a pass holds, so two tokens whose logits agree to the last digits may swap. In bfloat16 the
-last digit of a logit of 20 is worth 0.125, so this happens every few dozen tokens. Such a divergence is a numerical tie only if the target's
-own logits for the two tokens, computed anew in float32, lie within a stated number of the precision's units; else it is a failure.
+Floating-point sums depend on how many tokens a pass holds, so two tokens whose logits agree to the last digits may
+swap. In bfloat16 the last digit of a logit of 20 is worth 0.125, so this happens every few dozen tokens. Such a
+divergence is a numerical tie only if the target's own logits for the two tokens, computed anew in float32, lie within a
+stated number of the precision's units; else it is a failure.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from specrig.measurement.records import Record
 DIGITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 """Binary digits behind the point of a precision's numbers."""
 TIE_UNITS = {"float32": 1024.0, "float16": 8.0, "bfloat16": 8.0}
-"""Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one (docs/audit.md has what occurs)."""
+"""Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one (docs/audit.md has what
+occurs).
+"""
 
 Logits = Callable[[Sequence[int]], Sequence[float] | NDArray[np.float32]]
 """The target's logits after a sequence of token ids."""
@@ -28,20 +32,25 @@ Logits = Callable[[Sequence[int]], Sequence[float] | NDArray[np.float32]]
 def units_of(dtype: str) -> str:
     """The precision in whose units a divergence is judged; of one that is not listed float32, the strictest.
 
-    Of weights quantized as GGUF has them (Q4_1, Q8_0, …) bfloat16: llama.cpp rounds what it multiplies with them to 8 bits too.
+    Of weights quantized as GGUF has them (Q4_1, Q8_0, …) bfloat16: llama.cpp rounds what it multiplies with them to 8
+    bits too.
     """
     return "bfloat16" if dtype.startswith("Q") else dtype if dtype in DIGITS else "float32"
 
 
 def spacing(dtype: str, value: float) -> float:
-    """How far the neighbours of `value` lie in a precision; of values below 1, which are sums of larger ones, that at 1."""
+    """How far the neighbours of `value` lie in a precision; of values below 1, which are sums of larger ones, that at
+    1.
+    """
     exponent = math.frexp(max(abs(value), 1.0))[1] - 1
     return 2.0 ** (exponent - DIGITS[units_of(dtype)])
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place where a method's greedy output leaves the baseline's. dtype: the precision that both were decoded in."""
+    """The first place where a method's greedy output leaves the baseline's. dtype: the precision that both were decoded
+    in.
+    """
 
     prompt_id: str
     position: int
@@ -77,7 +86,9 @@ class Divergence:
 
 
 def first_divergence(record: Record, prompt: Sequence[int], logits: Logits, dtype: str) -> Divergence | None:
-    """Compare a record's output with its baseline's, lengths included; None when they are the same. dtype: what they were decoded in."""
+    """Compare a record's output with its baseline's, lengths included; None when they are the same. dtype: what they
+    were decoded in.
+    """
     found, expected = record.run.tokens, record.baseline.tokens
     if found == expected:
         return None
@@ -93,7 +104,9 @@ def first_divergence(record: Record, prompt: Sequence[int], logits: Logits, dtyp
 
 
 def summary(divergences: Sequence[Divergence], outputs: int) -> str:
-    """What was found among so many outputs, for people: how many are identical, which differ at ties, the worst of those that fail."""
+    """What was found among so many outputs, for people: how many are identical, which differ at ties, the worst of
+    those that fail.
+    """
     same = outputs - len(divergences)
     said = [f"{same} of {outputs} outputs identical ({100 * same / outputs:.0f} %)"]
     if ties := [one for one in divergences if one.tie]:

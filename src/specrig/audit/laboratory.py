@@ -1,6 +1,8 @@
-"""A pair so small that the exact distribution of its continuations can be written down, in the checkpoint format every engine loads.
+"""A pair so small that the exact distribution of its continuations can be written down, in the checkpoint format every
+engine loads.
 
-What is tested is the sampler, not the model, so the weights are drawn, and drawn so that every part of a sampler has work to do:
+What is tested is the sampler, not the model, so the weights are drawn, and drawn so that every part of a sampler has
+work to do:
 
 - The target's next token depends most on the last one, somewhat on those before. No outcome is without probability.
 - Draft and heads know the target's favourites and are wrong about the rest. They share about half to two thirds of their probability with the target.
@@ -23,7 +25,9 @@ VOCABULARY = 8
 WIDTH = 32
 """Hidden size, and the one attention head's: the smallest that every engine's kernels take."""
 PROMPT = (3, 2, 7, 4, 5, 1, 0, 4, 5, 6, 0, 4, 5)
-"""Holds each token once at least, and walks along the target's favourites: 5 is followed by 1 or 6, both of them by 0, 4 and 5."""
+"""Holds each token once at least, and walks along the target's favourites: 5 is followed by 1 or 6, both of them by 0,
+4 and 5.
+"""
 
 SEED = 15
 """Of the weights: a draw for which draft and target differ most where siblings and corrections decide (docs/audit.md)."""

@@ -1,7 +1,9 @@
-"""Is plain decoding itself right? One prompt of each pair, decoded greedily by transformers' own `generate` with its own cache.
+"""Is plain decoding itself right? One prompt of each pair, decoded greedily by transformers' own `generate` with its
+own cache.
 
-Methods are judged against the plain decoding of their own engine. What is wrong in both, such as a mask that a layer should not have
-had, no such comparison can see; so the baseline is held against a forward pass and a cache that this project has no part in.
+Methods are judged against the plain decoding of their own engine. What is wrong in both, such as a mask that a layer
+should not have had, no such comparison can see; so the baseline is held against a forward pass and a cache that this
+project has no part in.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ Plain = Callable[[Cell, Sequence[int]], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of one engine's baseline on one prompt: `record` names the cell's engine, pair and task; passed None: it could not be made."""
+    """Of one engine's baseline on one prompt: `record` names the cell's engine, pair and task; passed None: it could
+    not be made.
+    """
 
     record: Record
     passed: bool | None
@@ -44,7 +48,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What transformers generates after `prompt`, and the logits `[n, V]` that its model gives at each of the n tokens without a cache."""
+    """What transformers generates after `prompt`, and the logits `[n, V]` that its model gives at each of the n tokens
+    without a cache.
+    """
 
     prompt: list[int]
     tokens: list[int]
@@ -54,7 +60,9 @@ class Own:
 def compare_baselines(
     records: Sequence[Record], study: Study, files: PairFiles, root: Path, plain: Plain
 ) -> Iterator[Comparison]:
-    """A pair's records: one comparison for each engine that decoded it greedily; where none did, of native plain decoding, which judges the rest."""
+    """A pair's records: one comparison for each engine that decoded it greedily; where none did, of native plain
+    decoding, which judges the rest.
+    """
     greedy = [record for record in records if record.cell.temperature == 0]
     for _, members in groupby(sorted(greedy or records[:1], key=_engine), key=_engine):
         # The longest prompt: windows and caches show their faults late.
@@ -78,7 +86,9 @@ def _greedy_cell(record: Record, engine: str) -> Cell:
 
 
 def generate(record: Record, study: Study, files: PairFiles, root: Path) -> Own:
-    """Decode the record's prompt with transformers alone. Raises EngineError or ModelError where it cannot hold the target."""
+    """Decode the record's prompt with transformers alone. Raises EngineError or ModelError where it cannot hold the
+    target.
+    """
     import torch
 
     from specrig.engines.transformers import Transformers

@@ -1,6 +1,7 @@
 """The audit as a stage: what was found on every lossless method of a study, as tables that the report reads.
 
-A row with a p-value has no verdict yet: the p-values of a study are judged together (`family`), when all its tables are there.
+A row with a p-value has no verdict yet: the p-values of a study are judged together (`family`), when all its tables are
+there.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Outcome(NamedTuple):
 def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
     """Test one method's samples against the exact distribution; writes `out`, one row a variant, temperature and k.
 
-    The cells' own options and ks, of a sweep the smallest and the largest; at temperature 1 where the study only decodes greedily.
+    The cells' own options and ks, of a sweep the smallest and the largest; at temperature 1 where the study only
+    decodes greedily.
     """
     cells = [cell for cell in study.grid.cells if (cell.engine, cell.method) == (engine, method)]
     rows = [_row(probe, is_lossless(probe), _exact(study, probe)) for probe in probes(cells)]
@@ -84,7 +86,9 @@ def _exact(study: Study, probe: Cell) -> Outcome:
 
 
 def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path) -> None:
-    """Judge a study's records: plain decoding against transformers' own, token identity at temperature 0, uniformity above; writes `out`."""
+    """Judge a study's records: plain decoding against transformers' own, token identity at temperature 0, uniformity
+    above; writes `out`.
+    """
     rows = []
     records = [record for record in records if record.simulated_acceptance is None]  # there is nothing to be true to
     for pair, found_of_pair in groupby(sorted(records, key=_order), key=lambda record: record.cell.pair):
@@ -131,7 +135,9 @@ class Target:
 
     @cache  # noqa: B019
     def precise(self) -> Native:
-        """The pair in float32, which scores what a lower precision cannot tell apart; on the processor where the device cannot hold it."""
+        """The pair in float32, which scores what a lower precision cannot tell apart; on the processor where the device
+        cannot hold it.
+        """
         import torch
 
         from specrig.engines.native import Native

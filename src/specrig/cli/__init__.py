@@ -1,4 +1,5 @@
-"""The command line `specrig`: one verb a stage. A verb imports its stage when it is called, so that planning loads no torch.
+"""The command line `specrig`: one verb a stage. A verb imports its stage when it is called, so that planning loads no
+torch.
 
 Errors that the user can mend are printed in a few lines with the fix. The exit code is then 2; after Ctrl-C it is 130.
 SPECRIG_DEBUG=1 shows the traceback instead.
@@ -69,7 +70,9 @@ def advise(
     ] = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Say which method and k to use for a pair, and why: from a study's measurements, or else from a model of the hardware."""
+    """Say which method and k to use for a pair, and why: from a study's measurements, or else from a model of the
+    hardware.
+    """
     from specrig.planning.advice import advise
     from specrig.planning.advice_view import show_advice
 

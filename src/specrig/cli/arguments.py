@@ -31,7 +31,9 @@ PairName = Annotated[str, typer.Option(help="Row of pairs.tsv")]
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON on standard output: dataclasses and models as objects, paths as text, NaN as null, numpy's numbers as numbers."""
+    """Print a value as JSON on standard output: dataclasses and models as objects, paths as text, NaN as null, numpy's
+    numbers as numbers.
+    """
     typer.echo(to_json(value, indent=1, inf_nan_mode="null", fallback=lambda number: number.item()).decode())
 
 

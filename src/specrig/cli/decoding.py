@@ -56,7 +56,9 @@ def decode(
     device: Device = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Continue one prompt with a method, and show who wrote each token: green underlined ones were drafted, then accepted."""
+    """Continue one prompt with a method, and show who wrote each token: green underlined ones were drafted, then
+    accepted.
+    """
     asked = Asked(method, k, _options(option or []), temperature)
     if target is None:
         _only_with_target(draft, head)

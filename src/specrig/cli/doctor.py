@@ -1,4 +1,6 @@
-"""The verb `specrig doctor`: what this machine has, what is missing and how to get it, and what the default study costs here."""
+"""The verb `specrig doctor`: what this machine has, what is missing and how to get it, and what the default study costs
+here.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ RESULTS_BYTES = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line. good: False where something is wrong or too little, None for what may be missing; fix: what to do about it."""
+    """One line. good: False where something is wrong or too little, None for what may be missing; fix: what to do about
+    it.
+    """
 
     topic: str
     good: bool | None

@@ -54,7 +54,9 @@ def remeasure(study: StudyFile = DEFAULT) -> None:
 
 
 def audit(study: StudyFile = DEFAULT) -> None:
-    """Audit every record: at temperature 0 it must equal plain decoding; above, its tokens must fit the target's distribution."""
+    """Audit every record: at temperature 0 it must equal plain decoding; above, its tokens must fit the target's
+    distribution.
+    """
     import pandas as pd
 
     from specrig.audit.run import audit_records

@@ -33,7 +33,9 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="A published study, e.g. reports/published/<hardware>-<study>")],
     as_json: Json = False,
 ) -> None:
-    """Compute the tables of a published study again from its records, and say what differs; exit code 1 if anything does."""
+    """Compute the tables of a published study again from its records, and say what differs; exit code 1 if anything
+    does.
+    """
     from specrig.publishing.verify import verify
 
     found = verify(folder, (lambda _: None) if as_json else typer.echo)
@@ -55,7 +57,9 @@ def verify(
 
 
 def gallery(folder: Annotated[Path, typer.Argument(help="Folder of publications")] = Path("reports/published")) -> None:
-    """Write the index of published studies, with a picture of what each found: README.md and headline.svg in their folder."""
+    """Write the index of published studies, with a picture of what each found: README.md and headline.svg in their
+    folder.
+    """
     from specrig.publishing.gallery import write_gallery
 
     for path in write_gallery(folder):

@@ -33,7 +33,9 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run a study: everything that is missing or stale, and nothing else. The same command goes on after an interruption."""
+    """Run a study: everything that is missing or stale, and nothing else. The same command goes on after an
+    interruption.
+    """
     given = list(arguments or [])
     config = Path(given.pop(0)) if given and not given[0].startswith("-") else DEFAULT
     if not Path("Snakefile").is_file():
@@ -61,7 +63,9 @@ def _profile(name: str) -> Path:
 
 
 def _wait(command: Sequence[str]) -> int:
-    """Run a command to its end and return its exit code. An interruption is the command's own affair: it stops its jobs itself."""
+    """Run a command to its end and return its exit code. An interruption is the command's own affair: it stops its jobs
+    itself.
+    """
     process = subprocess.Popen(command)
     before = (
         signal.signal(signal.SIGINT, lambda *_: None),

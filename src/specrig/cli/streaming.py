@@ -1,4 +1,6 @@
-"""Generations that grow on a terminal: each token coloured by who wrote it, acceptance and speed as they stand. No torch here."""
+"""Generations that grow on a terminal: each token coloured by who wrote it, acceptance and speed as they stand. No
+torch here.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Side:
     _showing_s: float = 0.0
 
     def tell(self, row: int, tokens: Sequence[int], one: Round | None) -> None:
-        """Take the tokens of a round (`decoding.types.Tell`). The time that showing them takes does not count as decoding."""
+        """Take the tokens of a round (`decoding.types.Tell`). The time that showing them takes does not count as
+        decoding.
+        """
         began = perf_counter()
         if one is None:
             self._began = began
@@ -117,7 +121,9 @@ class Side:
 
 
 class Page:
-    """Shows sides next to each other while they grow. Where the output is no terminal it shows them once, when all is done."""
+    """Shows sides next to each other while they grow. Where the output is no terminal it shows them once, when all is
+    done.
+    """
 
     def __init__(self, console: Console, sides: Sequence[Side]) -> None:
         self.console, self.sides = console, sides

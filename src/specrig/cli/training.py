@@ -90,7 +90,9 @@ def write_text(study: StudyFile, pair: PairName) -> None:
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:
-    """Train a pair's target together with its Medusa heads (Medusa-2), starting from those of the pair that its row names."""
+    """Train a pair's target together with its Medusa heads (Medusa-2), starting from those of the pair that its row
+    names.
+    """
     from specrig.measurement.damage import seal
     from specrig.provenance.trained_for import note
     from specrig.training.medusa import train_jointly as train
@@ -116,7 +118,9 @@ def _target(study: Study, pair: str) -> tuple[str, str | None]:
 
 
 def _folder(study: Study, pair: str, part: str) -> Path:
-    """The folder of a pair's target or draft; of one on the hub its files are fetched first. Raises ModelError for one that is no decoder."""
+    """The folder of a pair's target or draft; of one on the hub its files are fetched first. Raises ModelError for one
+    that is no decoder.
+    """
     from specrig.models import gate, hub
 
     files = study.paths.pair_files(pair, study.root)

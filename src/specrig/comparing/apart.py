@@ -1,7 +1,8 @@
-"""Two studies without a common cell, side by side: nothing can be called a change, but each method has a place on each pair.
+"""Two studies without a common cell, side by side: nothing can be called a change, but each method has a place on each
+pair.
 
-Another target costs another pass and accepts other drafts, so a speedup on one pair is no prediction of that on another. What may be
-read across pairs is how far each method gets on its own pair, and which method is ahead of which.
+Another target costs another pass and accepts other drafts, so a speedup on one pair is no prediction of that on
+another. What may be read across pairs is how far each method gets on its own pair, and which method is ahead of which.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ SETTING = ("temperature", "batch_size")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A column: one pair of one study. side: "A" or "B". tokens_per_s: of plain decoding, over the tasks that are shown."""
+    """A column: one pair of one study. side: "A" or "B". tokens_per_s: of plain decoding, over the tasks that are
+    shown.
+    """
 
     side: str
     engine: str
@@ -38,7 +41,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One method at one setting. values: place -> its row of `summary.speedup_summary` with τ, at its fastest variant and best k."""
+    """One method at one setting. values: place -> its row of `summary.speedup_summary` with τ, at its fastest variant
+    and best k.
+    """
 
     temperature: float
     batch_size: int
@@ -103,7 +108,8 @@ class Apart:
 
     @cached_property
     def agreement(self) -> tuple[Place, Place, int, int] | None:
-        """(A's place, B's place, pairs of methods in the same order by speedup, all pairs) for the two places with the most methods.
+        """(A's place, B's place, pairs of methods in the same order by speedup, all pairs) for the two places with the
+        most methods.
 
         Lossless drafting methods at the coldest, smallest setting. None where two places share fewer than two.
         """
@@ -128,7 +134,9 @@ class Apart:
         return best
 
     def _summary(self, letter: str, study: StudyData) -> list[tuple[Place, dict[str, Any]]]:
-        """(place, row of the summary) of each method and variant of a study, over the common tasks (without any: over all)."""
+        """(place, row of the summary) of each method and variant of a study, over the common tasks (without any: over
+        all).
+        """
         tasks = self.tasks or study.tasks
         cells = study.table[study.table["task"].isin(tasks)]
         if cells.empty:

@@ -1,8 +1,8 @@
 """Two studies side by side: what changed beyond chance, and what could explain it. The views show one `Comparison`.
 
-Each cell that both measured is tested for a change of its speedup beyond that of the median cell, and of its acceptance length. With n tests at 5 % some n / 20 would
-be positive without any change, so the tests of one kind are judged as one family by Holm's procedure: the chance of even one false
-alarm among them is at most `LEVEL`.
+Each cell that both measured is tested for a change of its speedup beyond that of the median cell, and of its acceptance
+length. With n tests at 5 % some n / 20 would be positive without any change, so the tests of one kind are judged as one
+family by Holm's procedure: the chance of even one false alarm among them is at most `LEVEL`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One cell of both studies. a, b: its rows of the tables of cells. speed, acceptance: whether it changed beyond chance.
+    """One cell of both studies. a, b: its rows of the tables of cells. speed, acceptance: whether it changed beyond
+    chance.
 
     explanation: what could explain the change; empty where nothing changed.
     """
@@ -100,7 +101,9 @@ class Comparison:
 
     @cached_property
     def same(self) -> list[str]:
-        """The names of the common cells whose records are the very same, times included: they were measured once, and copied."""
+        """The names of the common cells whose records are the very same, times included: they were measured once, and
+        copied.
+        """
         return [name for name in self.common if _runs(self.a.study.cells[name]) == _runs(self.b.study.cells[name])]
 
     @cached_property
@@ -141,7 +144,9 @@ class Comparison:
 
     @cached_property
     def contained(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """((how many of A's intervals of speedup hold B's estimate, of how many), the same of B's intervals and A's estimates)."""
+        """((how many of A's intervals of speedup hold B's estimate, of how many), the same of B's intervals and A's
+        estimates).
+        """
         return _contained([(row.a, row.b) for row in self.rows]), _contained([(row.b, row.a) for row in self.rows])
 
     @cached_property
@@ -175,7 +180,9 @@ def _of_texts(difference: Difference) -> bool:
 
 
 def _beyond_chance(changes: Sequence[Change]) -> list[bool]:
-    """Which of a family of changes are beyond chance by Holm's procedure at `LEVEL`; changes that cannot be tested are not."""
+    """Which of a family of changes are beyond chance by Holm's procedure at `LEVEL`; changes that cannot be tested are
+    not.
+    """
     values = np.array([change.p_value for change in changes], dtype=float)
     known = np.isfinite(values)
     found = np.zeros(len(values), dtype=bool)

@@ -24,7 +24,9 @@ NOTES = (
 
 
 def headline(comparison: Comparison) -> list[str]:
-    """What to know first: agreement, the shift of all cells, changes beyond chance, acceptance, and what the intervals can tell."""
+    """What to know first: agreement, the shift of all cells, changes beyond chance, acceptance, and what the intervals
+    can tell.
+    """
     said = [
         _same(comparison),
         _contained(comparison),

@@ -1,4 +1,6 @@
-"""What is said and shown of two studies without a common cell. No number is written in this file: all follow from the records."""
+"""What is said and shown of two studies without a common cell. No number is written in this file: all follow from the
+records.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ NOTES = (
 
 
 def headline(apart: Apart) -> list[str]:
-    """What to know first: that nothing can be compared cell by cell and why, what the two share, and what may be read across them."""
+    """What to know first: that nothing can be compared cell by cell and why, what the two share, and what may be read
+    across them.
+    """
     return [
         sentence
         for sentence in (_nothing(apart), _common(apart), _fastest(apart), _order(apart), _plain(apart), _left(apart))

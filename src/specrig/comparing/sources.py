@@ -20,8 +20,8 @@ class ComparisonError(ValueError):
 def opened(path: Path) -> Iterator[StudyData]:
     """Yield the study at `path`, which may be removed again afterwards.
 
-    path: `results/<study>`, `reports/published/<name>`, a study's config, or a folder that holds one such folder. Raises
-    ComparisonError where there is no study or where it has no records.
+    path: `results/<study>`, `reports/published/<name>`, a study's config, or a folder that holds one such folder.
+    Raises ComparisonError where there is no study or where it has no records.
     """
     folder = _folder(path)
     if (folder / FILE).is_file():

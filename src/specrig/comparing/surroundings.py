@@ -1,7 +1,8 @@
-"""What differs between two studies besides their results, and what each difference can change: acceptance, speed or both.
+"""What differs between two studies besides their results, and what each difference can change: acceptance, speed or
+both.
 
-Acceptance follows from models, prompts, sampling and code; a machine can change it only through rounding. So if models, prompts and
-code are the same, acceptance has to be the same, and a change of speed is the machine's or chance.
+Acceptance follows from models, prompts, sampling and code; a machine can change it only through rounding. So if models,
+prompts and code are the same, acceptance has to be the same, and a change of speed is the machine's or chance.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ JobKey = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that differs. what: its name. a, b: what A and B recorded. effect: what it can change. jobs: the jobs it concerns."""
+    """One thing that differs. what: its name. a, b: what A and B recorded. effect: what it can change. jobs: the jobs
+    it concerns.
+    """
 
     what: str
     a: str
@@ -53,11 +56,15 @@ ENVIRONMENT: tuple[tuple[str, Effect, Read], ...] = (
 )
 """(what, its effect, how environment.json tells it). A value that one of the two did not record is no difference."""
 SETTINGS = {"max_new_tokens": "tokens to generate", "seed": "seed"}
-"""Keys of a study's config that decide what every cell does -> their names for readers. Prompts are compared by the records."""
+"""Keys of a study's config that decide what every cell does -> their names for readers. Prompts are compared by the
+records.
+"""
 
 
 def differences(a: StudyData, b: StudyData) -> list[Difference]:
-    """What differs between the jobs that both studies measured: prompts, models, options, settings, code, machine, in this order."""
+    """What differs between the jobs that both studies measured: prompts, models, options, settings, code, machine, in
+    this order.
+    """
     jobs = [key for key in a.environments if key in b.environments]
     every = frozenset(jobs)
     found = [*_prompts(a, b), *_models(a, b, jobs), *_options(a, b)]
@@ -215,7 +222,9 @@ def _commit(environment: Mapping[str, Any]) -> str | None:
 
 
 def _grouped(what: str, effect: Effect, values: Mapping[JobKey, tuple[Any, Any]]) -> list[Difference]:
-    """One difference for each pair of values that differ, with the jobs that have it. Empty and missing values say nothing."""
+    """One difference for each pair of values that differ, with the jobs that have it. Empty and missing values say
+    nothing.
+    """
     found: dict[tuple[str, str], set[JobKey]] = {}
     for key, (ours, theirs) in values.items():
         if ours not in (None, "") and theirs not in (None, "") and ours != theirs:

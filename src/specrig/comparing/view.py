@@ -28,7 +28,9 @@ WIDE = 20
 
 
 def show(comparison: Comparison | Apart, console: Console) -> None:
-    """Print the comparison: what to know first, what differs, methods over tasks, and the cells that changed or nearly did."""
+    """Print the comparison: what to know first, what differs, methods over tasks, and the cells that changed or nearly
+    did.
+    """
     for name, side in (("A", comparison.a), ("B", comparison.b)):
         console.print(f"[bold]{name}[/]  {escape(side.where)}\n   {escape(side.description)}", soft_wrap=True)
     console.print()
@@ -128,7 +130,8 @@ def _print(grid: Grid, console: Console) -> None:
                 escape(name),
                 justify="right" if is_number else "left",
                 no_wrap=is_number and all(len(row[place].note) < WIDE for row in rows),
-                # A method's name broken in its middle is not read: a line may break between words alone, as long as these have a usual length.
+                # A method's name broken in its middle is not read: a line may break between words alone, as long as
+                # these have a usual length.
                 min_width=min(max(map(len, words), default=0), WIDE),
                 overflow="fold",
             )

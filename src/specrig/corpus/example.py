@@ -20,7 +20,8 @@ class CorpusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and its completion. `source` is what it was made from (a file, or entities), which is held out whole or not.
+    """A prompt and its completion. `source` is what it was made from (a file, or entities), which is held out whole or
+    not.
 
     `instruction` asks an assistant for the same, as a person would write; `answer` is what it may answer.
     """
@@ -34,7 +35,9 @@ class Example:
     answer: str
 
     def row(self) -> dict[str, str]:
-        """The example as a row of `train.jsonl` or `heldout.jsonl`: its fields except `heldout`, and `text`, both joined."""
+        """The example as a row of `train.jsonl` or `heldout.jsonl`: its fields except `heldout`, and `text`, both
+        joined.
+        """
         fields = asdict(self)
         del fields["heldout"]
         return {"task": self.task, "text": self.prompt + self.completion, **fields}

@@ -1,7 +1,8 @@
-"""Builds the embedded corpus: four tasks from text that comes with Python and the project's dependencies. No download, no torch.
+"""Builds the embedded corpus: four tasks from text that comes with Python and the project's dependencies. No download,
+no torch.
 
-Whole files (code, summarization) or whole combinations of entities (translation, creative writing) are held out. A hash of the
-seed and their names decides which, so the same seed and the same installed packages give the same corpus.
+Whole files (code, summarization) or whole combinations of entities (translation, creative writing) are held out. A hash
+of the seed and their names decides which, so the same seed and the same installed packages give the same corpus.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
 
 
 def build(settings: Corpus, seed: int, out: Path) -> None:
-    """Write `out/corpus/{train,heldout}.jsonl`, `out/prompts/<task>.jsonl` and, as instructions, `out/prompts/<task>_chat.jsonl`.
+    """Write `out/corpus/{train,heldout}.jsonl`, `out/prompts/<task>.jsonl` and, as instructions,
+    `out/prompts/<task>_chat.jsonl`.
 
-    Lines of the corpus are {"task", "text", "prompt", "completion", "source", "instruction", "answer"} with text = prompt + completion;
-    the end-of-text token is added when they are tokenized. Lines of prompts are {"id", "prompt", "reference"}. Both folders are
-    written under another name and then renamed, so that neither is ever seen half-written.
+    Lines of the corpus are {"task", "text", "prompt", "completion", "source", "instruction", "answer"} with text =
+    prompt + completion; the end-of-text token is added when they are tokenized. Lines of prompts are {"id", "prompt",
+    "reference"}. Both folders are written under another name and then renamed, so that neither is ever seen
+    half-written.
 
     Raises CorpusError when the sources of a task have too few held-out examples.
     """
@@ -66,10 +69,11 @@ def build(settings: Corpus, seed: int, out: Path) -> None:
 
 
 def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[Example]]:
-    """Return (training examples, held-out examples) of a task; no held-out prompt or completion occurs in a training text.
+    """Return (training examples, held-out examples) of a task; no held-out prompt or completion occurs in a training
+    text.
 
-    The first `settings.prompts` held-out examples are for decoding, the others for the held-out losses. Raises CorpusError when
-    the sources give no held-out example beyond the prompts.
+    The first `settings.prompts` held-out examples are for decoding, the others for the held-out losses. Raises
+    CorpusError when the sources give no held-out example beyond the prompts.
     """
     budget = int(getattr(settings.characters, task))
     wanted = settings.prompts + settings.heldout_texts

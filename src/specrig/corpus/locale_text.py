@@ -1,8 +1,8 @@
 """Translation text from the Unicode CLDR data in Babel: English to German, Czech, Turkish and Chinese. No torch here.
 
-Source: Unicode Common Locale Data Repository, https://cldr.unicode.org, through Babel. An example is a list of phrases. The
-entities of a phrase (its date, its amount and unit, its territories) decide whether it is held out, so that no held-out
-phrase is trained on in any language.
+Source: Unicode Common Locale Data Repository, https://cldr.unicode.org, through Babel. An example is a list of phrases.
+The entities of a phrase (its date, its amount and unit, its territories) decide whether it is held out, so that no
+held-out phrase is trained on in any language.
 """
 
 from __future__ import annotations

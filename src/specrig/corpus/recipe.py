@@ -8,7 +8,9 @@ from specrig.settings import Settings
 
 
 class CorpusSizes(Settings):
-    """Most characters of training text for each task; code and summarization have fewer if the installed sources end earlier."""
+    """Most characters of training text for each task; code and summarization have fewer if the installed sources end
+    earlier.
+    """
 
     code: int = Field(default=900_000, ge=2_000)
     """Functions of the standard library and of the packages that `limits` names."""
@@ -24,7 +26,9 @@ class Limits(Settings):
     """Which installed sources become text, and how long a text may be; the defaults suit a context of 512 tokens."""
 
     packages: tuple[str, ...] = ()
-    """Distributions whose functions become code texts, besides the standard library; those that are not installed are skipped."""
+    """Distributions whose functions become code texts, besides the standard library; those that are not installed are
+    skipped.
+    """
     body: int = Field(default=800, ge=120)
     """Longest body of a function (code), in characters."""
     excerpt: int = Field(default=150, ge=40)

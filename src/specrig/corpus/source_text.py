@@ -1,8 +1,9 @@
-"""Code and summarization text from installed Python sources, which are parsed by `ast` and never imported. No torch here.
+"""Code and summarization text from installed Python sources, which are parsed by `ast` and never imported. No torch
+here.
 
-A code example is a function of the standard library or of a package: the prompt is its signature and docstring, the completion
-its body. A summarization example is several functions and classes of one file of an installed dependency: the prompt holds the
-second paragraphs of their docstrings, the completion the first.
+A code example is a function of the standard library or of a package: the prompt is its signature and docstring, the
+completion its body. A summarization example is several functions and classes of one file of an installed dependency:
+the prompt holds the second paragraphs of their docstrings, the completion the first.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def code(seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield documented functions of the standard library and of the packages in `settings.limits`; files are held out whole."""
+    """Yield documented functions of the standard library and of the packages in `settings.limits`; files are held out
+    whole.
+    """
     streams = [_functions(_standard_library(), Path(sysconfig.get_path("stdlib")), "code", seed, settings)]
     for name in settings.limits.packages:
         root, files = _package_files(name)
@@ -53,7 +56,9 @@ def code(seed: int, settings: Corpus) -> Iterator[Example]:
 
 
 def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield code examples file by file in a shuffled order; seed, `kind` and a file's name decide whether it is held out."""
+    """Yield code examples file by file in a shuffled order; seed, `kind` and a file's name decide whether it is held
+    out.
+    """
     for file in _shuffled(files, root, seed):
         name = file.relative_to(root).as_posix()
         heldout = chance(seed, kind, name) < settings.heldout_share
@@ -77,7 +82,9 @@ def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Co
 
 
 def summarization(seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield groups of documented functions of one file, from the packages in turn; files are shuffled and held out whole."""
+    """Yield groups of documented functions of one file, from the packages in turn; files are shuffled and held out
+    whole.
+    """
     return _in_turn([_package(name, seed, settings) for name in PACKAGES])
 
 
@@ -139,7 +146,9 @@ def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
 
 
 def _request(entries: list[tuple[str, str]]) -> tuple[str, str]:
-    """What an assistant is asked to summarize, and what it may answer: as many (text, summary) as are needed for a text worth it."""
+    """What an assistant is asked to summarize, and what it may answer: as many (text, summary) as are needed for a text
+    worth it.
+    """
     count = next(
         (n for n in range(1, len(entries)) if sum(len(prose) for prose, _ in entries[:n]) >= LEAST_PROSE), len(entries)
     )
@@ -178,7 +187,9 @@ def _documented(text: str) -> Iterator[_Documented]:
 
 
 def _split_docstring(node: _Documented) -> tuple[str, str]:
-    """The docstring's first two paragraphs, with single spaces; the second is empty unless it is prose and both are ASCII."""
+    """The docstring's first two paragraphs, with single spaces; the second is empty unless it is prose and both are
+    ASCII.
+    """
     paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
     summary = " ".join(paragraphs[0].split())
     rest = paragraphs[1] if len(paragraphs) > 1 else ""
@@ -197,7 +208,9 @@ def _prose(node: _Documented, longest: int) -> str:
 
 
 def _excerpt(text: str, longest: int) -> str:
-    """The whole sentences of `text` that fit into `longest` characters; whole words if the sentences fill less than half."""
+    """The whole sentences of `text` that fit into `longest` characters; whole words if the sentences fill less than
+    half.
+    """
     if len(text) <= longest:
         return text
     cut = text[:longest]

@@ -1,7 +1,8 @@
 """Makes creative-writing examples: short stories from a seeded grammar. No torch here.
 
-A story's hero, place and treasure decide whether it is held out. All three stand in its prompt, so no held-out prompt is trained
-on. A name in braces is filled in: with an entity that stays the same in a story (`{hero}`) or with a new choice (`{weather}`).
+A story's hero, place and treasure decide whether it is held out. All three stand in its prompt, so no held-out prompt
+is trained on. A name in braces is filled in: with an entity that stays the same in a story (`{hero}`) or with a new
+choice (`{weather}`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Does a model say over our cache what it says by itself? Asked of every model when it is loaded, with a few tokens.
 
-Speculation feeds a model trees whose siblings stand at one position, batches whose rows differ in length, and contexts that are cut
-back when a draft is rejected. An architecture that carries a state which cannot be rolled back, that reads positions off its cache or
-that hides what only its own code knows would go wrong without a sound, in the plain decoding that all is held against as well. So
-the model's own forward pass, which knows nothing of this project, is asked first; a prompt, a tree, what follows its kept path must
-then yield the same logits over our cache. Four narrow passes in all.
+Speculation feeds a model trees whose siblings stand at one position, batches whose rows differ in length, and contexts
+that are cut back when a draft is rejected. An architecture that carries a state which cannot be rolled back, that reads
+positions off its cache or that hides what only its own code knows would go wrong without a sound, in the plain decoding
+that all is held against as well. So the model's own forward pass, which knows nothing of this project, is asked first;
+a prompt, a tree, what follows its kept path must then yield the same logits over our cache. Four narrow passes in all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from specrig.decoding.model import CachedModel
 from specrig.decoding.types import DecodingError
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest root mean square of the differences, in parts of that of the logits around their mean, that rounding explains."""
+"""Largest root mean square of the differences, in parts of that of the logits around their mean, that rounding
+explains.
+"""
 CONTEXT = 8
 """Tokens before the tree, but for models with a window: the tree must stand beyond it."""
 WIDEST_WINDOW = 64
@@ -43,8 +45,9 @@ FOLLOWING = 2
 class Said:
     """What a model says by itself of two rows of different length.
 
-    rows: their contexts, then the tree's tokens, then the tokens that follow its kept path. branches: per row and path of the tree the
-    logits `[n, V]` from the context's last token on. layout: what each layer wrote to the model's own cache.
+    rows: their contexts, then the tree's tokens, then the tokens that follow its kept path. branches: per row and path
+    of the tree the logits `[n, V]` from the context's last token on. layout: what each layer wrote to the model's own
+    cache.
     """
 
     rows: list[list[int]]
@@ -54,7 +57,9 @@ class Said:
 
 @torch.inference_mode()
 def ask(model: Any, device: torch.device) -> Said:
-    """Run a loaded `…ForCausalLM` once, as it is. Raises DecodingError where it keeps no keys and values that can be rolled back."""
+    """Run a loaded `…ForCausalLM` once, as it is. Raises DecodingError where it keeps no keys and values that can be
+    rolled back.
+    """
     text = model.config.get_text_config(decoder=True)
     windows = [pattern.size for pattern in layer_patterns(text)]
     fill = max((size for size in windows if size <= WIDEST_WINDOW), default=0)
@@ -145,7 +150,9 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 def check_architecture(config: Any) -> None:
-    """Raise DecodingError for what transformers' config and class of an architecture say our cache cannot give; no weights are read."""
+    """Raise DecodingError for what transformers' config and class of an architecture say our cache cannot give; no
+    weights are read.
+    """
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is None:
         raise DecodingError(f"transformers {transformers_version} has no …ForCausalLM for {config.model_type}")

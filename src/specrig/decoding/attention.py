@@ -1,7 +1,10 @@
-"""How far each layer sees back into the text: all of it, a window of the last positions, or the chunk that a token stands in.
+"""How far each layer sees back into the text: all of it, a window of the last positions, or the chunk that a token
+stands in.
 
-Which layer sees what is read from the model's config, as transformers reads it for its own `generate`. A window counts positions of the
-text, not slots of the cache: two siblings of a tree stand at one position, and rows of a batch begin at slots of their own.
+Which layer sees what is read from the model's config, as transformers reads it for its own `generate`. A window counts
+positions of the
+text, not slots of the cache: two siblings of a tree stand at one position, and rows of a batch begin at slots of their
+own.
 """
 
 from __future__ import annotations
@@ -16,13 +19,17 @@ from specrig.decoding.types import DecodingError
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One layer's reach: everything before, the last `size` positions (its own among them), or its chunk of `size` positions."""
+    """One layer's reach: everything before, the last `size` positions (its own among them), or its chunk of `size`
+    positions.
+    """
 
     kind: Literal["full_attention", "sliding_attention", "chunked_attention"] = "full_attention"
     size: int = 0
 
     def reaches(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Whether positions `queries` `[..., n, 1]` reach back to positions `keys` `[..., 1, m]`: `[..., n, m]`. Not whether keys come first."""
+        """Whether positions `queries` `[..., n, 1]` reach back to positions `keys` `[..., 1, m]`: `[..., n, m]`. Not
+        whether keys come first.
+        """
         if self.kind == "sliding_attention":
             return queries - keys < self.size
         return queries // self.size == keys // self.size
@@ -36,7 +43,9 @@ FULL = Pattern()
 
 
 def layer_patterns(config: Any) -> list[Pattern]:
-    """Of every layer, by a decoder's config. Raises DecodingError for a layer that is no attention over keys and values."""
+    """Of every layer, by a decoder's config. Raises DecodingError for a layer that is no attention over keys and
+    values.
+    """
     count = config.num_hidden_layers
     # Of a config whose layers differ in their sizes too, each layer has one of its own.
     own = list(getattr(config, "per_layer_config", None) or [config] * count)

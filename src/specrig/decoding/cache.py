@@ -1,5 +1,5 @@
-"""Static key/value cache. It is allocated once and written in place; a rollback only lowers a length; a path through a tree is kept by
-copying its entries together.
+"""Static key/value cache. It is allocated once and written in place; a rollback only lowers a length; a path through a
+tree is kept by copying its entries together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from specrig.decoding.device import on_device
 
 
 class LayerShape(NamedTuple):
-    """What a layer writes of a token: key/value heads, the width of a key and that of a value; and where, None: on the cache's device."""
+    """What a layer writes of a token: key/value heads, the width of a key and that of a value; and where, None: on the
+    cache's device.
+    """
 
     heads: int
     key_width: int
@@ -27,8 +29,9 @@ class LayerShape(NamedTuple):
 class KeyValueCache:
     """Keys and values of all layers, of one layer `[B, H, S, d]` (H key/value heads, S slots, d key or value width).
 
-    The first `lengths[b]` slots of row b hold its context. A forward pass writes n entries a row behind them (`write`); these become
-    context only when `keep` names them. Layers of one shape and device share one tensor, so that a path is kept for all at once.
+    The first `lengths[b]` slots of row b hold its context. A forward pass writes n entries a row behind them (`write`);
+    these become context only when `keep` names them. Layers of one shape and device share one tensor, so that a path is
+    kept for all at once.
     """
 
     def __init__(

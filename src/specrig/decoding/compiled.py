@@ -1,7 +1,9 @@
-"""Code that is compiled for this processor (`compiled.c`), where there is a compiler: products of a few rows, and whole passes of a few tokens.
+"""Code that is compiled for this processor (`compiled.c`), where there is a compiler: products of a few rows, and whole
+passes of a few tokens.
 
-Libraries for matrix products are made for many rows at once. A pass of decoding has a few, and waits for the weights to be read: here they
-lie in the order in which they are read, and as many rows as registers hold are multiplied while a weight is at hand.
+Libraries for matrix products are made for many rows at once. A pass of decoding has a few, and waits for the weights to
+be read: here they lie in the order in which they are read, and as many rows as registers hold are multiplied while a
+weight is at hand.
 """
 
 from __future__ import annotations
@@ -18,9 +20,13 @@ from specrig import compiler
 VECTOR = 16
 """Floats in a vector; every width is a multiple of it, but for the number of a product's outputs."""
 WIDEST = 64
-"""Most rows of a product, and most tokens of a pass. For wider ones, as for prompts, libraries for large products are better."""
+"""Most rows of a product, and most tokens of a pass. For wider ones, as for prompts, libraries for large products are
+better.
+"""
 ALONE = 6 << 20
-"""Bytes of weights up to which one thread computes: what a core's own caches nearly hold is read faster than threads can agree."""
+"""Bytes of weights up to which one thread computes: what a core's own caches nearly hold is read faster than threads
+can agree.
+"""
 
 
 @cache
@@ -35,7 +41,9 @@ def library() -> Any:
 
 
 def blocked(weight: Tensor) -> Tensor:
-    """A weight `[out, in]` in blocks of `VECTOR` outputs, the last padded: `[out / 16, in, 16]`, bfloat16 `[out / 16, in / 2, 16, 2]`."""
+    """A weight `[out, in]` in blocks of `VECTOR` outputs, the last padded: `[out / 16, in, 16]`, bfloat16 `[out / 16,
+    in / 2, 16, 2]`.
+    """
     out, into = weight.shape
     together = 2 if weight.dtype == torch.bfloat16 else 1  # inputs whose numbers lie side by side
     whole = torch.nn.functional.pad(weight, (0, 0, 0, -out % VECTOR))
@@ -59,7 +67,9 @@ def multiplies(weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
-    """`x @ weight.T + bias` of x `[..., in]`, `WIDEST` rows at most, with the weight `[out, in]` in `blocks` (see `blocked`)."""
+    """`x @ weight.T + bias` of x `[..., in]`, `WIDEST` rows at most, with the weight `[out, in]` in `blocks` (see
+    `blocked`).
+    """
     x = x.contiguous()
     into = x.shape[-1]
     y = x.new_empty((*x.shape[:-1], out))

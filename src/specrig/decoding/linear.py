@@ -1,8 +1,9 @@
 """A linear layer that uses the kernel that is fastest for a few rows on this processor.
 
-Decoding multiplies one to a few dozen rows by large weights, and which kernel does it best depends on the processor and on the precision.
-So they are timed when a weight of a new shape comes: `plain` (`F.linear`), `reordered` (weights laid out once for oneDNN), and `compiled`
-(`decoding.compiled`, for narrow inputs; wider ones take reordered weights). `docs/log.md` has the measurements.
+Decoding multiplies one to a few dozen rows by large weights, and which kernel does it best depends on the processor and
+on the precision. So they are timed when a weight of a new shape comes: `plain` (`F.linear`), `reordered` (weights laid
+out once for oneDNN), and `compiled` (`decoding.compiled`, for narrow inputs; wider ones take reordered weights).
+`docs/log.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Compiled = Literal["auto", "always", "never"]
 ROWS = (1, 8)
 """Row counts that are timed: plain decoding, and a verified chain or small tree."""
 ROWS_HINT = 8
-"""The row count that weights are reordered for. Measured: hints from 2 to 32 give the same layout, which is good for 1 to 200 rows."""
+"""The row count that weights are reordered for. Measured: hints from 2 to 32 give the same layout, which is good for 1
+to 200 rows.
+"""
 SMALL = 1 << 14
 """Weights with fewer elements stay plain: calling the reordered kernel would cost more than it saves."""
 MARGIN = 0.95
@@ -34,7 +37,9 @@ REPEATS = 3
 
 
 class Choice:
-    """The kernels of this process: how they are chosen, and what was. There is one, `choice`, for target, draft and heads alike."""
+    """The kernels of this process: how they are chosen, and what was. There is one, `choice`, for target, draft and
+    heads alike.
+    """
 
     def __init__(self) -> None:
         self.compiled: Compiled = "auto"
@@ -86,9 +91,11 @@ class Choice:
 
 
 def timed(weight: Tensor) -> dict[Kernel, list[float]]:
-    """Seconds of a product with this weight at each of `ROWS`, for each kernel: the least of `REPEATS`, which alternate.
+    """Seconds of a product with this weight at each of `ROWS`, for each kernel: the least of `REPEATS`, which
+    alternate.
 
-    Before each the caches are filled with something else, for a pass comes back to a weight when all the others have been read.
+    Before each the caches are filled with something else, for a pass comes back to a weight when all the others have
+    been read.
     """
     others = torch.zeros(8 << 20)
     kernels: list[Kernel] = ["plain", "reordered"]
@@ -113,7 +120,9 @@ def timed(weight: Tensor) -> dict[Kernel, list[float]]:
 
 
 def reorderable(weight: Tensor) -> bool:
-    """Whether this build of torch offers the oneDNN layout for a weight, and the weight is large enough to gain from it."""
+    """Whether this build of torch offers the oneDNN layout for a weight, and the weight is large enough to gain from
+    it.
+    """
     return (
         weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)

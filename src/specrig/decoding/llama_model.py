@@ -1,5 +1,5 @@
-"""Llama-shaped models, computed directly from their weights. A small model's step is mostly Python and kernel launches; this path has
-a third of those that transformers' own forward has.
+"""Llama-shaped models, computed directly from their weights. A small model's step is mostly Python and kernel launches;
+this path has a third of those that transformers' own forward has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from specrig.decoding.pointwise import Arithmetic, fused, rotate, swiglu
 FEW = 64
 """Most tokens a row for which a processor's attention lays out grouped heads as queries: it copies the mask for each."""
 LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
-"""Architectures that `LlamaModel` computes: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k norms."""
+"""Architectures that `LlamaModel` computes: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k
+norms.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What all layers share of a step: the rotary tables of its positions, and its masks in the form that attention takes.
+    """What all layers share of a step: the rotary tables of its positions, and its masks in the form that attention
+    takes.
 
-    cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. masks: one for each of the model's patterns, True where a query sees a key; where attention
-    is `grouped` (recorded passes, and narrow ones on a processor) an additive bias `[B, 1, H/K · n, end]` instead (see `attend_grouped`).
+    cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. masks: one for each of the model's patterns, True where a query sees a key;
+    where attention is `grouped` (recorded passes, and narrow ones on a processor) an additive bias `[B, 1, H/K · n,
+    end]` instead (see `attend_grouped`).
     """
 
     step: Step
@@ -174,10 +178,12 @@ class LlamaModel(CachedModel):
         return bias.repeat(1, 1, self.q_heads // self.kv_heads, 1)
 
     def attend_grouped(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of H query heads `[B, H, n, d]` over K key heads `[B, K, end, d]`, for kernels that take a mask but no grouped heads.
+        """Attention of H query heads `[B, H, n, d]` over K key heads `[B, K, end, d]`, for kernels that take a mask but
+        no grouped heads.
 
-        Those of a processor take both, and are three to seven times as fast in bfloat16 for 3 queries of one head as for 1 query of 3.
-        The H/K query heads that share a key head are laid out as H/K · n queries of that head. mask: additive, `[B, 1, H/K · n, end]`.
+        Those of a processor take both, and are three to seven times as fast in bfloat16 for 3 queries of one head as
+        for 1 query of 3. The H/K query heads that share a key head are laid out as H/K · n queries of that head. mask:
+        additive, `[B, 1, H/K · n, end]`.
         """
         B, H, n, d = q.shape
         K = self.kv_heads
@@ -186,13 +192,15 @@ class LlamaModel(CachedModel):
         )
 
     def block(self, index: int, block: Block, x: Tensor, view: View, reads: Tensor | None = None) -> Tensor:
-        """Run layer `index` on the residual stream x `[B, n, D]`; its keys and values go into the cache. x may be overwritten.
+        """Run layer `index` on the residual stream x `[B, n, D]`; its keys and values go into the cache. x may be
+        overwritten.
 
         reads: the input of the attention's projections, where that is not the normed stream (EAGLE's heads).
         """
         B, n, D = x.shape
         H, K, d = self.q_heads, self.kv_heads, self.head_width
-        # Queries and keys [B, n, H + K, d], normed each by itself where the model does that (Qwen3), then rotated together.
+        # Queries and keys [B, n, H + K, d], normed each by itself where the model does that (Qwen3), then rotated
+        # together.
         qkv = block.qkv(F.rms_norm(x, (D,), block.norm_1, self.eps) if reads is None else reads)
         qk = qkv[..., : (H + K) * d].view(B, n, H + K, d)
         if block.q_norm is not None and block.k_norm is not None:
@@ -223,7 +231,8 @@ class LlamaModel(CachedModel):
         return self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1)), hidden
 
     def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """What a head makes of its inputs: the stream before its layer `[B, n, D]`, and what the layer's attention reads `[B, n, R]`.
+        """What a head makes of its inputs: the stream before its layer `[B, n, D]`, and what the layer's attention
+        reads `[B, n, R]`.
 
         None for a model: its stream begins with the tokens' embeddings, and attention reads the normed stream.
         """
@@ -255,7 +264,9 @@ class LlamaModel(CachedModel):
         )
 
     def draft_among(self, drafted: Tensor) -> None:
-        """From now on compute logits for the tokens `drafted` `[Vd]` alone: a large LM head is most of a small draft's pass."""
+        """From now on compute logits for the tokens `drafted` `[Vd]` alone: a large LM head is most of a small draft's
+        pass.
+        """
         self.head, self.drafted = self.head.among(drafted), drafted
         if self.compiled is not None:
             self.compiled.say_with(self.head)

@@ -1,4 +1,6 @@
-"""The one decode loop. It owns the target's cache, the stop rules, the accounting and the clock. Methods differ only in their drafter."""
+"""The one decode loop. It owns the target's cache, the stop rules, the accounting and the clock. Methods differ only in
+their drafter.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,12 @@ def generate(
 ) -> list[Generation]:
     """Continue a batch of prompts, token ids in, token ids out.
 
-    A round: the drafter proposes, one target pass scores the last token and every draft node, verification accepts a path and
-    adds one token, the cache keeps what was accepted. Without a draft (`autoregressive`) this is plain decoding, so the
-    baseline runs through the same lines. A round emits between 1 and depth + 1 tokens a row.
+    A round: the drafter proposes, one target pass scores the last token and every draft node, verification accepts a
+    path and adds one token, the cache keeps what was accepted. Without a draft (`autoregressive`) this is plain
+    decoding, so the baseline runs through the same lines. A round emits between 1 and depth + 1 tokens a row.
 
-    simulated_acceptance: for random weights, the declared chance that a drafted token is accepted (`decoding.simulated`).
+    simulated_acceptance: for random weights, the declared chance that a drafted token is accepted
+    (`decoding.simulated`).
     tell: called with each row's tokens as soon as they are final, within the time that counts as decoding.
 
     Raises DecodingError for an empty prompt or one that leaves no room in the model's context.
@@ -89,7 +92,8 @@ def generate(
         logits, hidden = target.forward(_with_root(context, draft), parents=_with_root_parents(draft))
         verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block, simulated=simulated)
         verdict.logits, verdict.hidden, verdict.features = logits, hidden, target.features
-        # The cache keeps the last token, place 0, and the accepted nodes, node i at place i + 1. The target's own token is not run yet.
+        # The cache keeps the last token, place 0, and the accepted nodes, node i at place i + 1. The target's own token
+        # is not run yet.
         target.keep(
             [[0, *(node + 1 for node in path)] if on else [] for path, on in zip(verdict.paths, active, strict=True)]
         )
@@ -157,14 +161,18 @@ def _with_root(context: Context, draft: Draft) -> torch.Tensor:
 
 
 def _with_root_parents(draft: Draft) -> Parents | None:
-    """Parents of the pass's tokens, None for a chain. Token 0 is the root, which hangs on the context (-1); node i is token i + 1."""
+    """Parents of the pass's tokens, None for a chain. Token 0 is the root, which hangs on the context (-1); node i is
+    token i + 1.
+    """
     if isinstance(draft.parents, torch.Tensor):
         return torch.nn.functional.pad(draft.parents + 1, (1, 0), value=-1)
     return None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]
 
 
 def _limit(draft: Draft, depths: list[int]) -> None:
-    """Lower a chain's lengths to what each row can still use. A tree is left alone: the stop rule cuts what is too deep."""
+    """Lower a chain's lengths to what each row can still use. A tree is left alone: the stop rule cuts what is too
+    deep.
+    """
     n = draft.tokens.shape[1]
     if draft.parents is None and min(depths) < n:
         draft.lengths = [min(length, depth) for length, depth in zip(draft.offered, depths, strict=True)]

@@ -1,7 +1,7 @@
 """A language model that decodes step by step over a static cache: what the loop and the drafters run.
 
-Two implementations of one forward pass, tested against each other: `llama_model` computes Llama-shaped architectures directly,
-`transformers_model` calls the model's own `forward` and so takes any decoder-only architecture.
+Two implementations of one forward pass, tested against each other: `llama_model` computes Llama-shaped architectures
+directly, `transformers_model` calls the model's own `forward` and so takes any decoder-only architecture.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ WINDOW = 256
 class Step:
     """Where the n tokens of a forward pass sit, and what each may look at.
 
-    positions: of the tokens in the text, `[B, n]`. slots: the cache slots that they are written to, `[B, n]`. Both are slices where all
-    rows are alike. end: the pass reads the cache's first `end` slots. masks: of each of the model's `patterns`, True where a token sees a
-    slot, `[n, end]` or `[B, 1, n, end]`; None where every token sees every slot. fixed: no shape depends on the rows' lengths, so the
-    pass can be replayed.
+    positions: of the tokens in the text, `[B, n]`. slots: the cache slots that they are written to, `[B, n]`. Both are
+    slices where all rows are alike. end: the pass reads the cache's first `end` slots. masks: of each of the model's
+    `patterns`, True where a token sees a slot, `[n, end]` or `[B, 1, n, end]`; None where every token sees every slot.
+    fixed: no shape depends on the rows' lengths, so the pass can be replayed.
     """
 
     positions: Tensor | slice
@@ -51,8 +51,9 @@ class Step:
 class CachedModel(ABC):
     """A decoder-only model with its cache and a stopwatch over its bare forward passes.
 
-    `forward` writes the tokens' keys and values behind each row's context; `keep` makes them part of it. On a GPU narrow passes are
-    recorded and replayed (`decoding.replay`): the tensors that such a pass returns are overwritten by the next pass of the same width.
+    `forward` writes the tokens' keys and values behind each row's context; `keep` makes them part of it. On a GPU
+    narrow passes are recorded and replayed (`decoding.replay`): the tensors that such a pass returns are overwritten by
+    the next pass of the same width.
     """
 
     replays: ClassVar[bool] = True
@@ -127,9 +128,11 @@ class CachedModel(ABC):
         last: Sequence[int] | None = None,
         features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run `tokens` `[B, n]` behind each row's context: (logits `[B, n, V]`, hidden `[B, n, D]` after the final norm).
+        """Run `tokens` `[B, n]` behind each row's context: (logits `[B, n, V]`, hidden `[B, n, D]` after the final
+        norm).
 
-        parents: None for a chain; else per row and token the index of its predecessor among these tokens, -1 for the context.
+        parents: None for a chain; else per row and token the index of its predecessor among these tokens, -1 for the
+        context.
         last: one position a row; logits are then computed for these alone, `[B, 1, V]`.
         features: `[B, n, D]`, read beside the tokens by a head such as EAGLE's; None for a whole model.
         Raises DecodingError where the tokens do not fit the cache.
@@ -154,7 +157,8 @@ class CachedModel(ABC):
     def even_passes(self) -> None:
         """From now on pad every pass to a multiple of 8 tokens, over a multiple of `WINDOW` cache slots.
 
-        Kernels add in another order for 1 token than for 5, which decides ties in bfloat16. In passes of one shape they do not.
+        Kernels add in another order for 1 token than for 5, which decides ties in bfloat16. In passes of one shape they
+        do not.
         """
         if self.replay is None:
             self.replay = Unrecorded(self.device)
@@ -169,13 +173,16 @@ class CachedModel(ABC):
         self.start(other.cache.batch_size, other.cache.slots)
 
     def prefill_like(self, other: CachedModel, rows: Sequence[Sequence[int]], done: Sequence[bool]) -> None:
-        """Start a batch of the same shape as `other`'s and run `rows`, each but for its last token. The stopwatch does not count this."""
+        """Start a batch of the same shape as `other`'s and run `rows`, each but for its last token. The stopwatch does
+        not count this.
+        """
         self.start_like(other)
         self.catch_up(rows, done, hold_last=True)
         self.watch.clear()
 
     def catch_up(self, rows: Sequence[Sequence[int]], done: Sequence[bool], *, hold_last: bool = False) -> Tensor:
-        """Run and keep the tokens of every unfinished row that the cache does not hold yet; returns next-token logits `[B, V]`.
+        """Run and keep the tokens of every unfinished row that the cache does not hold yet; returns next-token logits
+        `[B, V]`.
 
         hold_last: leave each row's last token out; the next call runs it.
         """
@@ -203,9 +210,11 @@ class CachedModel(ABC):
         return self.cache.lengths
 
     def _own(self, n: int, parents: Parents | None) -> Tensor | None:
-        """What each of the n tokens sees beyond the context: `[B, n, m]`, True for itself and its ancestors; None for a chain.
+        """What each of the n tokens sees beyond the context: `[B, n, m]`, True for itself and its ancestors; None for a
+        chain.
 
-        The m columns are the last m tokens in the cache once the pass is written, of which the pass's own n are the last.
+        The m columns are the last m tokens in the cache once the pass is written, of which the pass's own n are the
+        last.
         """
         if parents is None:
             return None
@@ -252,8 +261,8 @@ class CachedModel(ABC):
             own = self._causal[:n, :n].expand(len(base), n, n)
         m = own.shape[-1]
         base = base.unsqueeze(1)
-        # How far each slot lies behind the row's context, [B, end]: below 0 it is context, from 0 to m - 1 a column of `own`,
-        # and from m on nobody's.
+        # How far each slot lies behind the row's context, [B, end]: below 0 it is context, from 0 to m - 1 a column of
+        # `own`, and from m on nobody's.
         behind = torch.arange(end, device=self.device) - base
         # What each token sees, [B, n, end]: all of the context, and of the columns of `own` what that says.
         among = behind.clamp(0, m - 1).unsqueeze(1).expand(-1, n, -1)
@@ -264,7 +273,8 @@ class CachedModel(ABC):
         masks: list[Tensor | None] = [seen.unsqueeze(1)] * len(self.patterns)
         for number, pattern in enumerate(self.patterns):
             if pattern.narrows(end):
-                # A slot of the context holds the position of its number; those of the pass itself are the tree's to say.
+                # A slot of the context holds the position of its number; those of the pass itself are the tree's to
+                # say.
                 held = torch.where(behind < 0, behind + base, positions.gather(-1, behind.clamp(0, m - 1)))
                 masks[number] = (seen & pattern.reaches(positions.unsqueeze(-1), held.unsqueeze(1))).unsqueeze(1)
         return Step(positions, slots, end, masks)
@@ -272,13 +282,16 @@ class CachedModel(ABC):
     def _recorded(
         self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None
     ) -> tuple[Run, list[Tensor]]:
-        """A recording of this pass, and the inputs to run it on. Widths above 8 are rounded up to multiples of 8: few shapes to record."""
+        """A recording of this pass, and the inputs to run it on. Widths above 8 are rounded up to multiples of 8: few
+        shapes to record.
+        """
         n = tokens.shape[1]
         extra = -n % (8 if n > 8 else replay.rows)
         bases = self._bases()
         reach = max(bases) + (n if own is None else own.shape[-1]) + extra
         self._room(reach)
-        # Tokens added by the rounding see only the context and themselves; nobody sees them, and `forward` cuts them off.
+        # Tokens added by the rounding see only the context and themselves; nobody sees them, and `forward` cuts them
+        # off.
         inputs = [F.pad(tokens, (0, extra)), on_device(bases, self.device)]
         if own is not None:
             inputs.append(widened(own, extra))
@@ -294,7 +307,8 @@ class CachedModel(ABC):
     ) -> tuple[Tensor, ...]:
         """A pass that launches the same kernels whatever its inputs hold, so that it can be recorded.
 
-        end: the slots that are read. shaped: the first of `rest` is `_own`'s matrix. fed: the last of `rest` are features `[B, n, D]`.
+        end: the slots that are read. shaped: the first of `rest` is `_own`'s matrix. fed: the last of `rest` are
+        features `[B, n, D]`.
         """
         step = self._place(tokens.shape[1], base, rest[0] if shaped else None, end)
         step.fixed = True

@@ -1,7 +1,8 @@
 """Narrow passes of a Llama-shaped model on a processor, each as one call of compiled code (`decoding.compiled`).
 
-A small model's pass is some fifty calls a layer, each a few microseconds of Python and dispatch; a large one's waits between calls while
-memory idles. Here one call runs all layers, with the threads kept together throughout. A token's logits depend, to the last bit, on its
+A small model's pass is some fifty calls a layer, each a few microseconds of Python and dispatch; a large one's waits
+between calls while memory idles. Here one call runs all layers, with the threads kept together throughout. A token's
+logits depend, to the last bit, on its
 own context alone: not on how many tokens run beside it, nor on whether it stands in a chain or a tree.
 """
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from specrig.decoding.model import Step
 
 LARGEST = 1 << 30
-"""Bytes of weights up to which a model gets compiled passes: its weights are then held twice, for wide passes in a library's layout."""
+"""Bytes of weights up to which a model gets compiled passes: its weights are then held twice, for wide passes in a
+library's layout.
+"""
 CONTEXT = 64
 """Tokens before the passes that are timed."""
 TOKENS = (1, 5, 16)
@@ -57,7 +60,9 @@ class _Pass(Structure):
 
 
 def serves(model: LlamaModel) -> bool:
-    """Whether this model's passes can run in compiled code here: on a processor, in a precision and in widths that it knows."""
+    """Whether this model's passes can run in compiled code here: on a processor, in a precision and in widths that it
+    knows.
+    """
     first = model.blocks[0]
     widths = (model.hidden_size, model.q_heads * model.head_width, model.head_width, first.qkv.width, first.down.width)
     return (
@@ -101,7 +106,9 @@ def faster(model: LlamaModel, compiled: NarrowPass) -> bool:
 
 
 class NarrowPass:
-    """One model's narrow passes. It has the products' weights in `blocks`, beside the model's own, and writes to the model's cache."""
+    """One model's narrow passes. It has the products' weights in `blocks`, beside the model's own, and writes to the
+    model's cache.
+    """
 
     def __init__(self, model: LlamaModel) -> None:
         """model: one that `serves`."""
@@ -206,7 +213,9 @@ class NarrowPass:
         self._seen = model.cache, model.cos
 
     def _masks(self, step: Step) -> list[Tensor]:
-        """Hand each layer the mask of its pattern, `[B or 1, n, end]`; returns them, for they must live as long as the pass."""
+        """Hand each layer the mask of its pattern, `[B or 1, n, end]`; returns them, for they must live as long as the
+        pass.
+        """
         if not self.masked and all(mask is None for mask in step.masks):
             return []
         made = {id(mask): mask.contiguous() for mask in step.masks if mask is not None}

@@ -1,5 +1,6 @@
-"""The arithmetic between a layer's matrix products. On a GPU each of these functions is compiled into one kernel: a step of an 8B model
-would otherwise launch a thousand small ones, and at two microseconds each they take a fifth of the time that reading its weights does.
+"""The arithmetic between a layer's matrix products. On a GPU each of these functions is compiled into one kernel: a
+step of an 8B model would otherwise launch a thousand small ones, and at two microseconds each they take a fifth of the
+time that reading its weights does.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ Arithmetic = Callable[..., Tensor]
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding of `[B, n, heads, d]` (2104.09864, section 3.4).
 
-    cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. `rotate_half` negates the half that it moves to the front; here that sign is in `sin`, so a
-    roll is enough.
+    cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. `rotate_half` negates the half that it moves to the front; here that sign
+    is in `sin`, so a roll is enough.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 

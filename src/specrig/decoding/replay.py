@@ -1,9 +1,9 @@
-"""Forward passes that are recorded once as CUDA graphs and then replayed. A step of a large model is some five hundred kernels, and
-launching them one by one takes the host longer than the device needs to run them.
+"""Forward passes that are recorded once as CUDA graphs and then replayed. A step of a large model is some five hundred
+kernels, and launching them one by one takes the host longer than the device needs to run them.
 
-A graph repeats the same kernels on the same addresses. So whatever changes from step to step (tokens, lengths, which token sees which)
-goes in through tensors of fixed shape, which are overwritten before each replay. The results, too, are always the same tensors: the next
-replay of the same shapes overwrites them.
+A graph repeats the same kernels on the same addresses. So whatever changes from step to step (tokens, lengths, which
+token sees which) goes in through tensors of fixed shape, which are overwritten before each replay. The results, too,
+are always the same tensors: the next replay of the same shapes overwrites them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from torch import Tensor
 Function = Callable[..., tuple[Tensor, ...]]
 Run = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 WARM_UPS = 2
-"""Runs before the recording: in their first runs libraries choose kernels and allocate workspaces, which must not be recorded."""
+"""Runs before the recording: in their first runs libraries choose kernels and allocate workspaces, which must not be
+recorded.
+"""
 
 
 def as_it_is(function: Function) -> Run:
@@ -36,7 +38,9 @@ class Recording:
         self.inputs, self.outputs, self.run = inputs, outputs, run
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Copy `inputs` to where the recording reads them, and repeat it. Returns tensors that the next call overwrites."""
+        """Copy `inputs` to where the recording reads them, and repeat it. Returns tensors that the next call
+        overwrites.
+        """
         for place, tensor in zip(self.inputs, inputs, strict=True):
             place.copy_(tensor)
         self.run()
@@ -47,7 +51,9 @@ class Replay:
     """The recordings of one model's passes. A recording is found by its key and the shapes of its inputs."""
 
     spent: ClassVar[float] = 0.0
-    """Seconds spent on recording, by all models. Recording belongs to starting up, whenever it happens, so `device.now` leaves it out."""
+    """Seconds spent on recording, by all models. Recording belongs to starting up, whenever it happens, so `device.now`
+    leaves it out.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -59,10 +65,12 @@ class Replay:
         self._pool: Any = None
 
     def recorded(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> Run:
-        """What to call instead of `function` on inputs of these shapes: its recording, which is made now if there is none yet.
+        """What to call instead of `function` on inputs of these shapes: its recording, which is made now if there is
+        none yet.
 
-        The function must not wait for the device. It may depend only on `key`, on the inputs, and on tensors whose addresses do not
-        change. Recording runs it several times on the same inputs, so a second run must leave everything as the first did.
+        The function must not wait for the device. It may depend only on `key`, on the inputs, and on tensors whose
+        addresses do not change. Recording runs it several times on the same inputs, so a second run must leave
+        everything as the first did.
         """
         if self.failure is not None:
             return as_it_is(function)
@@ -102,7 +110,9 @@ class Replay:
 
 
 class Unrecorded(Replay):
-    """Passes of the same few shapes that run as they are: nothing is recorded. For `CachedModel.even_passes` on a processor."""
+    """Passes of the same few shapes that run as they are: nothing is recorded. For `CachedModel.even_passes` on a
+    processor.
+    """
 
     def recorded(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> Run:
         """`function` as it is."""

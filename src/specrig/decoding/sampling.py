@@ -10,7 +10,9 @@ from torch import Tensor
 from specrig.decoding.device import on_device
 
 BLOCK = 256
-"""How many uniforms a row's stream yields at a time. One draw of many costs as much as one of few, and it does not wait for the device."""
+"""How many uniforms a row's stream yields at a time. One draw of many costs as much as one of few, and it does not wait
+for the device.
+"""
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -26,7 +28,9 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def widened(probs: Tensor, vocabulary: Tensor | None, V: int) -> Tensor:
-    """Distributions `[..., Vd]` over the tokens `vocabulary` `[Vd]` as ones over all V tokens, `[..., V]`; None: they are that already."""
+    """Distributions `[..., Vd]` over the tokens `vocabulary` `[Vd]` as ones over all V tokens, `[..., V]`; None: they
+    are that already.
+    """
     if vocabulary is None:
         return probs
     return probs.new_zeros((*probs.shape[:-1], V)).index_copy_(-1, vocabulary, probs)
@@ -56,10 +60,12 @@ class Sampler:
 
     @classmethod
     def given(cls, temperatures: Sequence[float], uniforms: Tensor, *, half: bool = False) -> Sampler:
-        """A sampler of rows whose streams are kept elsewhere: each has a temperature of its own and its next uniforms, `[B, n]`.
+        """A sampler of rows whose streams are kept elsewhere: each has a temperature of its own and its next uniforms,
+        `[B, n]`.
 
-        A row at temperature 0 among others draws from a one-hot distribution, whatever its uniforms. half: distributions are rounded to half
-        precision before anything is drawn from them, so that sending them loses nothing. They then add up to 1 only roughly.
+        A row at temperature 0 among others draws from a one-hot distribution, whatever its uniforms. half:
+        distributions are rounded to half precision before anything is drawn from them, so that sending them loses
+        nothing. They then add up to 1 only roughly.
         """
         sampler = cls(temperatures[0], [], uniforms.device)
         sampler._drawn, sampler._used, sampler._half = uniforms, [0] * len(temperatures), half
@@ -69,7 +75,8 @@ class Sampler:
         return sampler
 
     def uniforms(self, counts: Sequence[int], width: int | None = None) -> Tensor:
-        """Uniforms in [0, 1), `[B, width]`. Row b takes its first `counts[b]` from its stream; the others mean nothing and are not used up.
+        """Uniforms in [0, 1), `[B, width]`. Row b takes its first `counts[b]` from its stream; the others mean nothing
+        and are not used up.
 
         width: by default the largest count.
         """
@@ -113,9 +120,10 @@ class Sampler:
     def candidates(self, logits: Tensor, width: int, counts: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Siblings of a tree: `width` different tokens for each of m positions with `logits` `[B, m, V]`.
 
-        Greedy: the most likely tokens, best first. Else tokens drawn without replacement, in the order of drawing, as multi-candidate
-        rejection needs them (SpecInfer, 2305.09781, Algorithm 2). Row b draws for its first `counts[b]` positions only; its other
-        positions hold meaningless tokens. Returns int64 `[B, m, width]` and the distributions `[B, m, V]` drawn from, None when greedy.
+        Greedy: the most likely tokens, best first. Else tokens drawn without replacement, in the order of drawing, as
+        multi-candidate rejection needs them (SpecInfer, 2305.09781, Algorithm 2). Row b draws for its first `counts[b]`
+        positions only; its other positions hold meaningless tokens. Returns int64 `[B, m, width]` and the distributions
+        `[B, m, V]` drawn from, None when greedy.
         """
         if self.greedy:
             return logits.topk(width, -1).indices, None

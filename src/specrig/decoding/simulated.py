@@ -1,9 +1,10 @@
-"""Simulated acceptance, for models with random weights: the passes are real, but how much is accepted is drawn at random.
+"""Simulated acceptance, for models with random weights: the passes are real, but how much is accepted is drawn at
+random.
 
-This way the cost of speculation can be studied on an architecture without its weights. Draft and target run, and verification does all
-its work. Then its outcome is replaced: each level of the draft is accepted with the declared probability α, so a chain of k tokens
-emits (1 - α^(k+1)) / (1 - α) tokens a round on average (Leviathan et al. 2211.17192, eq. 1). The output is not text and cannot be
-judged lossless or not; records say "simulated acceptance".
+This way the cost of speculation can be studied on an architecture without its weights. Draft and target run, and
+verification does all its work. Then its outcome is replaced: each level of the draft is accepted with the declared
+probability α, so a chain of k tokens emits (1 - α^(k+1)) / (1 - α) tokens a round on average (Leviathan et al.
+2211.17192, eq. 1). The output is not text and cannot be judged lossless or not; records say "simulated acceptance".
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from specrig.decoding.types import Draft, Verdict
 
 
 class SimulatedAcceptance:
-    """Replaces verdicts by simulated ones. Each row has a random stream for this, apart from the sampler's and seeded, so runs repeat."""
+    """Replaces verdicts by simulated ones. Each row has a random stream for this, apart from the sampler's and seeded,
+    so runs repeat.
+    """
 
     def __init__(self, alpha: float, seeds: Sequence[int]) -> None:
         """alpha: chance in [0, 1] that a drafted token is accepted, given that those before it were; seeds: one a row."""
@@ -23,7 +26,8 @@ class SimulatedAcceptance:
         self.streams = [random.Random(seed) for seed in seeds]
 
     def __call__(self, verdict: Verdict, draft: Draft, active: Sequence[bool]) -> Verdict:
-        """A verdict with new paths: from the root along first children, as many levels as are accepted in turn with chance α.
+        """A verdict with new paths: from the root along first children, as many levels as are accepted in turn with
+        chance α.
 
         The token that the target adds stays the one of `verdict`.
         """
@@ -42,7 +46,9 @@ class SimulatedAcceptance:
 
 
 def _first_path(verdict: Verdict, row: int, count: int) -> list[int]:
-    """Of a row that offers its first `count` nodes: a chain's nodes; in a tree those from the root along each node's first child."""
+    """Of a row that offers its first `count` nodes: a chain's nodes; in a tree those from the root along each node's
+    first child.
+    """
     if verdict.parents is None:
         return list(range(count))
     first: dict[int, int] = {}

@@ -1,7 +1,8 @@
 """A model with layers left out, which drafts for the whole one: it has the same weights and reads the same cache.
 
-The residual stream passes a layer that is left out unchanged. Keys and values of the context are those that the whole model wrote, so
-nothing has to be run a second time. What the thinned model writes lies behind the context, where the whole model's next pass writes
+The residual stream passes a layer that is left out unchanged. Keys and values of the context are those that the whole
+model wrote, so nothing has to be run a second time. What the thinned model writes lies behind the context, where the
+whole model's next pass writes
 before it reads: the context is never touched (Draft & Verify, 2309.08168, section 3.1; SWIFT, 2410.06916, section 4.1).
 """
 
@@ -26,7 +27,8 @@ from specrig.decoding.types import DecodingError
 def thinned(whole: CachedModel, skipped: Collection[int]) -> CachedModel:
     """`whole` without the layers `skipped`, numbers from 0. It shares the weights; `join` gives it a context.
 
-    Raises DecodingError for a layer that the model does not have, where none would be left, and where its layers cannot be left out.
+    Raises DecodingError for a layer that the model does not have, where none would be left, and where its layers cannot
+    be left out.
     """
     left_out = frozenset(skipped)
     if unknown := sorted(left_out - set(range(whole.layers))):
@@ -76,7 +78,9 @@ class _Passed(nn.Module):
 
 
 def _without(model: Any, skipped: frozenset[int], layers: int, device: torch.device) -> Any:
-    """A `…ForCausalLM` like `model`, of the same weights, without these layers. Raises DecodingError where it does not run so."""
+    """A `…ForCausalLM` like `model`, of the same weights, without these layers. Raises DecodingError where it does not
+    run so.
+    """
     place = next(
         (name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == layers), None
     )

@@ -1,4 +1,6 @@
-"""`CachedModel` over any decoder-only transformers model whose layers keep keys and values, through the model's own `forward`."""
+"""`CachedModel` over any decoder-only transformers model whose layers keep keys and values, through the model's own
+`forward`.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,11 @@ class TransformersModel(CachedModel):
     def __init__(
         self, model: Any, *, device: torch.device, dtype: torch.dtype, layout: Sequence[LayerShape] | None = None
     ) -> None:
-        """`model`: a loaded `…ForCausalLM` in eval mode on `device`; layout: what its layers write to a cache (`CachedModel`).
+        """`model`: a loaded `…ForCausalLM` in eval mode on `device`; layout: what its layers write to a cache
+        (`CachedModel`).
 
-        Its layers may lie on several devices (`models.split`), if all else is on `device`: it then moves what passes between them itself.
+        Its layers may lie on several devices (`models.split`), if all else is on `device`: it then moves what passes
+        between them itself.
 
         Raises DecodingError where layers of one type differ in their window: a model takes one mask a type.
         """
@@ -92,7 +96,9 @@ class TransformersModel(CachedModel):
         return logits, output.hidden_states[-1]
 
     def _masks(self, step: Step, B: int, n: int) -> Tensor | dict[str, Tensor]:
-        """Of each type of layer what is added to its scores, `[B, 1, n, end]`; not by type where all layers see the same."""
+        """Of each type of layer what is added to its scores, `[B, 1, n, end]`; not by type where all layers see the
+        same.
+        """
         made: dict[int, Tensor] = {}
         for mask in step.masks:
             if id(mask) not in made:
@@ -108,7 +114,8 @@ class TransformersModel(CachedModel):
 def float32_logits(model: CachedModel) -> None:
     """From now on compute the logits of a wrapped model in float32, from the hidden states as they are.
 
-    A bfloat16 logit of 20 knows multiples of 0.125 only, so the two best tokens are often equal. The LM head's weight is kept in float32.
+    A bfloat16 logit of 20 knows multiples of 0.125 only, so the two best tokens are often equal. The LM head's weight
+    is kept in float32.
     """
     if isinstance(model, LlamaModel):
         model.head, model.compiled = (
@@ -126,7 +133,8 @@ def float32_logits(model: CachedModel) -> None:
 def cached_model(
     model: Any, *, device: torch.device | str = "cpu", direct: bool = True, drafts: bool = False
 ) -> CachedModel:
-    """Wrap a loaded `…ForCausalLM`: directly where the architecture allows (and `direct`), else through its own forward.
+    """Wrap a loaded `…ForCausalLM`: directly where the architecture allows (and `direct`), else through its own
+    forward.
 
     A model that lies on several devices, the first of which is `device`, always runs through its own.
 

@@ -47,8 +47,8 @@ def ancestors_on_device(parents: Tensor) -> Tensor:
     nodes = torch.arange(n, device=parents.device)
     # links[b, i, j]: j is i or its parent, one generation at most.
     links = ((parents.unsqueeze(-1) == nodes) | (nodes.unsqueeze(-1) == nodes)).float()
-    # The product links i to j where some node lies between them, so each squaring doubles the generations. A tree of n nodes has at
-    # most n - 1 of them, hence ceil(log2 n) squarings. Sums of ones are clamped back to 1.
+    # The product links i to j where some node lies between them, so each squaring doubles the generations. A tree of n
+    # nodes has at most n - 1 of them, hence ceil(log2 n) squarings. Sums of ones are clamped back to 1.
     for _ in range((n - 1).bit_length()):
         links = (links @ links).clamp_(max=1.0)
     return links > 0

@@ -1,7 +1,7 @@
 """The types of decoding: what a drafter offers, what verification answers, and what a generation gives in the end.
 
-Shapes: B rows (sequences), n draft tokens a row, V vocabulary, D hidden width. torch is imported for type checkers only, because the
-planner imports this file and must start without torch.
+Shapes: B rows (sequences), n draft tokens a row, V vocabulary, D hidden width. torch is imported for type checkers
+only, because the planner imports this file and must start without torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from specrig.decoding.sampling import Sampler
 
 Acceptance = Literal["exact", "block", "typical"]
-"""How drafted tokens are accepted. `exact` (greedy match at temperature 0, above it rejection sampling token by token) and `block`
-(rejection sampling of a chain as a whole) keep the target's distribution; `typical` does not."""
+"""How drafted tokens are accepted. `exact` (greedy match at temperature 0, above it rejection sampling token by token)
+and `block` (rejection sampling of a chain as a whole) keep the target's distribution; `typical` does not."""
 
 LEAST_TEMPERATURE = 1e-6
 """Lowest temperature above 0 that is sampled at: logits divided by less are no longer finite numbers."""
@@ -41,10 +41,14 @@ Criterion: TypeAlias = "Callable[[Tensor], Tensor]"
 """Typical acceptance: from distributions `[..., V]` to the probability `[...]` that a token must exceed to be accepted."""
 
 Tell: TypeAlias = "Callable[[int, Sequence[int], Round | None], None]"
-"""Who wants to see a generation grow is told (row, the tokens that it was just given, their round); None: the first token, from prefill."""
+"""Who wants to see a generation grow is told (row, the tokens that it was just given, their round); None: the first
+token, from prefill.
+"""
 
 Parents: TypeAlias = "Sequence[Sequence[int]] | Tensor"
-"""`[B, n]`: for each token of a pass the index of the token that it follows, which comes before it; -1 where it follows the context."""
+"""`[B, n]`: for each token of a pass the index of the token that it follows, which comes before it; -1 where it follows
+the context.
+"""
 
 
 class DecodingError(ValueError):
@@ -56,15 +60,18 @@ class Draft:
     """Candidate continuations of every row, for one target pass.
 
     tokens: `[B, n]` int64, each row's nodes in topological order; the last context token (the root) is not among them.
-    parents: None for a chain; else per row n indices into the row's nodes, -1 for the root; a tensor where the device grew the tree.
-    probs: None for deterministic candidates (the draft distribution is one-hot); else `[B, m, V]`, where `probs[:, j]` is the
-        distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain that is the
-        distribution that token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
-    vocabulary: None where the last axis of `probs` is the target's vocabulary; else `[Vd]` int64, the target's token that each of
-        its Vd places stands for, and every other token has probability 0. (`tokens` always are the target's.)
-    lengths: None if every row offers all its nodes; else how many nodes each row offers, from the first. Nodes behind them are padding
-        or probes. For chains the loop lowers the lengths to `Context.depths`.
-    probes: how many nodes at the end are run only so that the drafter can read their logits (Lookahead's window); none is accepted.
+    parents: None for a chain; else per row n indices into the row's nodes, -1 for the root; a tensor where the device
+    grew the tree.
+    probs: None for deterministic candidates (the draft distribution is one-hot); else `[B, m, V]`, where `probs[:, j]`
+        is the distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain
+        that is the distribution that token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
+    vocabulary: None where the last axis of `probs` is the target's vocabulary; else `[Vd]` int64, the target's token
+        that each of its Vd places stands for, and every other token has probability 0. (`tokens` always are the
+        target's.)
+    lengths: None if every row offers all its nodes; else how many nodes each row offers, from the first. Nodes behind
+        them are padding or probes. For chains the loop lowers the lengths to `Context.depths`.
+    probes: how many nodes at the end are run only so that the drafter can read their logits (Lookahead's window); none
+    is accepted.
     width: the largest number of children of any node, where known.
     """
 
@@ -90,12 +97,14 @@ class Verdict:
     tokens: per row the tokens that follow the context: the accepted path and then one token of the target's own
         (correction after a rejection, bonus when a whole path was accepted). Stop rules have not been applied.
     paths: per row the accepted node indices, root to leaf.
-    overlap, reached: per row Σ_x min(p, q), summed over the positions that were judged, and the number of these; alpha is their ratio.
-    drafted, parents: per row the tokens of all the draft's nodes and the parents of these, as the host knows them; parents is None
-        for a chain. A drafter that needs them takes them from here: to ask the device would make the host wait.
-    logits: `[B, n + 1, V]`, hidden: `[B, n + 1, D]` of the target at the root and every node: what feature-based drafters
-        learn from. `hidden` is the state after the final norm; `features` `[B, n + 1, FD]` joins the
-        streams that the drafter asked for (`feature_layers`, F of them).
+    overlap, reached: per row Σ_x min(p, q), summed over the positions that were judged, and the number of these; alpha
+    is their ratio.
+    drafted, parents: per row the tokens of all the draft's nodes and the parents of these, as the host knows them;
+        parents is None for a chain. A drafter that needs them takes them from here: to ask the device would make the
+        host wait.
+    logits: `[B, n + 1, V]`, hidden: `[B, n + 1, D]` of the target at the root and every node: what feature-based
+        drafters learn from. `hidden` is the state after the final norm; `features` `[B, n + 1, FD]` joins the streams
+        that the drafter asked for (`feature_layers`, F of them).
     """
 
     tokens: list[list[int]]
@@ -113,8 +122,9 @@ class Verdict:
 class Context:
     """What a drafter may see: every row's tokens (prompt and output so far), which rows are finished, and the sampler.
 
-    `depths[b]` is how many draft tokens row b can use: k, less near the end of the model's context, 0 for a finished row. A drafter that
-    samples draws at most that many tokens deep for row b, so that a row samples the same in a batch as it does alone.
+    `depths[b]` is how many draft tokens row b can use: k, less near the end of the model's context, 0 for a finished
+    row. A drafter that samples draws at most that many tokens deep for row b, so that a row samples the same in a batch
+    as it does alone.
     """
 
     tokens: list[list[int]]
@@ -153,8 +163,9 @@ class Counts:
 class Generation:
     """One row's output and its accounting. Times are in seconds; in a batch they are those of the whole batch.
 
-    ttft_s: until the first token; prefill_s: until the drafter is ready too; decode_s: of all rounds. target_passes, draft_passes: width
-    in tokens a row -> (calls, seconds). prefill_tokens: output tokens that are out before `decode_s` begins.
+    ttft_s: until the first token; prefill_s: until the drafter is ready too; decode_s: of all rounds. target_passes,
+    draft_passes: width in tokens a row -> (calls, seconds). prefill_tokens: output tokens that are out before
+    `decode_s` begins.
     """
 
     tokens: list[int]
@@ -178,7 +189,9 @@ class MethodOptions(BaseModel):
 
 
 class ChainOptions(MethodOptions):
-    """acceptance: of a chain, above temperature 0. block (2403.10444) keeps the distribution too and accepts no fewer tokens."""
+    """acceptance: of a chain, above temperature 0. block (2403.10444) keeps the distribution too and accepts no fewer
+    tokens.
+    """
 
     acceptance: Literal["exact", "block"] = "exact"
 
@@ -202,7 +215,8 @@ class Resources(Protocol):
     def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> RemoteModel:
         """A model of the drafter's own that a service runs, with room for so many rows.
 
-        latency_s: seconds that are added to each round trip. half: probabilities are drawn from and sent in half precision.
+        latency_s: seconds that are added to each round trip. half: probabilities are drawn from and sent in half
+        precision.
         """
 
 
@@ -219,10 +233,11 @@ class RemoteModel(Protocol):
         temperature: float,
         uniforms: Sequence[Sequence[float]],
     ) -> tuple[list[list[int]], Any]:
-        """Continue row b by `depths[b]` tokens, drawn with the uniforms `[B, n]`, n the largest depth (none at temperature 0).
+        """Continue row b by `depths[b]` tokens, drawn with the uniforms `[B, n]`, n the largest depth (none at
+        temperature 0).
 
-        Returns the tokens and what each was drawn from: a float32 array `[B, n, V]`, None at temperature 0. Behind a row's depth both mean
-        nothing.
+        Returns the tokens and what each was drawn from: a float32 array `[B, n, V]`, None at temperature 0. Behind a
+        row's depth both mean nothing.
         """
 
     def passes(self) -> dict[int, tuple[int, float]]:
@@ -278,8 +293,9 @@ class Drafter(ABC):
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:  # noqa: B027
         """A new batch starts; each row of `context.tokens` is its prompt and the first generated token.
 
-        hidden: the target's states over the prompts, `[B, P, D]`, P the longest prompt. features: likewise `[B, P, FD]`, where the drafter
-        has `feature_layers`. Rows are left-aligned: row b's valid positions are its first `len(context.tokens[b]) - 1`.
+        hidden: the target's states over the prompts, `[B, P, D]`, P the longest prompt. features: likewise `[B, P,
+        FD]`, where the drafter has `feature_layers`. Rows are left-aligned: row b's valid positions are its first
+        `len(context.tokens[b]) - 1`.
         """
 
     @abstractmethod

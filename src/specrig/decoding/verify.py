@@ -1,14 +1,15 @@
 """Verification: which draft tokens the target accepts, and the token it adds itself.
 
-Lossless rules (`exact`): at temperature 0 a draft token is accepted when it is the target's argmax. Above, Leviathan et al.
-(2211.17192, Algorithm 1) and Chen et al. (2302.01318, Algorithm 2): a token x drawn from q is accepted with probability
-min(1, p(x)/q(x)); at the first rejection one token is drawn from norm(max(0, p - q)); when all are accepted one bonus token
-is drawn from p. Trees: SpecInfer (2305.09781, Algorithm 2) with siblings drawn without replacement: after a sibling is
-rejected p becomes norm(max(0, p - q)) and q loses that sibling. A deterministic candidate is a draw from a one-hot q.
+Lossless rules (`exact`): at temperature 0 a draft token is accepted when it is the target's argmax. Above, Leviathan et
+al. (2211.17192, Algorithm 1) and Chen et al. (2302.01318, Algorithm 2): a token x drawn from q is accepted with
+probability min(1, p(x)/q(x)); at the first rejection one token is drawn from norm(max(0, p - q)); when all are accepted
+one bonus token is drawn from p. Trees: SpecInfer (2305.09781, Algorithm 2) with siblings drawn without replacement:
+after a sibling is rejected p becomes norm(max(0, p - q)) and q loses that sibling. A deterministic candidate is a draw
+from a one-hot q.
 
-Chains may be judged as a whole (`block`, lossless too): Sun et al. (2403.10444, Algorithm 2). Where a token is likelier under p than
-under q, its surplus helps the tokens behind it: the chain up to position i is accepted with a chance that equals the running product
-of p/q, cut to 1 at each step. No valid rule accepts more tokens in expectation.
+Chains may be judged as a whole (`block`, lossless too): Sun et al. (2403.10444, Algorithm 2). Where a token is likelier
+under p than under q, its surplus helps the tokens behind it: the chain up to position i is accepted with a chance that
+equals the running product of p/q, cut to 1 at each step. No valid rule accepts more tokens in expectation.
 
 Lossy rule (`typical`): Medusa's typical acceptance (2401.10774), p(x) > min(threshold, alpha * exp(-H(p))).
 
@@ -41,9 +42,9 @@ def verify(
 ) -> Verdict:
     """Judge `draft` by the target's `logits` `[B, n + 1, V]` (position 0 is the root, position i + 1 node i).
 
-    Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` (chains only) by block verification.
-    `simulated` replaces the outcome, after all the work of judging, by a declared acceptance. Rows that are not `active` consume no
-    randomness. Returns a Verdict without logits and hidden states.
+    Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` (chains only) by block
+    verification. `simulated` replaces the outcome, after all the work of judging, by a declared acceptance. Rows that
+    are not `active` consume no randomness. Returns a Verdict without logits and hidden states.
     """
     active = [True] * len(logits) if active is None else list(active)
     if draft.parents is not None or (typical is not None and not sampler.greedy):
@@ -111,7 +112,8 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
     # A block ends at the last position that passes, a chain of single tests at the first that does not.
     counts = (kept * places).amax(-1, keepdim=True) if block else kept.long().cumprod(-1).sum(-1, keepdim=True)
 
-    # The token that the target adds is drawn from norm(max(0, p - q)) at the first position that was not accepted, [B, V].
+    # The token that the target adds is drawn from norm(max(0, p - q)) at the first position that was not accepted, [B,
+    # V].
     rejected = counts.clamp(max=n - 1)  # the first position that was not accepted, where one was not
     rest = p.gather(1, counts.unsqueeze(-1).expand(-1, -1, p.shape[-1])).squeeze(1)
     if block:  # there w p takes the place of p, w the weight of what was accepted (2403.10444, Algorithm 2)
@@ -147,12 +149,14 @@ def _add(verdict: Verdict, accepted: int, length: int, drafted: list[int], extra
 def _block(
     p: Tensor, q: Tensor | None, q_token: Tensor, p_token: Tensor, offered: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Block verification's weights and chances for each position of a chain, both `[B, n]` (2403.10444, equations 3 and 4).
+    """Block verification's weights and chances for each position of a chain, both `[B, n]` (2403.10444, equations 3 and
+    4).
 
-    p: `[B, n + 1, V]`; q: `[B, n, V]`, None if one-hot; q_token, p_token: `[B, n]`; offered: `[B, 1]`, None where all n tokens are offered. The weight w of a position
-    is the running product of p/q up to it, cut to 1 at each step. The chance of a position is that of accepting the chain up to it
-    when no longer beginning was accepted: S / (S + 1 - w), with S = Σ_x max(0, w p - q) at the next position. At the last token
-    offered there is no next position, and the chance is w.
+    p: `[B, n + 1, V]`; q: `[B, n, V]`, None if one-hot; q_token, p_token: `[B, n]`; offered: `[B, 1]`, None where all n
+    tokens are offered. The weight w of a position is the running product of p/q up to it, cut to 1 at each step. The
+    chance of a position is that of accepting the chain up to it
+    when no longer beginning was accepted: S / (S + 1 - w), with S = Σ_x max(0, w p - q) at the next position. At the
+    last token offered there is no next position, and the chance is w.
     """
     # w_i = min(1, w_(i-1) p_i / q_i), w_0 = 1. A drawn token has q > 0.
     ratios = p_token / q_token

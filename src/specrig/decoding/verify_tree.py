@@ -37,11 +37,12 @@ class Row(NamedTuple):
 def verify_tree(
     draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence[bool], typical: Criterion | None
 ) -> Verdict:
-    """Walk each row's tree from the root: accept a child where the rule says so, add a token of the target's own where the path ends.
+    """Walk each row's tree from the root: accept a child where the rule says so, add a token of the target's own where
+    the path ends.
 
-    logits: `[B, n + 1, V]`, the target's at the root and every node. Above temperature 0 an active row takes one uniform for each
-    node that it offers, to judge the node by, and one for the token at the end. The draft is only read; the Verdict holds its tokens
-    and parents for the host.
+    logits: `[B, n + 1, V]`, the target's at the root and every node. Above temperature 0 an active row takes one
+    uniform for each node that it offers, to judge the node by, and one for the token at the end. The draft is only
+    read; the Verdict holds its tokens and parents for the host.
     """
     if sampler.greedy:
         return _greedy(draft, logits)
@@ -53,7 +54,8 @@ def verify_tree(
     uniforms = sampler.uniforms([count + 1 if on else 0 for count, on in zip(counts, active, strict=True)], n + 1)
     if typical is not None:
         return _typical(draft, p, uniforms, typical)
-    # A processor judges only the nodes that the walk meets. A GPU judges all nodes at once, so that the host waits for it only once.
+    # A processor judges only the nodes that the walk meets. A GPU judges all nodes at once, so that the host waits for
+    # it only once.
     return _judged(draft, p, uniforms) if p.device.type == "cuda" else _walked(draft, p, uniforms)
 
 
@@ -93,8 +95,8 @@ def _verdict(draft: Draft) -> Verdict:
 def _add(verdict: Verdict, row: Row, path: list[int], extra: float, shares: Sequence[float] | None) -> None:
     """Add one row's outcome: the accepted path, then the token `extra`.
 
-    shares: by place, Σ_x min(p, q) over the children of the root and of each node. None at temperature 0, where the sum is 1 if a
-    child is accepted and else 0.
+    shares: by place, Σ_x min(p, q) over the children of the root and of each node. None at temperature 0, where the sum
+    is 1 if a child is accepted and else 0.
     """
     visited = [-1, *path]
     visited = visited if visited[-1] in row.children else visited[:-1]  # at a leaf nothing was judged
@@ -129,7 +131,8 @@ def _greedy(draft: Draft, logits: Tensor) -> Verdict:
 def _typical(draft: Draft, p: Tensor, uniforms: Tensor, typical: Criterion) -> Verdict:
     """Medusa's lossy rule: the longest path whose every token passes; of equally long paths the one offered first."""
     B, n = draft.tokens.shape
-    # A token of the target's own for every place at which the path may end, all drawn by the row's last uniform: [B, n + 1].
+    # A token of the target's own for every place at which the path may end, all drawn by the row's last uniform: [B, n
+    # + 1].
     ends = on_device(draft.offered, p.device).unsqueeze(1)
     extra = draw(p, uniforms.gather(1, ends).expand(B, n + 1))
     # Each node's token must exceed the threshold of the target's distribution at its parent: [B, n].
@@ -178,9 +181,11 @@ def _residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
 
 
 def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
-    """Multi-candidate rejection sampling (2305.09781, Algorithm 2), siblings without replacement, along the path that is taken.
+    """Multi-candidate rejection sampling (2305.09781, Algorithm 2), siblings without replacement, along the path that
+    is taken.
 
-    p: `[B, n + 1, V]`, the target's distributions by place; uniforms: `[B, n + 1]`, one a node and behind them the last token's.
+    p: `[B, n + 1, V]`, the target's distributions by place; uniforms: `[B, n + 1]`, one a node and behind them the last
+    token's.
     """
     verdict = _verdict(draft)
     judged, counts = uniforms.tolist(), draft.offered
@@ -221,7 +226,8 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
 def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     """`_walked` for all nodes at once: sibling after sibling at every node, as if none before it had been accepted.
 
-    Only the host then walks, along the first accepted children. Everything stays on the device until one transfer at the end.
+    Only the host then walks, along the first accepted children. Everything stays on the device until one transfer at
+    the end.
     """
     B, n = draft.tokens.shape
     counts = on_device(draft.offered, p.device).unsqueeze(1)
@@ -234,8 +240,8 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     width = _width(draft)
     m = n + 1 if draft.probs is None else draft.probs.shape[1]  # places that can have children
 
-    # table[b, place, rank]: the child of that rank, n where there is none. Padding and probes are nobody's children: they are all
-    # written to the spare column `width` of the root, which is cut off.
+    # table[b, place, rank]: the child of that rank, n where there is none. Padding and probes are nobody's children:
+    # they are all written to the spare column `width` of the root, which is cut off.
     table = torch.full((B, n + 1, width + 1), n, device=p.device)
     real = nodes < counts
     table.view(B, -1).scatter_(1, torch.where(real, above * (width + 1) + rank, width), torch.where(real, nodes, n))
@@ -245,7 +251,8 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     tokens = torch.cat((draft.tokens, draft.tokens.new_zeros(B, 1)), 1)
     chances = torch.cat((uniforms[:, :n], uniforms.new_ones(B, 1)), 1)
 
-    # At every place: what is left of p and of q, [B, m, V]; q None is one-hot. Σ_x min(p, q) before anything is rejected: [B, m].
+    # At every place: what is left of p and of q, [B, m, V]; q None is one-hot. Σ_x min(p, q) before anything is
+    # rejected: [B, m].
     rest, left = p[:, :m], None if draft.probs is None else widened(draft.probs, draft.vocabulary, p.shape[-1])
     first = tokens.gather(1, table[:, :, 0])
     shares = rest.gather(-1, first.unsqueeze(-1)).squeeze(-1) if left is None else torch.minimum(rest, left).sum(-1)
@@ -265,8 +272,8 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
         if left is not None and place + 1 < width:
             left = torch.where(offered.unsqueeze(-1), _residual(left, None, token), left)
 
-    # The target's own token for every place at which the path may end, all by the row's last uniform: [B, n + 1]. A path ends at
-    # a place only if all children there were rejected, and `rest` is what they left.
+    # The target's own token for every place at which the path may end, all by the row's last uniform: [B, n + 1]. A
+    # path ends at a place only if all children there were rejected, and `rest` is what they left.
     ends = torch.cat((rest, p[:, m:]), 1)
     extra = draw(ends, uniforms.gather(1, counts).expand(B, n + 1))
 

@@ -1,4 +1,6 @@
-"""Engines: each says what it can run, loads a pair, and generates. They are found by their files; importing them loads no torch."""
+"""Engines: each says what it can run, loads a pair, and generates. They are found by their files; importing them loads
+no torch.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ class EngineOptions(Settings):
 
 
 class Engine(ABC):
-    """Loads one pair and generates with any of the engine's methods. Use as a context manager: on exit it frees memory and processes."""
+    """Loads one pair and generates with any of the engine's methods. Use as a context manager: on exit it frees memory
+    and processes.
+    """
 
     name: ClassVar[str]
     paired: ClassVar[bool] = True
@@ -36,7 +38,9 @@ class Engine(ABC):
     loads_pairs: ClassVar[bool] = True
     """False for an engine that runs no model itself and only measures servers that a study names."""
     untested: ClassVar[str | None] = None
-    """What has not been tried on real hardware yet; None where everything has. It is shown wherever the engine's figures are."""
+    """What has not been tried on real hardware yet; None where everything has. It is shown wherever the engine's
+    figures are.
+    """
     differences: ClassVar[Mapping[str, str]] = {}
     """Method -> how this engine's version differs from the native one, which explains why its acceptance may differ."""
     one_by_one_samples: ClassVar[int] = 2_048
@@ -74,7 +78,9 @@ class Engine(ABC):
     @classmethod
     @abstractmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Why this engine cannot run `cell`; None if it can. Called while the DAG is planned, so it must not load anything."""
+        """Why this engine cannot run `cell`; None if it can. Called while the DAG is planned, so it must not load
+        anything.
+        """
 
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
@@ -93,7 +99,8 @@ class Engine(ABC):
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
-        """Continue a batch of prompts (token ids) with the cell's method, k, temperature and options; one Generation a prompt.
+        """Continue a batch of prompts (token ids) with the cell's method, k, temperature and options; one Generation a
+        prompt.
 
         seeds: one a prompt, for temperatures above 0. Raises EngineError where the engine fails.
         """
@@ -109,7 +116,9 @@ class Engine(ABC):
         return pair.dtype
 
     def environment(self) -> dict[str, Any]:
-        """What the report needs to know about the engine; it goes into the job's environment.json, beside the machine's description."""
+        """What the report needs to know about the engine; it goes into the job's environment.json, beside the machine's
+        description.
+        """
         options = self.options.model_dump(mode="json")
         known = {
             "name": self.name,

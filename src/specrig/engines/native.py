@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class Native(TokenizedEngine):
-    """Runs every method in the one loop. It is also the drafters' `Resources`: draft and trained heads are loaded once, on first use."""
+    """Runs every method in the one loop. It is also the drafters' `Resources`: draft and trained heads are loaded once,
+    on first use.
+    """
 
     name = "native"
     simulates = True
@@ -37,17 +39,17 @@ class Native(TokenizedEngine):
         """Options of the native engine."""
 
         even_passes: bool = False
-        """Pad every pass of the target, plain or verifying, to the same few shapes, so that a method's greedy output equals plain
-        decoding bit by bit where the processor's kernels allow it; costs the padding."""
+        """Pad every pass of the target, plain or verifying, to the same few shapes, so that a method's greedy output
+        equals plain decoding bit by bit where the processor's kernels allow it; costs the padding."""
         float32_logits: bool = False
-        """Compute the target's logits in float32 in a pair of lower precision: fewer numerical ties between the two best tokens; costs
-        a float32 copy of the LM head."""
+        """Compute the target's logits in float32 in a pair of lower precision: fewer numerical ties between the two
+        best tokens; costs a float32 copy of the LM head."""
         linear: Literal["auto", "plain", "reordered", "compiled"] = "auto"
-        """Kernel of the matrix products on a processor: torch's own, oneDNN's over reordered weights, our compiled one, or for each shape
-        of weight the one that is fastest when the pair is loaded."""
+        """Kernel of the matrix products on a processor: torch's own, oneDNN's over reordered weights, our compiled one,
+        or for each shape of weight the one that is fastest when the pair is loaded."""
         compiled: Literal["auto", "always", "never"] = "auto"
-        """Whether passes of a few tokens of a small Llama-shaped model run in code that is compiled for this processor, which needs gcc or
-        cc; auto: where that is faster when the pair is loaded."""
+        """Whether passes of a few tokens of a small Llama-shaped model run in code that is compiled for this processor,
+        which needs gcc or cc; auto: where that is faster when the pair is loaded."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
@@ -133,7 +135,9 @@ class Native(TokenizedEngine):
             super().reset_peak_memory()
 
     def peak_memory_mb(self) -> float:
-        """Of the GPU's allocator where there is one, of several GPUs the sum, else of this process; without what other methods have loaded."""
+        """Of the GPU's allocator where there is one, of several GPUs the sum, else of this process; without what other
+        methods have loaded.
+        """
         if self.target.device.type == "cuda":
             import torch
 
@@ -148,7 +152,8 @@ class Native(TokenizedEngine):
             before = self._memory_mb()
             self._models[name] = self.weights.cached(name, self.device)
             self._loaded_mb[name] = self._memory_mb() - before
-            # The gate has made sure that the tokenizers agree, but one embedding may have more padding. Padding is never drawn.
+            # The gate has made sure that the tokenizers agree, but one embedding may have more padding. Padding is
+            # never drawn.
             shared = min(self._models[name].vocab_size, self.target.vocab_size)
             self._models[name].vocab_size = self.target.vocab_size = shared
         return self._models[name]
@@ -160,7 +165,9 @@ class Native(TokenizedEngine):
         return fetch_folder(str(self.pair.heads[name]), self.pair.revisions.get(name))
 
     def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> Remote:
-        """The pair's draft in a service that this engine starts on this machine (`Resources`). It is started anew where it is too small."""
+        """The pair's draft in a service that this engine starts on this machine (`Resources`). It is started anew where
+        it is too small.
+        """
         from specrig.engines.http.remote import Remote, RowsClient
         from specrig.engines.http.services import DraftProcess
 

@@ -1,4 +1,6 @@
-"""What an engine says: kept apart from what the job shows, quoted where the engine fails, and put into the job's log. No engine by itself."""
+"""What an engine says: kept apart from what the job shows, quoted where the engine fails, and put into the job's log.
+No engine by itself.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 VARIABLE = "SPECRIG_ENGINE_LOG"
-"""Environment variable that names the file to which everything is added that engines said. Without it only a failure is kept."""
+"""Environment variable that names the file to which everything is added that engines said. Without it only a failure is
+kept.
+"""
 TAIL = 15
 """Lines that an error quotes."""
 
@@ -24,7 +28,9 @@ class EngineLog:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While it lasts, what this process writes to stdout and stderr goes into the file; of children that it starts, also later."""
+        """While it lasts, what this process writes to stdout and stderr goes into the file; of children that it starts,
+        also later.
+        """
         kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
         try:
             _divert(dict.fromkeys(kept, self.handle))
@@ -54,7 +60,9 @@ class EngineLog:
 
 
 def _divert(targets: dict[int, int]) -> None:
-    """Let each descriptor lead where the other one leads; what Python has not written yet goes where it would have gone."""
+    """Let each descriptor lead where the other one leads; what Python has not written yet goes where it would have
+    gone.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     for descriptor, target in targets.items():

@@ -1,8 +1,9 @@
-"""Any server with OpenAI's completions API, given by its URL: one that speculates is measured against one that does not.
+"""Any server with OpenAI's completions API, given by its URL: one that speculates is measured against one that does
+not.
 
 The study names the servers (`servers:`); nothing is started here. Requests carry token ids and ask for them back
-(`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server gives `tokens`). Acceptance is the server's own count, from its
-`/metrics` page, at batch size 1; a server without one offers none.
+(`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server gives `tokens`). Acceptance is the server's own count,
+from its `/metrics` page, at batch size 1; a server without one offers none.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class Server(HttpEngine):
         return counters.parse(page.text) if page is not None else None
 
     def _settled(self, client: Client, before: counters.Counters, tokens: int) -> counters.Counters:
-        """The counters once they show all of the answer's tokens. Raises EngineError where they show more: others use the server too."""
+        """The counters once they show all of the answer's tokens. Raises EngineError where they show more: others use
+        the server too.
+        """
         generated = (counters.GENERATED, -1)
         deadline = time.monotonic() + SETTLE_S
         while True:
@@ -129,7 +132,9 @@ def complete(client: Client, body: dict[str, Any]) -> Reply:
 
 
 def token_ids(choice: dict[str, Any]) -> list[int] | None:
-    """The new ids of a streamed choice: vLLM's `token_ids`, llama.cpp's `tokens`, or logprobs' `token_id:5`; None without any."""
+    """The new ids of a streamed choice: vLLM's `token_ids`, llama.cpp's `tokens`, or logprobs' `token_id:5`; None
+    without any.
+    """
     for key in ("token_ids", "tokens"):
         if isinstance(choice.get(key), list):
             return [int(token) for token in choice[key]]

@@ -1,10 +1,12 @@
-"""SGLang: its server as a child process, or one that runs already (`servers:` with `engine: sglang`), over its native HTTP API.
+"""SGLang: its server as a child process, or one that runs already (`servers:` with `engine: sglang`), over its native
+HTTP API.
 
 Flags, fields and defaults are those of SGLang's documentation, "Speculative Decoding" and "Native API"
-(docs.sglang.io/advanced_features/speculative_decoding.html), version 0.5: `/generate` with `input_ids`, `sampling_params` and `stream`;
-`output_ids` of a stream are cumulative, or the new ones under `--incremental-streaming-output`; `meta_info` holds
-`completion_tokens`, `finish_reason` and, where it speculates, `spec_verify_ct` with the drafted and accepted tokens.
-Speculation and k are fixed when the server starts, so the server is started anew where a cell needs another.
+(docs.sglang.io/advanced_features/speculative_decoding.html), version 0.5: `/generate` with `input_ids`,
+`sampling_params` and `stream`; `output_ids` of a stream are cumulative, or the new ones under
+`--incremental-streaming-output`; `meta_info` holds `completion_tokens`, `finish_reason` and, where it speculates,
+`spec_verify_ct` with the drafted and accepted tokens. Speculation and k are fixed when the server starts, so the server
+is started anew where a cell needs another.
 """
 
 from __future__ import annotations
@@ -81,8 +83,9 @@ class Sglang(HttpEngine):
     def arguments(self, cell: Cell) -> list[str]:
         """Flags of `sglang.launch_server` for a cell, address aside.
 
-        A chain of k drafted tokens is verified with the token before it: `--speculative-num-draft-tokens` is k + 1, as SGLang sets it
-        itself for topk 1. The prefix cache is off: a prompt measured twice must pay for its prefill twice.
+        A chain of k drafted tokens is verified with the token before it: `--speculative-num-draft-tokens` is k + 1, as
+        SGLang sets it itself for topk 1. The prefix cache is off: a prompt measured twice must pay for its prefill
+        twice.
         """
         pair = self.pair
         found = ["--model-path", pair.target, "--dtype", pair.dtype, "--stream-interval", "1", "--disable-radix-cache"]
@@ -117,7 +120,9 @@ class Sglang(HttpEngine):
         return [*found, "--speculative-num-draft-tokens", str(nodes + 1)]
 
     def ready(self, cell: Cell) -> None:
-        """Make sure that the cell's server runs: the one that the study names, else one started for it in place of the last."""
+        """Make sure that the cell's server runs: the one that the study names, else one started for it in place of the
+        last.
+        """
         endpoint = endpoint_of(cell, self.pair.servers)
         if endpoint is not None:
             self._url = self.client(endpoint.url, endpoint).url
@@ -226,7 +231,8 @@ def counts(meta: Mapping[str, Any]) -> Counts | None:
         return None
     drafted, accepted, histogram = (next((meta[name] for name in names if meta.get(name) is not None), None)
                                     for names in (DRAFTED, ACCEPTED, HISTOGRAM))  # fmt: skip
-    # The histogram counts rounds by how many drafts they accepted: position i was accepted by all that accepted i or more.
+    # The histogram counts rounds by how many drafts they accepted: position i was accepted by all that accepted i or
+    # more.
     per_position = [sum(histogram[position:]) for position in range(1, len(histogram))] if histogram else None
     return Counts(int(passes), drafted, accepted, per_position or None)
 

@@ -27,7 +27,9 @@ class TokenizerEngine(Engine):
 
 
 class TokenizedEngine(TokenizerEngine):
-    """An engine that loads the pair's models in Python. Raises ModelError for a pair that the gate refuses (see `models.weights`)."""
+    """An engine that loads the pair's models in Python. Raises ModelError for a pair that the gate refuses (see
+    `models.weights`).
+    """
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)

@@ -1,9 +1,9 @@
 """Hugging Face transformers: `generate`, its assisted generation and its prompt lookup, as their users run them.
 
-What was drafted and accepted is read from the target's own forward passes. A pass in decoding is fed the last token and the candidates,
-and the tokens that it adds to the sequence show how many candidates were kept. In assisted generation the first pass, the prompt's
-prefill, verifies candidates too. So it counts as a round, but the tokens that it emits are there before decoding is timed
-(`Generation.prefill_tokens`).
+What was drafted and accepted is read from the target's own forward passes. A pass in decoding is fed the last token and
+the candidates, and the tokens that it adds to the sequence show how many candidates were kept. In assisted generation
+the first pass, the prompt's prefill, verifies candidates too. So it counts as a round, but the tokens that it emits are
+there before decoding is timed (`Generation.prefill_tokens`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Passes:
 
 
 class Watch:
-    """A stopping criterion that notes after every round the time and the sequence's length; it stops at `limit` tokens in all."""
+    """A stopping criterion that notes after every round the time and the sequence's length; it stops at `limit` tokens
+    in all.
+    """
 
     def __init__(self, limit: int, now: Any) -> None:
         self.limit, self.now = limit, now
@@ -106,7 +108,9 @@ class Transformers(TokenizedEngine):
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Methods that transformers lacks, and batches of a method that drafts: assisted generation takes one prompt at a time."""
+        """Methods that transformers lacks, and batches of a method that drafts: assisted generation takes one prompt at
+        a time.
+        """
         if cell.method not in (*BASELINES, *ASSISTED):
             return f"transformers has no {cell.method}; it has {', '.join((*BASELINES, *ASSISTED))}"
         if cell.method in ASSISTED and cell.batch_size > 1:
@@ -178,7 +182,9 @@ class Transformers(TokenizedEngine):
         ]
 
     def _config(self, cell: Cell, prompt: int, max_new_tokens: int, pad: int) -> Any:
-        """The generation config: no filter but temperature, and room for k tokens beyond the limit, so that the last rounds draft all k."""
+        """The generation config: no filter but temperature, and room for k tokens beyond the limit, so that the last
+        rounds draft all k.
+        """
         from transformers import GenerationConfig
 
         room = (getattr(self.target.config.get_text_config(), "max_position_embeddings", None) or 1 << 20) - prompt
@@ -192,7 +198,8 @@ class Transformers(TokenizedEngine):
         return GenerationConfig(
             max_new_tokens=max(min(max_new_tokens + cell.k + 1, room), max_new_tokens),
             eos_token_id=sorted(self.eos) or None,
-            # Where nothing ends a sequence nothing is padded either. A padding id among the prompt's tokens would hide them from the draft.
+            # Where nothing ends a sequence nothing is padded either. A padding id among the prompt's tokens would hide
+            # them from the draft.
             pad_token_id=pad if self.eos else None,
             **sampling,
         )
@@ -224,7 +231,9 @@ class Transformers(TokenizedEngine):
         return tokens[: end + 1]
 
     def _rounds(self, row: list[int], prompt: int, watch: Watch) -> list[Round]:
-        """One Round a target pass. A candidate was kept where the pass emitted the same token: a correction always differs from it."""
+        """One Round a target pass. A candidate was kept where the pass emitted the same token: a correction always
+        differs from it.
+        """
         rounds, before = [], prompt
         for number, (fed, (_, length)) in enumerate(zip(self.target_passes.fed, watch.rounds, strict=True)):
             candidates = fed[prompt:] if number == 0 else fed[1:]

@@ -1,8 +1,9 @@
-"""What of a study's results is no longer as it was written. It is found before a run and set aside, so that the run makes it again.
+"""What of a study's results is no longer as it was written. It is found before a run and set aside, so that the run
+makes it again.
 
-Files are written whole or not at all, but a disk that fails, a copy that broke off or an editor may cut or change them later. Records
-are held against the sums in their job's `index.json`, trained models against the `SHA256SUMS` beside them. No torch here, and nothing
-that measures or trains imports this file, so that a change here makes no result stale.
+Files are written whole or not at all, but a disk that fails, a copy that broke off or an editor may cut or change them
+later. Records are held against the sums in their job's `index.json`, trained models against the `SHA256SUMS` beside
+them. No torch here, and nothing that measures or trains imports this file, so that a change here makes no result stale.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ ASIDE = ".damaged-"
 
 
 def seal(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write the sums of a folder's files, which have just been made, into its `SHA256SUMS`; of all files if no `names` are given."""
+    """Write the sums of a folder's files, which have just been made, into its `SHA256SUMS`; of all files if no `names`
+    are given.
+    """
     if names is None:
         names = [path.name for path in folder.iterdir() if path.is_file() and path.name != SUMS]
     write_atomically(folder / SUMS, "".join(f"{_sum(folder / name)}  {name}\n" for name in sorted(names)))
@@ -41,8 +44,8 @@ def damaged_files(folder: Path) -> dict[Path, str]:
 def damaged_records(job: Path) -> dict[Path, str]:
     """The files in a job's folder of records that are not as they were written -> what is wrong.
 
-    A file that the index does not name (the job was cut before it wrote the index, or the cell left the study) must at least be
-    readable to its end.
+    A file that the index does not name (the job was cut before it wrote the index, or the cell left the study) must at
+    least be readable to its end.
     """
     index = job / "index.json"
     found: dict[Path, str] = {}
@@ -67,7 +70,8 @@ def damaged_records(job: Path) -> dict[Path, str]:
 
 
 def set_aside(found: Mapping[Path, str]) -> list[str]:
-    """Rename what is damaged to `<name>.damaged-<number>` and return a sentence about each. An empty file stands for a missing one.
+    """Rename what is damaged to `<name>.damaged-<number>` and return a sentence about each. An empty file stands for a
+    missing one.
 
     A job's index goes, since it would name files that are not there; the job, which runs again, writes a new one.
     """
@@ -88,7 +92,8 @@ def set_aside(found: Mapping[Path, str]) -> list[str]:
 def out_of_the_future(root: Path) -> int:
     """Give files that seem to be written later than now the time of now; returns how many there were.
 
-    They are left when the clock is set back. Snakemake deletes what is made from them, since it would be older than they are.
+    They are left when the clock is set back. Snakemake deletes what is made from them, since it would be older than
+    they are.
     """
     now = time.time()
     later = [path for path in root.rglob("*") if path.is_file() and path.stat().st_mtime > now]
@@ -100,7 +105,8 @@ def out_of_the_future(root: Path) -> int:
 def names_aside(folder: Path, found: Iterable[Path], stem: str = "*") -> list[str]:
     """Names under which damaged files of a folder lie aside, or will once `set_aside` has renamed those in `found`.
 
-    The workflow has them among a job's params: new damage makes the job run again, and once it has run, nothing changes.
+    The workflow has them among a job's params: new damage makes the job run again, and once it has run, nothing
+    changes.
     """
     names = {path.name for path in folder.glob(f"{stem}{ASIDE}*")} | {_aside(path).name for path in found}
     return sorted(names)

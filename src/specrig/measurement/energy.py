@@ -1,8 +1,9 @@
-"""Reads energy and clocks of a job's device from its own counters, before and after a generation but never while one is timed.
+"""Reads energy and clocks of a job's device from its own counters, before and after a generation but never while one is
+timed.
 
-A meter gives joules since some fixed moment. The difference over a generation contains prefill, drafting and decoding, and also
-the energy that the idle device takes. Devices renew their counters about ten times a second, so only sums over many generations
-are meaningful. Untested on hardware: the NVML and the RAPL readings.
+A meter gives joules since some fixed moment. The difference over a generation contains prefill, drafting and decoding,
+and also the energy that the idle device takes. Devices renew their counters about ten times a second, so only sums over
+many generations are meaningful. Untested on hardware: the NVML and the RAPL readings.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class SampledEnergy:
         period_s: float | None = PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """watts: reads the gauge; period_s: seconds between samples, None to sample only in `joules`; clock: time in seconds."""
+        """watts: reads the gauge; period_s: seconds between samples, None to sample only in `joules`; clock: time in
+        seconds.
+        """
         self._watts, self._clock = watts, clock
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._total, self._at, self._power = 0.0, clock(), watts()
@@ -92,10 +95,14 @@ class SampledEnergy:
 
 
 class NvmlMeter(Meter):
-    """Reads GPUs through NVML. With several GPUs, energy is their sum, clocks those of the slowest, reasons those of any."""
+    """Reads GPUs through NVML. With several GPUs, energy is their sum, clocks those of the slowest, reasons those of
+    any.
+    """
 
     def __init__(self, nvml: Any, handles: Sequence[Any], period_s: float | None = PERIOD_S) -> None:
-        """nvml: the initialised module `pynvml`; handles: GPUs. Raises NVMLError if one reports neither energy nor power."""
+        """nvml: the initialised module `pynvml`; handles: GPUs. Raises NVMLError if one reports neither energy nor
+        power.
+        """
         self._nvml, self._handles = nvml, handles
         self._sampled: SampledEnergy | None = None
         self.source = "NVML energy counter"
@@ -143,7 +150,9 @@ class NvmlMeter(Meter):
 
 
 class RaplMeter(Meter):
-    """Reads processor packages through Linux' powercap, whose counters in microjoules start again from 0 at a stated range."""
+    """Reads processor packages through Linux' powercap, whose counters in microjoules start again from 0 at a stated
+    range.
+    """
 
     source = "RAPL, processor packages"
 
@@ -170,7 +179,8 @@ class RaplMeter(Meter):
 
 @contextmanager
 def metered(device: str, count: int = 1) -> Iterator[Meter]:
-    """Yield a meter of the first `count` GPUs that torch sees (`device` cuda) or of the processor, and close it at the end.
+    """Yield a meter of the first `count` GPUs that torch sees (`device` cuda) or of the processor, and close it at the
+    end.
 
     Where no counter can be read, it is a plain `Meter`, which reads nothing.
     """

@@ -1,4 +1,6 @@
-"""Digests of everything that decides a cell's result. Records with another digest are stale, and their cell is measured again."""
+"""Digests of everything that decides a cell's result. Records with another digest are stale, and their cell is measured
+again.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def cell_digests(
 ) -> dict[Cell, str]:
     """Return cell -> digest of the cell, the study's settings, the prompts, the models and the code that runs it.
 
-    pair: where the models lie; prompts: task -> its prompts; replicate: the number of the replicate, from 0. How many replicates
-    the study has does not count.
+    pair: where the models lie; prompts: task -> its prompts; replicate: the number of the replicate, from 0. How many
+    replicates the study has does not count.
     """
     models: dict[str, Any] = {
         name: model_digest(source) or "@".join(filter(None, (source, pair.revisions.get(name))))

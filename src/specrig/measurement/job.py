@@ -38,7 +38,9 @@ class Job:
         self.failed: dict[Cell, str] = {}
 
     def pending(self, pair: PairFiles, prompts: dict[str, list[Prompt]], unusable: Mapping[str, str]) -> list[Cell]:
-        """The cells to measure: those whose records are missing or stale. unusable: reasons by the tasks whose prompts cannot be had."""
+        """The cells to measure: those whose records are missing or stale. unusable: reasons by the tasks whose prompts
+        cannot be had.
+        """
         self.failed = {cell: unusable[cell.task] for cell in self.cells if cell.task in unusable}
         usable = [cell for cell in self.cells if cell.task in prompts]
         own = pair.only(methods()[self.name[-1]].needs)  # what other methods need decides nothing here

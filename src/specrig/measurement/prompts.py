@@ -35,7 +35,9 @@ def fetch_prompts(study: Study, task: str, root: Path) -> None:
 
 
 def prepared(study: Study, task: str, pair: PairFiles, root: Path) -> list[Prompt]:
-    """Return a task's prompts as the pair's engine encodes them. Raises PromptError for unusable data or too long a prompt."""
+    """Return a task's prompts as the pair's engine encodes them. Raises PromptError for unusable data or too long a
+    prompt.
+    """
     prompts = study.prompts_of(task, root)
     if study.rows.tasks[task].chat:
         prompts = in_chat_template(prompts, task, pair)

@@ -1,4 +1,6 @@
-"""Turns what an engine generated into a `Run` for the records, writes a job's index of record files, and sets files aside."""
+"""Turns what an engine generated into a `Run` for the records, writes a job's index of record files, and sets files
+aside.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,8 @@ def as_run(generation: Generation) -> Run:
 def text_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
     """For each token, the number of characters of `decode(tokens)` that it and the tokens before it make.
 
-    A character whose bytes are spread over several tokens (byte-level BPE) belongs to the token that completes it: a beginning
-    whose text ends in U+FFFD, or is not how the whole text begins, waits for its next token.
+    A character whose bytes are spread over several tokens (byte-level BPE) belongs to the token that completes it: a
+    beginning whose text ends in U+FFFD, or is not how the whole text begins, waits for its next token.
     """
     whole, ends, end = decode(tokens), [], 0
     for count in range(1, len(tokens)):
@@ -74,10 +76,12 @@ def write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], faile
 
 
 def set_aside(folder: Path, slugs: Iterable[str]) -> None:
-    """Rename the record files of some cells to `<slug>.jsonl.disturbed-<number>`, so that these cells are measured again.
+    """Rename the record files of some cells to `<slug>.jsonl.disturbed-<number>`, so that these cells are measured
+    again.
 
-    Nothing reads the renamed files. The cells leave the index first, so that it never names a missing file. The workflow runs a
-    job again if its folder has more renamed files than before, and the job then measures the cells that have no records.
+    Nothing reads the renamed files. The cells leave the index first, so that it never names a missing file. The
+    workflow runs a job again if its folder has more renamed files than before, and the job then measures the cells that
+    have no records.
     """
     index, names = folder / "index.json", list(slugs)
     if index.is_file():

@@ -1,6 +1,8 @@
-"""The record of one prompt of one cell, with the method's run and the baseline's. All results are computed from records.
+"""The record of one prompt of one cell, with the method's run and the baseline's. All results are computed from
+records.
 
-The records of a cell are one JSONL file, which is written whole or not at all. No torch here, so that any machine can read them.
+The records of a cell are one JSONL file, which is written whole or not at all. No torch here, so that any machine can
+read them.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ SCHEMA_VERSION: Literal[4] = 4
 SCHEMA_VERSIONS = (1, 2, 3, 4)
 """Versions of records that this code reads.
 
-Version 2 added `energy_j` and `device`, version 3 added `replicate`, `load`, `before` and `after`, version 4 added `ends`."""
+Version 2 added `energy_j` and `device`, version 3 added `replicate`, `load`, `before` and `after`, version 4 added
+`ends`."""
 NOT_RECORDED = "not recorded"
-"""What tables say about disturbances of a cell whose records are too old to have `load` and whose times look undisturbed."""
+"""What tables say about disturbances of a cell whose records are too old to have `load` and whose times look
+undisturbed.
+"""
 REPLICATE = "replicate-"
 """Beginning of the name of a replicate's folder, before its number; the first replicate has no folder of its own."""
 
@@ -34,10 +39,10 @@ class RecordError(ValueError):
 class Rounds(BaseModel):
     """The rounds of one generation. Each list has one entry for each verification pass of the target.
 
-    `drafted`: number of draft tokens that were verified (the nodes of a tree). `depth`: tokens on the longest drafted path; the
-    same as `drafted` for a chain. `accepted`: draft tokens that were accepted, also those that the stop rule then cut off.
-    `emitted`: tokens that reached the output, with the correction or bonus token. `cut`: whether the stop rule (end of sequence
-    or length limit) shortened the last round, which is then left out of `acceptance_length`.
+    `drafted`: number of draft tokens that were verified (the nodes of a tree). `depth`: tokens on the longest drafted
+    path; the same as `drafted` for a chain. `accepted`: draft tokens that were accepted, also those that the stop rule
+    then cut off. `emitted`: tokens that reached the output, with the correction or bonus token. `cut`: whether the stop
+    rule (end of sequence or length limit) shortened the last round, which is then left out of `acceptance_length`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -52,8 +57,8 @@ class Rounds(BaseModel):
 class Counts(BaseModel):
     """Totals over one generation from an engine that does not report each round.
 
-    `rounds`: verification passes of the target. `drafted`, `accepted`: draft tokens in all rounds, None if it does not say.
-    `per_position`: number of rounds that accepted the draft token at position 1, 2, …
+    `rounds`: verification passes of the target. `drafted`, `accepted`: draft tokens in all rounds, None if it does not
+    say. `per_position`: number of rounds that accepted the draft token at position 1, 2, …
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -93,7 +98,9 @@ class Load(BaseModel):
     waited_s: float | None = None
     """How long the job's threads were ready to run while no processor was free for them."""
     held_s: float | None = None
-    """How long the measuring thread neither ran nor was ready to run: suspended, or waiting for a disk or another thread."""
+    """How long the measuring thread neither ran nor was ready to run: suspended, or waiting for a disk or another
+    thread.
+    """
     slept_s: float = 0.0
     """How long the whole machine was suspended."""
 
@@ -131,9 +138,13 @@ class Run(BaseModel):
     stop: Literal["eos", "length"]
     rounds: Rounds
     counts: Counts | None = None
-    """Totals from an engine that does not report rounds; `rounds` is then empty. None and empty `rounds`: it reports neither."""
+    """Totals from an engine that does not report rounds; `rounds` is then empty. None and empty `rounds`: it reports
+    neither.
+    """
     overlap: float = 0.0
-    """Σ_x min(p(x), q(x)) of target p and draft q, summed over the reached draft positions; `overlap / reached` estimates α."""
+    """Σ_x min(p(x), q(x)) of target p and draft q, summed over the reached draft positions; `overlap / reached`
+    estimates α.
+    """
     reached: int = 0
     """Number of draft positions that verification judged: in each round the accepted ones and the first rejected one."""
     ttft_s: float
@@ -149,12 +160,16 @@ class Run(BaseModel):
     peak_memory_mb: float = 0.0
     """Peak memory of the generation in MB; 0 if the engine cannot know it."""
     energy_j: float | None = None
-    """Joules of the device in the generation, with prefill; in a batch, those of the whole batch. None if nothing counts them."""
+    """Joules of the device in the generation, with prefill; in a batch, those of the whole batch. None if nothing
+    counts them.
+    """
     device: DeviceState | None = None
     load: Load | None = None
     """What the machine did meanwhile; in a batch, during the whole batch. None if it was not recorded."""
     prefill_tokens: int = 1
-    """Tokens that were generated by `ttft_s`: 1, or more if the engine verifies drafts in the prompt's pass (the first round)."""
+    """Tokens that were generated by `ttft_s`: 1, or more if the engine verifies drafts in the prompt's pass (the first
+    round).
+    """
 
 
 class Record(BaseModel):
@@ -165,10 +180,14 @@ class Record(BaseModel):
     schema_version: Literal[1, 2, 3, 4] = SCHEMA_VERSION
     cell: Cell
     digest: str
-    """Digest of everything that decides the result (see `freshness.cell_digests`); a record with another digest is stale."""
+    """Digest of everything that decides the result (see `freshness.cell_digests`); a record with another digest is
+    stale.
+    """
     prompt_id: str
     group: int
-    """Number of the batch in which the prompt ran; times are those of the batch. With batch size 1, each prompt is a group."""
+    """Number of the batch in which the prompt ran; times are those of the batch. With batch size 1, each prompt is a
+    group.
+    """
     repeat: int = 0
     """Which of the study's repeats this is: the same prompt in the same process with another seed."""
     replicate: int = 0
@@ -178,27 +197,37 @@ class Record(BaseModel):
     text: str
     """The method's output as text, for people and scorers; tokens are never counted by it."""
     ends: list[int] | None = None
-    """For each token of `run`: how many characters of `text` it and the tokens before it make. None if it was not recorded."""
+    """For each token of `run`: how many characters of `text` it and the tokens before it make. None if it was not
+    recorded.
+    """
     baseline_text: str
     baseline_alone: bool = False
     """Whether the baseline's prompts ran one by one; then the baseline times of a group must be added up."""
     lossless: bool = True
     """Whether the method's acceptance rule keeps the target's distribution."""
     simulated_acceptance: float | None = None
-    """With random weights: the declared chance that a drafted token is accepted. Costs are then real, texts mean nothing."""
+    """With random weights: the declared chance that a drafted token is accepted. Costs are then real, texts mean
+    nothing.
+    """
     run: Run
     baseline: Run
-    """The baseline's run. If it could not alternate with the method, its times are means of one run before and one after it."""
+    """The baseline's run. If it could not alternate with the method, its times are means of one run before and one
+    after it.
+    """
     baseline_drift: float | None = None
     """Relative change of the baseline's seconds per token, after / before - 1; None if baseline and method alternated."""
     before: Probe | None = None
-    """How fast the machine was before the cell's block, at most `surroundings.RENEWED_S` earlier. None if it was not recorded."""
+    """How fast the machine was before the cell's block, at most `surroundings.RENEWED_S` earlier. None if it was not
+    recorded.
+    """
     after: Probe | None = None
     """How fast the machine was at the end of the cell's block; None if it was not recorded."""
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that at any moment, even after a kill, the path holds the old file or the whole new one."""
+    """Write `text` to `path` so that at any moment, even after a kill, the path holds the old file or the whole new
+    one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -221,7 +250,9 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of a cell's file. Raises RecordError, with file and line, for a line that is no complete record."""
+    """Yield the records of a cell's file. Raises RecordError, with file and line, for a line that is no complete
+    record.
+    """
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -239,7 +270,9 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def replicate_folder(job: Path, replicate: int) -> Path:
-    """The folder with the records of a replicate: the folder `job` for the first one, a folder in it for each other one."""
+    """The folder with the records of a replicate: the folder `job` for the first one, a folder in it for each other
+    one.
+    """
     return job / f"{REPLICATE}{replicate}" if replicate else job
 
 
@@ -250,7 +283,8 @@ def replicate_of(folder: str | Path) -> int:
 
 
 def study_records(root: Path, replicates: int | None = None) -> list[Record]:
-    """Read every record that the `index.json` files below `root` (a study's `records/` folder) name, in the order of paths.
+    """Read every record that the `index.json` files below `root` (a study's `records/` folder) name, in the order of
+    paths.
 
     Records of cells that were removed from the study stay on disk, since the cells may come back, but are not read. If
     `replicates` is given, only so many replicates are read.

@@ -2,9 +2,10 @@
 
 `unpaired` does the same for engines that cannot alternate.
 
-One process loads the models once and measures cells of one or more methods. Those with the same task, temperature and batch size form
-blocks, whatever their method: they share prompts, seeds and the baseline, and run interleaved, so that a drift of the machine's clock
-affects all of them alike.
+One process loads the models once and measures cells of one or more methods. Those with the same task, temperature and
+batch size form
+blocks, whatever their method: they share prompts, seeds and the baseline, and run interleaved, so that a drift of the
+machine's clock affects all of them alike.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ WARMUP_TOKENS = 16
 def measure(study: Study, engine_name: str, pair_name: str, wanted: Sequence[str], replicate: int = 0) -> None:
     """Measure the cells of the methods `wanted` on one engine and pair, in one replicate, that are not measured yet.
 
-    Writes the record file of each cell below the study's results folder as soon as its block is done, in the end `environment.json` and
-    `index.json` of each method. A cell that fails is listed in the index with the reason and does not stop the others. Raises
-    EngineError and ModelError if the target cannot be loaded, EngineError for what the study does not have.
+    Writes the record file of each cell below the study's results folder as soon as its block is done, in the end
+    `environment.json` and `index.json` of each method. A cell that fails is listed in the index with the reason and
+    does not stop the others. Raises EngineError and ModelError if the target cannot be loaded, EngineError for what the
+    study does not have.
     """
     study.resolved_device(_gpus(engines()[engine_name], study.rows.pairs[pair_name].tensor_parallel))
     jobs = {method: Job(study, (engine_name, pair_name, method), replicate) for method in wanted}
@@ -106,7 +108,9 @@ def _prompts(study: Study, tasks: Iterable[str], pair: PairFiles) -> tuple[dict[
 
 
 def _metered(engine: Engine) -> AbstractContextManager[Meter]:
-    """The meter of the devices that an engine uses: all GPUs over which it splits the target; none for servers elsewhere."""
+    """The meter of the devices that an engine uses: all GPUs over which it splits the target; none for servers
+    elsewhere.
+    """
     if not engine.loads_pairs:
         return nullcontext(Meter())
     return metered(engine.device, _gpus(type(engine), engine.pair.tensor_parallel))
@@ -123,7 +127,8 @@ def _whole(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 
 
 class _Block:
-    """Cells that share task, temperature, batch size and baseline, with their prompts. It runs them and writes their records.
+    """Cells that share task, temperature, batch size and baseline, with their prompts. It runs them and writes their
+    records.
 
     jobs: method -> the job that the method's cells belong to.
     """
@@ -243,7 +248,9 @@ class _Block:
 
 
 def _measure_group(group: Sequence[_Block], advance: Advance) -> None:
-    """Measure blocks of one engine: block by block where cells alternate, else the blocks of one job; failures go into their jobs."""
+    """Measure blocks of one engine: block by block where cells alternate, else the blocks of one job; failures go into
+    their jobs.
+    """
     for block in group:
         block.tell = advance
     if not group[0].engine.paired:
@@ -292,6 +299,8 @@ def is_lossless(cell: Cell) -> bool:
 
 
 def seed_of(study_seed: int, task: str, prompt_id: str, repeat: int, replicate: int = 0) -> int:
-    """The seed of a prompt. It is the same for the baseline and every method, and another for each repeat and replicate."""
+    """The seed of a prompt. It is the same for the baseline and every method, and another for each repeat and
+    replicate.
+    """
     text = f"{study_seed}/{task}/{prompt_id}/{repeat}" + (f"/{replicate}" if replicate else "")
     return int.from_bytes(sha256(text.encode()).digest()[:4]) & 0x7FFFFFFF

@@ -1,8 +1,9 @@
 """Measures with engines that cannot alternate: the baseline runs once before the methods and once after them.
 
-Starting such an engine takes long. So all cells with the same k and options run in one engine, and a job starts the baseline's
-engine only twice. Finished runs are kept as parts until the baseline's second run completes the records: a job that was killed,
-or whose engine died in a baseline, continues from them. A cell that failed is measured again between two new baseline runs.
+Starting such an engine takes long. So all cells with the same k and options run in one engine, and a job starts the
+baseline's engine only twice. Finished runs are kept as parts until the baseline's second run completes the records: a
+job that was killed, or whose engine died in a baseline, continues from them. A cell that failed is measured again
+between two new baseline runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _RUNS = TypeAdapter(Runs)
 
 
 class Block(Protocol):
-    """A block: cells that share task, temperature, batch size and baseline, with ways to run them and to write their records."""
+    """A block: cells that share task, temperature, batch size and baseline, with ways to run them and to write their
+    records.
+    """
 
     baseline: Cell
     cells: list[Cell]
@@ -38,7 +41,9 @@ class Block(Protocol):
 
 
 def measure_unpaired(blocks: Sequence[Block], digests: dict[Cell, str], folder: Path) -> dict[Cell, str]:
-    """Run the blocks' cells between two runs of their baselines and write records; returns the reason for each cell that failed."""
+    """Run the blocks' cells between two runs of their baselines and write records; returns the reason for each cell
+    that failed.
+    """
     parts = folder / "parts"
 
     def both(block: Block, when: str) -> Runs | None:
@@ -93,7 +98,9 @@ def _engine_of(cell: Cell) -> str:
 
 
 def _kept(path: Path, mark: str, produce: Callable[[], Runs | None]) -> Runs | None:
-    """Return what `produce` returns and keep it at `path`; or read it there, if an interrupted job left it with this `mark`."""
+    """Return what `produce` returns and keep it at `path`; or read it there, if an interrupted job left it with this
+    `mark`.
+    """
     if path.is_file():
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["digest"] == mark:

@@ -49,7 +49,9 @@ def check_decoder(model: str, revision: str | None = None) -> None:
 
 
 def vocabulary(model: str, revision: str | None = None) -> dict[str, int]:
-    """Token -> id, added tokens included, from a model's tokenizer.json or, of an older model, from the files in `OLDER`."""
+    """Token -> id, added tokens included, from a model's tokenizer.json or, of an older model, from the files in
+    `OLDER`.
+    """
     try:
         tokenizer = _json(model, "tokenizer.json", revision)
     except hub.FileMissingError as missing:
@@ -73,7 +75,9 @@ def _older_vocabulary(model: str, revision: str | None, missing: hub.FileMissing
 
 
 OLDER = ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt")
-"""Files in which tokenizers older than tokenizer.json keep their tokens: byte-level BPE, SentencePiece (two names), WordPiece."""
+"""Files in which tokenizers older than tokenizer.json keep their tokens: byte-level BPE, SentencePiece (two names),
+WordPiece.
+"""
 
 
 def check_vocabulary(

@@ -1,7 +1,8 @@
-"""GGUF files, llama.cpp's format: found in a folder or in an installed package, read, and turned into a model folder once.
+"""GGUF files, llama.cpp's format: found in a folder or in an installed package, read, and turned into a model folder
+once.
 
-A folder with safetensors, tokenizer and chat template is what every engine and every training loads; quantized weights are spread out
-again, to the values that llama.cpp computes with. Importing this loads no torch.
+A folder with safetensors, tokenizer and chat template is what every engine and every training loads; quantized weights
+are spread out again, to the values that llama.cpp computes with. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def located(model: str) -> Path:
 
 
 def config(model: str) -> dict[str, Any]:
-    """What the file's header says of the architecture, in the keys of a config.json, as far as sizes go; and its `chat_template`.
+    """What the file's header says of the architecture, in the keys of a config.json, as far as sizes go; and its
+    `chat_template`.
 
     Raises ModelError for a file that is no GGUF, is cut short, or holds an architecture that transformers cannot read.
     """
@@ -116,7 +118,9 @@ def _config(file: Path, model: str) -> dict[str, Any]:
 
 
 def source_file(folder: str) -> Path | None:
-    """The GGUF file that a model folder was converted from; None for any other folder. Raises ModelError where the file is gone."""
+    """The GGUF file that a model folder was converted from; None for any other folder. Raises ModelError where the file
+    is gone.
+    """
     known = Path(folder) / "source.json"
     return located(json.loads(known.read_text(encoding="utf-8"))["source"]) if known.is_file() else None
 
@@ -148,7 +152,8 @@ def convert(model: str, out: Path, dtype: str) -> None:
         raise ModelError(
             f"{model}: transformers cannot turn it into a model ({type(error).__name__}: {reason})"
         ) from error
-    # The config still says that the weights are quantized, which they are no longer, and saving would refuse: a plain one instead.
+    # The config still says that the weights are quantized, which they are no longer, and saving would refuse: a plain
+    # one instead.
     plain = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
     whole = type(loaded)(type(loaded.config)(**plain)).to(precision)
     whole.load_state_dict(loaded.state_dict())

@@ -1,5 +1,5 @@
-"""Files of models: from a folder, or from the hub, with errors that say what to do. Offline mode (HF_HUB_OFFLINE) and the cache
-are huggingface_hub's. No torch here.
+"""Files of models: from a folder, or from the hub, with errors that say what to do. Offline mode (HF_HUB_OFFLINE) and
+the cache are huggingface_hub's. No torch here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from specrig.models.pair import ModelError, PairFiles, first_line
 
 
 class FileMissingError(ModelError):
-    """A file that is missing: in the folder, in the repository or, offline, in the cache. It does not mean that the hub cannot be reached."""
+    """A file that is missing: in the folder, in the repository or, offline, in the cache. It does not mean that the hub
+    cannot be reached.
+    """
 
 
 def fetch(model: str, name: str, revision: str | None = None) -> Path:
-    """The path of one of a model's files. Raises FileMissingError when it is not there, ModelError when the hub does not give it."""
+    """The path of one of a model's files. Raises FileMissingError when it is not there, ModelError when the hub does
+    not give it.
+    """
     if Path(model).is_dir():
         path = Path(model) / name
         if not path.is_file():
@@ -38,7 +42,9 @@ MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
 def fetch_folder(model: str, revision: str | None = None, only: Sequence[str] | None = None) -> Path:
-    """A folder with all of a model's (or a trained head's) files, or with those that match a pattern in `only`. Raises ModelError."""
+    """A folder with all of a model's (or a trained head's) files, or with those that match a pattern in `only`. Raises
+    ModelError.
+    """
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -66,8 +72,8 @@ def tokenizer(model: str, revision: str | None = None) -> Any:
 def at_commits(pair: PairFiles) -> PairFiles:
     """The pair with each revision on the hub replaced by the commit that it stands for now.
 
-    Everything loaded afterwards is then of that commit, even if the hub changes meanwhile, and the environment can name it. A part whose
-    commit cannot be found keeps its revision; if it is loaded, that will say why.
+    Everything loaded afterwards is then of that commit, even if the hub changes meanwhile, and the environment can name
+    it. A part whose commit cannot be found keeps its revision; if it is loaded, that will say why.
     """
     if pair.simulated_acceptance is not None:
         return pair  # shapes come from the shipped facts
@@ -96,7 +102,9 @@ def present_commit(repository: str, kind: Literal["model", "dataset"]) -> str:
 
 
 def _asked(repository: str, what: str, ask: Callable[[], str], revision: str | None = None) -> str:
-    """The hub's answer to `ask`. Raises ModelError where it refuses, in words that name the fix. what: the thing asked for, for the message."""
+    """The hub's answer to `ask`. Raises ModelError where it refuses, in words that name the fix. what: the thing asked
+    for, for the message.
+    """
     from huggingface_hub.errors import (
         GatedRepoError,
         RemoteEntryNotFoundError,

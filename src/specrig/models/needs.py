@@ -1,8 +1,8 @@
 """What an architecture needs to be speculated with, read off its config.json before any weight is read. No torch here.
 
-Rejected drafts are rolled back by cutting keys and values, and a tree's siblings stand at one position. So every layer must be
-attention over keys and values of single tokens, and positions must come from outside. What no key tells is found when the model is
-loaded (`decoding.agreement`), which asks the model itself.
+Rejected drafts are rolled back by cutting keys and values, and a tree's siblings stand at one position. So every layer
+must be attention over keys and values of single tokens, and positions must come from outside. What no key tells is
+found when the model is loaded (`decoding.agreement`), which asks the model itself.
 """
 
 from __future__ import annotations

@@ -30,13 +30,17 @@ class PairFiles:
     draft_revision: str | None = None
     dtype: str = "float32"
     simulated_acceptance: float | None = None
-    """None for a pair with its weights. Else the weights are random, and this is the declared chance that a drafted token is accepted."""
+    """None for a pair with its weights. Else the weights are random, and this is the declared chance that a drafted
+    token is accepted.
+    """
     heads: dict[str, Path] = field(default_factory=dict)
     head_revisions: dict[str, str] = field(default_factory=dict)
     servers: tuple[Endpoint, ...] = ()
     """Servers that already run the pair, of any engine and method."""
     tensor_parallel: int = 1
-    """GPUs that the target is split over, by engines that do (`Engine.splits`); the next three are for engines that serve."""
+    """GPUs that the target is split over, by engines that do (`Engine.splits`); the next three are for engines that
+    serve.
+    """
     quantization: str | None = None
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None

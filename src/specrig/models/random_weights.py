@@ -1,5 +1,5 @@
-"""A model of a given shape with random weights. It is made where it runs, in its dtype, a layer at a time, so that it takes memory only
-once.
+"""A model of a given shape with random weights. It is made where it runs, in its dtype, a layer at a time, so that it
+takes memory only once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def random_model(
 ) -> CachedModel:
     """A model with random weights, ready for the native loop. config: the keys of a config.json.
 
-    devices: where its layers lie, the first holds all else, and `beside` bytes of other models (`models.split`).
-    Raises ValueError or KeyError for an architecture that transformers does not know, DecodingError for one that our cache cannot serve.
+    devices: where its layers lie, the first holds all else, and `beside` bytes of other models (`models.split`). Raises
+    ValueError or KeyError for an architecture that transformers does not know, DecodingError for one that our cache
+    cannot serve.
     """
     shape = AutoConfig.for_model(**config)
     device = torch.device(devices[0])

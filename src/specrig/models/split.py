@@ -1,7 +1,9 @@
-"""A target that is larger than a GPU: its layers lie on several, which work one after another. Importing this loads no torch.
+"""A target that is larger than a GPU: its layers lie on several, which work one after another. Importing this loads no
+torch.
 
-All but the layers lies on the first GPU: embedding, final norm and LM head, so that logits and hidden states are made where drafts and
-heads are. accelerate carries the residual stream from one GPU to the next. No GPU and no host ever holds the whole model.
+All but the layers lies on the first GPU: embedding, final norm and LM head, so that logits and hidden states are made
+where drafts and heads are. accelerate carries the residual stream from one GPU to the next. No GPU and no host ever
+holds the whole model.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def gpus_here() -> int:
 
 
 def empty(config: Any, dtype: torch.dtype) -> Any:
-    """A `…ForCausalLM` of this configuration whose weights take no memory; its buffers, such as tables of angles, have their values."""
+    """A `…ForCausalLM` of this configuration whose weights take no memory; its buffers, such as tables of angles, have
+    their values.
+    """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
@@ -57,8 +61,8 @@ def empty(config: Any, dtype: torch.dtype) -> Any:
 def device_map(model: Any, devices: Sequence[str], beside: int = 0) -> dict[str, torch.device]:
     """Name of a module of a `…ForCausalLM` -> its device; together they hold all its weights. The model may be `empty`.
 
-    beside: bytes of other models on the first device, which then gets so many fewer. Raises ModelError for a model whose layers are in
-    no list.
+    beside: bytes of other models on the first device, which then gets so many fewer. Raises ModelError for a model
+    whose layers are in no list.
     """
     import torch
     from torch import nn
@@ -83,10 +87,11 @@ def device_map(model: Any, devices: Sequence[str], beside: int = 0) -> dict[str,
 
 
 def shares(sizes: Sequence[int], first: int, parts: int) -> list[int]:
-    """How many of the layers, whose bytes are `sizes`, each of the GPUs gets, in order, if the first also holds `first` bytes.
+    """How many of the layers, whose bytes are `sizes`, each of the GPUs gets, in order, if the first also holds `first`
+    bytes.
 
-    Each takes layers until it is nearest to an even share of what it and those after it have to hold. The first has none where what else
-    it holds exceeds that.
+    Each takes layers until it is nearest to an even share of what it and those after it have to hold. The first has
+    none where what else it holds exceeds that.
 
     >>> shares([1] * 8, 2, 2)
     [3, 5]

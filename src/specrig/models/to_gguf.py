@@ -1,8 +1,9 @@
 """Model folders written as GGUF files, the only format that llama.cpp reads; importing this loads no torch.
 
-Text is nobody's business here: prompts and outputs are token ids. So a file's vocabulary is made up, token 17 is called `<17>`, and the
-text of an output names its ids. No name is one that llama.cpp takes for an end of sequence, so a request says itself where to stop, and
-target and draft share one vocabulary by construction. Keys and tensor names are those of llama.cpp (gguf-py, `constants.py`).
+Text is nobody's business here: prompts and outputs are token ids. So a file's vocabulary is made up, token 17 is called
+`<17>`, and the text of an output names its ids. No name is one that llama.cpp takes for an end of sequence, so a
+request says itself where to stop, and target and draft share one vocabulary by construction. Keys and tensor names are
+those of llama.cpp (gguf-py, `constants.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def refuses(config: dict[str, Any]) -> str | None:
 
 
 def write_model(model: Any, out: Path, dtype: str) -> None:
-    """Write a loaded `LlamaForCausalLM` in `dtype`; norms stay fp32, as llama.cpp wants them. Raises ModelError for another model."""
+    """Write a loaded `LlamaForCausalLM` in `dtype`; norms stay fp32, as llama.cpp wants them. Raises ModelError for
+    another model.
+    """
     config = model.config
     if (reason := refuses(config.to_dict())) is not None:
         raise ModelError(f"{config.name_or_path}: {reason}")
@@ -73,9 +76,11 @@ def write_model(model: Any, out: Path, dtype: str) -> None:
 
 
 def write_eagle3(folder: Path, target: dict[str, Any], out: Path, dtype: str) -> None:
-    """Write the EAGLE-3 head in `folder` of a target with the config.json `target`; llama.cpp takes the embedding from the target.
+    """Write the EAGLE-3 head in `folder` of a target with the config.json `target`; llama.cpp takes the embedding from
+    the target.
 
-    GGUF's `d2t` holds the target's ids themselves, not their distance from the draft's. Raises ModelError for a head of another build.
+    GGUF's `d2t` holds the target's ids themselves, not their distance from the draft's. Raises ModelError for a head of
+    another build.
     """
     import torch
     from transformers import AutoConfig
@@ -152,12 +157,15 @@ def _write(
 
 
 def _interleaved(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a query or key projection `[H·W, D]` in llama.cpp's order: it rotates neighbours, where we rotate halves of a head."""
+    """Rows of a query or key projection `[H·W, D]` in llama.cpp's order: it rotates neighbours, where we rotate halves
+    of a head.
+    """
     return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 def _name_tokens(writer: Any, size: int) -> None:
-    # Of llama.cpp's tokenizers this is the one that has no special tokens unless a file names them, and that asks for no merges.
+    # Of llama.cpp's tokenizers this is the one that has no special tokens unless a file names them, and that asks for
+    # no merges.
     writer.add_tokenizer_model("rwkv")
     writer.add_token_list([token(index) for index in range(size)])
     writer.add_token_types([1] * size)

@@ -38,11 +38,15 @@ class Weights(ABC):
         """`target` or `draft` as a `…ForCausalLM` of the pair's precision. Raises ModelError where it cannot be loaded."""
 
     def devices(self, part: str, device: str) -> list[str]:
-        """Where `target` or `draft` lies: a split target on several GPUs. Raises ModelError where these or accelerate are missing."""
+        """Where `target` or `draft` lies: a split target on several GPUs. Raises ModelError where these or accelerate
+        are missing.
+        """
         return split.devices_of(self.pair, device) if part == "target" else [device]
 
     def beside(self) -> int:
-        """Bytes of the draft's weights, which lie on a split target's first GPU; 0 where there is none or its size is not known."""
+        """Bytes of the draft's weights, which lie on a split target's first GPU; 0 where there is none or its size is
+        not known.
+        """
         shape = facts.shape_of(config_of(self.pair).get("draft"))
         return 0 if shape is None else shape.weight_bytes(self.pair.dtype)
 
@@ -135,7 +139,9 @@ class PretrainedWeights(Weights):
 
 
 class RandomWeights(Weights):
-    """Shapes with random weights. The output is not text, so a prompt's bytes serve as tokens, and only the length ends a sequence."""
+    """Shapes with random weights. The output is not text, so a prompt's bytes serve as tokens, and only the length ends
+    a sequence.
+    """
 
     def __init__(self, pair: PairFiles) -> None:
         super().__init__(pair)

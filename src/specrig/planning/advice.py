@@ -1,6 +1,7 @@
 """Advises which method and which k to use for a pair, and why.
 
-The advice rests on a study's measurements where there are any, else on a model of the hardware. `advice_view` prints it.
+The advice rests on a study's measurements where there are any, else on a model of the hardware. `advice_view` prints
+it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from specrig.study.rows import Pair, read_rows
 
 USUAL_ALPHA = 0.7
 ALPHAS = (0.6, USUAL_ALPHA, 0.8)
-"""Three acceptance probabilities α to predict with: low, usual and good. Sources report 0.53 to 0.82 for pairs of one family."""
+"""Three acceptance probabilities α to predict with: low, usual and good. Sources report 0.53 to 0.82 for pairs of one
+family.
+"""
 KS = range(1, 9)
 DEFAULT_K = 4
 RATIO = (5, 10)
@@ -50,7 +53,8 @@ class Finding:
 class Best:
     """The fastest measured cell of one task, temperature and batch size.
 
-    low, high: the 95 % interval of its speedup, None where it is not known; acceptance_length: tokens a verification pass.
+    low, high: the 95 % interval of its speedup, None where it is not known; acceptance_length: tokens a verification
+    pass.
     """
 
     task: str
@@ -73,9 +77,9 @@ class Best:
 class Prediction:
     """What the cost model predicts for one method at batch size 1.
 
-    tokens: tokens kept in a round; cost: cost of a round, where 1 is a pass of the target alone; speedup: tokens / cost, an upper
-    bound. Only draft_model has alpha, k and at_default_k (its speedup at k = 4). reports: number of reported figures whose median
-    `tokens` is; 0 if it was computed from alpha.
+    tokens: tokens kept in a round; cost: cost of a round, where 1 is a pass of the target alone; speedup: tokens /
+    cost, an upper bound. Only draft_model has alpha, k and at_default_k (its speedup at k = 4). reports: number of
+    reported figures whose median `tokens` is; 0 if it was computed from alpha.
     """
 
     method: str
@@ -97,8 +101,8 @@ class Prediction:
 class Advice:
     """All that is known about a pair.
 
-    measured: the fastest cells of a study, empty without a study; predictions: what the cost model says if nothing was measured,
-    None with measurements or if the target's size is not known.
+    measured: the fastest cells of a study, empty without a study; predictions: what the cost model says if nothing was
+    measured, None with measurements or if the target's size is not known.
     """
 
     name: str
@@ -115,10 +119,10 @@ def advise(
 ) -> Advice:
     """Return the advice for the pair in row `name` of the table `pairs`.
 
-    reported: the table of reported figures, from which methods without a known acceptance are predicted; device_name: a device of
-    `specrig.models.facts`, or None; study: a results folder, or None; trained_by: the config by whose recipe the pair's models are
-    trained, where the study does not say. Raises StudyError for an unknown pair or device, and for a
-    study that has no usable cell of the pair.
+    reported: the table of reported figures, from which methods without a known acceptance are predicted; device_name: a
+    device of `specrig.models.facts`, or None; study: a results folder, or None; trained_by: the config by whose recipe
+    the pair's models are trained, where the study does not say. Raises StudyError for an unknown pair or device, and
+    for a study that has no usable cell of the pair.
     """
     problems = Problems(Positions([]))
     rows = read_rows(pairs, Pair, problems)
@@ -155,7 +159,9 @@ def size_of(model: str) -> Size | None:
 
 
 def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: Device | None) -> list[Finding]:
-    """Check whether target and draft can work together, whether the draft is small enough, and whether both fit the device."""
+    """Check whether target and draft can work together, whether the draft is small enough, and whether both fit the
+    device.
+    """
     found = []
     reason = _gate(pair)
     if reason:
@@ -199,7 +205,9 @@ def _memory(needed: float, dtype: str, device: Device) -> Finding:
 
 
 def _gate(pair: Pair) -> str | None:
-    """Why target and draft can never speculate together, by shipped facts and local folders; None if nothing is against it."""
+    """Why target and draft can never speculate together, by shipped facts and local folders; None if nothing is against
+    it.
+    """
     local = [
         model for model in (pair.target, pair.draft) if model and (Path(model).expanduser() / "config.json").is_file()
     ]
@@ -214,7 +222,9 @@ def _gate(pair: Pair) -> str | None:
 
 
 def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
-    """Return the cell with the highest speedup for each task, temperature and batch size, in the order of their first cells."""
+    """Return the cell with the highest speedup for each task, temperature and batch size, in the order of their first
+    cells.
+    """
     settings: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in cells:
         settings.setdefault((row["task"], row["temperature"], row["batch_size"]), []).append(row)
@@ -244,8 +254,8 @@ def predicted(
 ) -> list[Prediction]:
     """Predict the methods' speedups at batch size 1.
 
-    draft_model is predicted for each of `ALPHAS` by Theorem 3.8 of Leviathan et al., other methods from the median of their
-    `lengths`. Costs come from the device's roofline, or without a device from the ratio of parameters.
+    draft_model is predicted for each of `ALPHAS` by Theorem 3.8 of Leviathan et al., other methods from the median of
+    their `lengths`. Costs come from the device's roofline, or without a device from the ratio of parameters.
     """
 
     def verify(tokens: int) -> float:

@@ -20,7 +20,9 @@ SCENES = (
 
 
 def show_advice(advice: Advice, console: Console) -> None:
-    """Print the pair, its findings and its measurements; without measurements, the predictions and what practice recommends."""
+    """Print the pair, its findings and its measurements; without measurements, the predictions and what practice
+    recommends.
+    """
     pair, device = advice.pair, advice.device
     console.print(
         f"[bold]{advice.name}[/]: {pair.target} ← {pair.draft or 'no draft'}"

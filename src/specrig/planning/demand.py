@@ -12,7 +12,9 @@ from specrig.training.budget import training_flop, training_memory
 STARTING = 10
 """Minutes for starting Python and loading models."""
 MARGIN = 2
-"""Times the estimated minutes: the estimate is of memory bandwidth and arithmetic alone. A job that runs out of time goes on in another."""
+"""Times the estimated minutes: the estimate is of memory bandwidth and arithmetic alone. A job that runs out of time
+goes on in another.
+"""
 UNKNOWN_MINUTES, UNKNOWN_MB = 240, 16_000
 """Asked for where the target's size is not known."""
 
@@ -26,7 +28,8 @@ class Demand:
 
 
 def measuring_demand(study: Study, process: tuple[str, str, str], size: PairSize) -> Demand:
-    """Return what the measuring job of one process asks for. process: a key of the grid's `processes`. size: of its pair.
+    """Return what the measuring job of one process asks for. process: a key of the grid's `processes`. size: of its
+    pair.
 
     On a GPU the models pass through main memory, so a job asks for as much of it as the plan estimates of the GPU's.
     """
@@ -34,7 +37,8 @@ def measuring_demand(study: Study, process: tuple[str, str, str], size: PairSize
 
 
 def training_demand(study: Study, pair: str, model: str) -> Demand:
-    """Return what training one model of a pair asks for. model: a name in `training.stages.STAGES`, or `joint` for Medusa-2.
+    """Return what training one model of a pair asks for. model: a name in `training.stages.STAGES`, or `joint` for
+    Medusa-2.
 
     The time that a draft or head takes includes the text that the target writes for it.
     """

@@ -1,7 +1,7 @@
 """Estimates the memory and the hours that a study needs, before anything is downloaded. No torch here.
 
-Sizes are exact where the architecture is known (from shipped facts, a local config.json or the study's own recipe). Hours are a
-bound from memory bandwidth. They serve planning only and are never shown beside measurements.
+Sizes are exact where the architecture is known (from shipped facts, a local config.json or the study's own recipe).
+Hours are a bound from memory bandwidth. They serve planning only and are never shown beside measurements.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ ASSUMPTION = (
 
 @dataclass(frozen=True, slots=True)
 class PairSize:
-    """The shapes of a pair's models (None where the architecture is not known), and the largest batch and sequence to hold."""
+    """The shapes of a pair's models (None where the architecture is not known), and the largest batch and sequence to
+    hold.
+    """
 
     pair: str
     dtype: str
@@ -110,7 +112,8 @@ def gated(study: Study) -> dict[str, list[str]]:
 
 
 def hours(study: Study, sizes: list[PairSize], bandwidth: float | None = None) -> tuple[float, str]:
-    """Return (hours of measuring, assumptions in words). Pairs of unknown size are not counted; the assumptions name them.
+    """Return (hours of measuring, assumptions in words). Pairs of unknown size are not counted; the assumptions name
+    them.
 
     bandwidth: of this machine's memory in bytes/s; None for the one in `BANDWIDTH`.
     """
@@ -131,7 +134,8 @@ def process_seconds(
 ) -> float:
     """Seconds that one measuring job takes in one replicate, by the same bound as `hours`.
 
-    process: a key of the grid's `processes`. size: of its pair, whose target's shape is known. bandwidth: as in `hours`.
+    process: a key of the grid's `processes`. size: of its pair, whose target's shape is known. bandwidth: as in
+    `hours`.
     """
     assert size.target is not None
     device = "cuda" if study.uses_gpu() else "cpu"
@@ -166,7 +170,9 @@ def extent(study: Study) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """What a study's trainings take. named: the models; flop: operations; memory, disk: bytes; unknown: pairs of unknown size."""
+    """What a study's trainings take. named: the models; flop: operations; memory, disk: bytes; unknown: pairs of
+    unknown size.
+    """
 
     named: tuple[str, ...]
     flop: float
@@ -194,7 +200,9 @@ def training_cost(study: Study) -> TrainingCost:
 
 
 def training(study: Study) -> str:
-    """Say which models the study trains, how many operations that takes, how many minutes, how much memory and disk; or `nothing`."""
+    """Say which models the study trains, how many operations that takes, how many minutes, how much memory and disk; or
+    `nothing`.
+    """
     cost = training_cost(study)
     if not cost.named:
         return "nothing"

@@ -12,7 +12,8 @@ from specrig.study.problems import Problems
 def fair_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str]]:
     """Read the cells of a pair by which methods may be judged, as rows of `cells.csv`.
 
-    These cells are lossless, passed the audit, are not known to be disturbed and have a speedup; the baseline's are left out.
+    These cells are lossless, passed the audit, are not known to be disturbed and have a speedup; the baseline's are
+    left out.
     study: the results folder. A missing table, or one without the pair, is added to `problems`.
     """
     file = study / "tables" / "cells.csv"
@@ -36,7 +37,9 @@ def fair_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str
 
 
 def prompts_needed(study: Path) -> list[float]:
-    """Read how many prompts each measured cell needs to resolve a difference of 5 %, ascending; empty without measurements."""
+    """Read how many prompts each measured cell needs to resolve a difference of 5 %, ascending; empty without
+    measurements.
+    """
     file = study / "tables" / "cells.csv"
     rows = _cells(file) if file.is_file() else []
     return sorted(float(row["prompts_needed"]) for row in rows if row.get("prompts_needed"))

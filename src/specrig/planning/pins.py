@@ -1,4 +1,6 @@
-"""Finds hub models and data sets without a revision in a study's tables, and writes their current commits. No torch here."""
+"""Finds hub models and data sets without a revision in a study's tables, and writes their current commits. No torch
+here.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from specrig.study.study import Study
 class Pin:
     """A cell of a table that should hold a revision and has none.
 
-    source: the hub id. In the column `heads` the cell holds this id and the revision goes behind it; any other cell is empty.
+    source: the hub id. In the column `heads` the cell holds this id and the revision goes behind it; any other cell is
+    empty.
     """
 
     file: Path
@@ -68,10 +71,11 @@ def unpinned(study: Study) -> list[Pin]:
 
 
 def pin(study: Study, console: Console, *, check: bool) -> bool:
-    """Ask the hub for the current commit of everything without a revision, and write it into the cells of the study's tables.
+    """Ask the hub for the current commit of everything without a revision, and write it into the cells of the study's
+    tables.
 
-    check: only print what has no revision. Returns whether everything has a revision now. Raises ModelError for what the hub
-    refuses, after the other commits are written.
+    check: only print what has no revision. Returns whether everything has a revision now. Raises ModelError for what
+    the hub refuses, after the other commits are written.
     """
     pins = unpinned(study)
     commits: dict[tuple[str, str], str] = {}
@@ -102,7 +106,9 @@ def pin(study: Study, console: Console, *, check: bool) -> bool:
 
 
 def _write(file: Path, pins: Sequence[tuple[Pin, str]]) -> None:
-    """Write the commits into their cells; other records stay byte for byte. A missing column is added at the table's end."""
+    """Write the commits into their cells; other records stay byte for byte. A missing column is added at the table's
+    end.
+    """
     # Line ends are kept as they are.
     text = file.read_bytes().decode("utf-8")
     records = list(_records(text, file))

@@ -24,7 +24,9 @@ ALWAYS_SHOWN = ("k", "task")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job. name: (engine, pair, method); values: field -> the values that it takes in the job's cells; cells: their number."""
+    """A job. name: (engine, pair, method); values: field -> the values that it takes in the job's cells; cells: their
+    number.
+    """
 
     name: tuple[str, str, str]
     values: Mapping[str, Sequence[Any]]
@@ -46,9 +48,11 @@ class Refusal:
 class Plan:
     """A study's plan.
 
-    untested: engine -> what was never tried on hardware. prompts_needed: prompts needed to resolve a difference of 5 %, in the
-    median and in the worst cell; None before anything is measured. trains, needs, hours_assume: sentences from `estimate`.
-    simulated: pair -> declared acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the gated models.
+    untested: engine -> what was never tried on hardware. prompts_needed: prompts needed to resolve a difference of 5 %,
+    in the median and in the worst cell; None before anything is measured. trains, needs, hours_assume: sentences from
+    `estimate`.
+    simulated: pair -> declared acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the
+    gated models.
     """
 
     study: Study

@@ -84,7 +84,9 @@ def _parameters(shape: Shape | None) -> str:
 
 
 def _values(values: Sequence[Any]) -> str:
-    """Values as text: `2–8` for three or more consecutive numbers, the number of names if there are over four, else `0, 1`."""
+    """Values as text: `2–8` for three or more consecutive numbers, the number of names if there are over four, else `0,
+    1`.
+    """
     if len(values) > 4 and isinstance(values[0], str):
         return str(len(values))
     if (

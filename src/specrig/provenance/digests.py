@@ -1,7 +1,7 @@
 """Digests of the source code that decides a stage's result. When a digest changes, the stage's outputs are stale.
 
-A digest covers the stage's module and every module of this package that it imports, directly or through others, at the top of a
-file or inside a function. Docstrings, comments and imports for type checkers do not count.
+A digest covers the stage's module and every module of this package that it imports, directly or through others, at the
+top of a file or inside a function. Docstrings, comments and imports for type checkers do not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ DATA = ("templates/**/*", "*.bib", "*.c", "*.csv", "*.json")
 MEMORY = Path(cache_from_source(__file__)).with_suffix(".json")
 """File that remembers what parsing found, beside the bytecode and one for each version of Python.
 
-Its keys are SHA-256 sums of this file and of the parsed text: an edited text has another key, so no entry becomes stale."""
+Its keys are SHA-256 sums of this file and of the parsed text: an edited text has another key, so no entry becomes
+stale."""
 MEMORY_SIZE = 2_000
 """Number of entries, about ten for each file of the package, after which the memory is emptied."""
 
@@ -74,9 +75,11 @@ def audit_digest(engine: str, method: str) -> str:
 
 @cache
 def code_digest(*modules: str) -> str:
-    """First 16 hex digits of the SHA-256 over the sources of `modules` and of all modules of this package that they import.
+    """First 16 hex digits of the SHA-256 over the sources of `modules` and of all modules of this package that they
+    import.
 
-    Files that match `DATA` beside a module count as its source. Raises ValueError for a name that is no module of the package.
+    Files that match `DATA` beside a module count as its source. Raises ValueError for a name that is no module of the
+    package.
     """
     known = len(_memory())
     total = sha256()
@@ -126,7 +129,9 @@ def _file(module: str) -> Path:
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """Yield the names that the code at `node` imports when it runs, also inside functions, but not imports for type checkers."""
+    """Yield the names that the code at `node` imports when it runs, also inside functions, but not imports for type
+    checkers.
+    """
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

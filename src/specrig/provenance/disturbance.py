@@ -1,8 +1,8 @@
 """Records what else the machine did while a job measured, and how fast the machine was before and after.
 
-A speedup that was measured beside other programs, or by a process that was suspended meanwhile, looks like any other. So counters
-of the operating system are read before and after each generation, never inside the timed region. `analysis.disturbance` judges
-what they mean for a cell.
+A speedup that was measured beside other programs, or by a process that was suspended meanwhile, looks like any other.
+So counters of the operating system are read before and after each generation, never inside the timed region.
+`analysis.disturbance` judges what they mean for a cell.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ COPY_MOST = 1 << 30
 MATRIX = {"cpu": 512, "cuda": 4096}
 """Device -> rows and columns of the multiplied matrices, so that a product takes some milliseconds."""
 THREADS = Path("/proc/self/task")
-"""Folder with `schedstat` of each thread: nanoseconds running, nanoseconds ready but waiting for a processor, and a count.
+"""Folder with `schedstat` of each thread: nanoseconds running, nanoseconds ready but waiting for a processor, and a
+count.
 
 Source: the Linux kernel's Documentation/scheduler/sched-stats."""
 NS = 1e-9
@@ -48,7 +49,9 @@ class Moment:
 
 
 def moment(*, children: bool = False) -> Moment:
-    """Read the counters now. children: count the work of processes that this one started as its own, which takes milliseconds."""
+    """Read the counters now. children: count the work of processes that this one started as its own, which takes
+    milliseconds.
+    """
     times = psutil.cpu_times()
     # The time of guests is part of the user's; idle and iowait are no work, steal is somebody else's.
     busy = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
@@ -79,8 +82,8 @@ def moment(*, children: bool = False) -> Moment:
 def between(before: Moment, after: Moment) -> dict[str, float | None]:
     """Return what happened between two moments, as the fields of `measurement.records.Load`, in seconds.
 
-    The system counts all work in ticks but the process's own in nanoseconds, so others' work can come out a tick below 0; 0 is
-    returned then.
+    The system counts all work in ticks but the process's own in nanoseconds, so others' work can come out a tick below
+    0; 0 is returned then.
     """
     elapsed, own = after.clock_s - before.clock_s, after.own_s - before.own_s
     found: dict[str, float | None] = {
@@ -149,7 +152,9 @@ def _fastest(action: Callable[[], Any], device: str) -> float:
 
 
 def _waited(folders: list[Path]) -> float | None:
-    """Seconds that the threads in `folders` were ready but waited for a processor, since each began; None without counters."""
+    """Seconds that the threads in `folders` were ready but waited for a processor, since each began; None without
+    counters.
+    """
     found = [
         times[1] for folder in folders for path in folder.glob("*/schedstat") if (times := _schedstat(path)) is not None
     ]

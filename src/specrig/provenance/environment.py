@@ -35,11 +35,13 @@ PACKAGES = (
     "arctic-inference",
 )
 FULL_HASH_LIMIT = 4 << 30
-"""Weight files up to this many bytes are hashed whole; of larger ones only the first and last MiB and the size are hashed."""
+"""Weight files up to this many bytes are hashed whole; of larger ones only the first and last MiB and the size are
+hashed.
+"""
 TRAINED_FOR = "trained_for.json"
 NOTES = {"made_from": "source.json", "trained_for": TRAINED_FOR}
-"""What a model's folder says of itself: the file that it was converted from (`models.gguf`), the target that it was trained for
-(`provenance.trained_for`)."""
+"""What a model's folder says of itself: the file that it was converted from (`models.gguf`), the target that it was
+trained for (`provenance.trained_for`)."""
 
 
 SHAPE = (
@@ -58,7 +60,8 @@ SHAPE = (
 
 
 def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, Any]:
-    """Return everything that may change a result: packages, torch build, processor, GPUs, threads, clocks, commit and models.
+    """Return everything that may change a result: packages, torch build, processor, GPUs, threads, clocks, commit and
+    models.
 
     pair: the models to describe; device: `cpu` or `cuda`; threads: CPU threads of the job, None for torch's own number.
     """
@@ -87,7 +90,8 @@ def capture(pair: PairFiles, *, device: str, threads: int | None) -> dict[str, A
 
 
 def target_shape(pair: PairFiles) -> dict[str, Any]:
-    """Return `shape`, the keys of the target's config that decide its size, and `precision`, in which its weights are read.
+    """Return `shape`, the keys of the target's config that decide its size, and `precision`, in which its weights are
+    read.
 
     Empty if no config is at hand, as for a server's model.
     """
@@ -99,7 +103,9 @@ def target_shape(pair: PairFiles) -> dict[str, Any]:
 
 
 def model_digest(source: str) -> dict[str, str]:
-    """Return `sha256` over names and contents of a model folder's config, tokenizer and weights; empty if there is no folder."""
+    """Return `sha256` over names and contents of a model folder's config, tokenizer and weights; empty if there is no
+    folder.
+    """
     folder = Path(source)
     if not folder.is_dir():
         return {}
@@ -146,7 +152,8 @@ def torch_build(threads: int | None = None) -> dict[str, Any]:
 def processor() -> dict[str, Any]:
     """Name, generation, cores, clock and load of the processor.
 
-    A virtual machine may cut the name down to "AMD EPYC"; family and model, where the kernel gives them, still tell a Zen 4 from a Zen 5.
+    A virtual machine may cut the name down to "AMD EPYC"; family and model, where the kernel gives them, still tell a
+    Zen 4 from a Zen 5.
     """
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
@@ -167,7 +174,9 @@ def processor() -> dict[str, Any]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """The GPUs that torch sees, in its order; a job runs on the first. Only their names if the driver's library is missing."""
+    """The GPUs that torch sees, in its order; a job runs on the first. Only their names if the driver's library is
+    missing.
+    """
     import pynvml
     import torch
 

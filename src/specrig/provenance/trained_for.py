@@ -1,6 +1,8 @@
-"""For which target a draft or a head was trained: noted beside its weights, checked before it drafts for any target. No torch here.
+"""For which target a draft or a head was trained: noted beside its weights, checked before it drafts for any target. No
+torch here.
 
-A head reads the hidden states of one target. Beside another it still runs, and is then only seldom accepted: the verifier hides the mistake.
+A head reads the hidden states of one target. Beside another it still runs, and is then only seldom accepted: the
+verifier hides the mistake.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from specrig.provenance.environment import TRAINED_FOR, model_digest
 def identity(target: str, revision: str | None = None) -> str:
     """What stays the same of a target wherever it lies and in whatever precision it is loaded.
 
-    target: a folder, a hub id or a GGUF file. Of a GGUF file and of the folder made from it, it is the SHA-256 of the file; of another
-    folder that of its files; of a hub id the commit. Raises ModelError for a target that is not there.
+    target: a folder, a hub id or a GGUF file. Of a GGUF file and of the folder made from it, it is the SHA-256 of the
+    file; of another folder that of its files; of a hub id the commit. Raises ModelError for a target that is not there.
     """
     if gguf.is_gguf(target):
         with gguf.located(target).open("rb") as file:

@@ -10,7 +10,8 @@ A publication holds everything from which tables, figures and the report are com
     models.json models/<pair>/<model>/*.gz       parameters and training curves; never weights
     scores[-n].jsonl.gz                          what the scorers counted in each output; references are not published
 
-Prompts are not published. The embedded ones come from other people's packages, the others from data that may not be passed on.
+Prompts are not published. The embedded ones come from other people's packages, the others from data that may not be
+passed on.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def read_scores(folder: Path) -> list[Score]:
 
 
 def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
-    """(file and line, text) for every line of `stem`.jsonl.gz or of its parts. Raises PublicationError for a broken file."""
+    """(file and line, text) for every line of `stem`.jsonl.gz or of its parts. Raises PublicationError for a broken
+    file.
+    """
     parts = sorted(folder.glob(f"{stem}*.jsonl.gz"), key=lambda path: (len(path.name), path.name))
     return [
         (f"{'/'.join(path.parts[-5:])}:{number}", line)
@@ -182,7 +185,8 @@ def _pack_rows(study: StudyData, folder: Path, names: Sequence[str]) -> dict[str
         source = Path((study.config.get("tables") or {}).get(name) or "")
         text = source.read_text(encoding="utf-8") if source.is_file() else None
         public = text is not None and scrub_text(text, names) == text
-        # A study needs places for its pairs and tasks even where the tables stay at home: its own rows then stand for them.
+        # A study needs places for its pairs and tasks even where the tables stay at home: its own rows then stand for
+        # them.
         place = f"{name}{source.suffix if public else '.tsv'}"
         found[name] = place if public or name != "reported" else None
         if public and text is not None:

@@ -32,8 +32,8 @@ def header(folder: Path, stem: str) -> list[str]:
 def compare_csv(recomputed: Path, folder: Path, stem: str) -> Found:
     """What differs between the published table `stem` of `folder` and the CSV file `recomputed`.
 
-    A column that only the published table has is a difference. A column that only the recomputed table has is a remark, because
-    everything that was published is still compared.
+    A column that only the published table has is a difference. A column that only the recomputed table has is a remark,
+    because everything that was published is still compared.
     """
     published, ours = _read(table_path(folder, f"{stem}.csv")), _read(recomputed)
     differences = [

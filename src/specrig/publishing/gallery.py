@@ -1,4 +1,6 @@
-"""`specrig gallery`: the index of published studies, with a picture of what each found. Computed from the published records."""
+"""`specrig gallery`: the index of published studies, with a picture of what each found. Computed from the published
+records.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ INDEX, PICTURE = "README.md", "headline.svg"
 class Entered:
     """What one published study found on one pair in one engine.
 
-    speedups: the rows of `summary.speedup_summary` at the lowest temperature and smallest batch, without the baselines. fair: for
-    each of them, whether it is lossless, passed the audit and was not disturbed. report: the report's file, compressed where it is large.
+    speedups: the rows of `summary.speedup_summary` at the lowest temperature and smallest batch, without the baselines.
+    fair: for each of them, whether it is lossless, passed the audit and was not disturbed. report: the report's file,
+    compressed where it is large.
     """
 
     folder: str

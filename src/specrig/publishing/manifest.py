@@ -19,7 +19,9 @@ LIBRARIES = ("numpy", "pandas", "scipy")
 
 
 class PublicationError(ValueError):
-    """Raised for a study that cannot be published or a publication that cannot be read. It says which file and what to do."""
+    """Raised for a study that cannot be published or a publication that cannot be read. It says which file and what to
+    do.
+    """
 
 
 class Entry(BaseModel):

@@ -35,10 +35,10 @@ TABLES = (*OWN_TABLES, "quality")
 def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
     """Publish a finished study in the folder `to`/`name`; returns this folder and notes for the user.
 
-    name: None means `<hardware>-<study>`. The folder is written completely or not at all, and replaces an older publication of
-    the same study. The notes say what was left out, and which of the study's own tables differ from the published ones. Raises
-    PublicationError for a study that is not finished, for one that ran on several machines and has no `name`, where another
-    folder is in the way, and for any text that would reveal this machine.
+    name: None means `<hardware>-<study>`. The folder is written completely or not at all, and replaces an older
+    publication of the same study. The notes say what was left out, and which of the study's own tables differ from the
+    published ones. Raises PublicationError for a study that is not finished, for one that ran on several machines and
+    has no `name`, where another folder is in the way, and for any text that would reveal this machine.
     """
     _check_finished(study)
     data = read_study(study.root)
@@ -65,8 +65,8 @@ def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
 def render_again(target: Path) -> Path:
     """Compute a publication's tables, figures and report again from its own records; returns `target`.
 
-    This brings a publication up to date after the code has changed. Raises PublicationError for records that were changed since
-    they were published.
+    This brings a publication up to date after the code has changed. Raises PublicationError for records that were
+    changed since they were published.
     """
     manifest = read_manifest(target)
     found = entries(target)

@@ -68,7 +68,9 @@ def scrub_text(text: str, names: Iterable[str]) -> str:
 
 
 def without_addresses(value: Any) -> Any:
-    """A copy of a JSON value with every http address replaced by `SERVER`, to hide the servers that a study was measured on."""
+    """A copy of a JSON value with every http address replaced by `SERVER`, to hide the servers that a study was
+    measured on.
+    """
     if isinstance(value, dict):
         return {key: without_addresses(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -79,7 +81,8 @@ def without_addresses(value: Any) -> Any:
 def check_no_traces(folder: Path, paths: Iterable[str], names: Iterable[str]) -> None:
     """Raise PublicationError if a file below `folder` contains one of `paths` or `names`, also if it is compressed.
 
-    Records are not searched for names, because the text of a model may contain any word. Everything else in them is numbers.
+    Records are not searched for names, because the text of a model may contain any word. Everything else in them is
+    numbers.
     """
     for path in sorted(folder.rglob("*")):
         if not path.is_file():

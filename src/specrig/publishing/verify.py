@@ -19,7 +19,9 @@ from specrig.publishing.publish import TABLES, compute_tables, unpacked
 
 @dataclass(slots=True)
 class Finding:
-    """The result for one file. checked: what was checked. A file with `differences` fails; `remarks` are for information."""
+    """The result for one file. checked: what was checked. A file with `differences` fails; `remarks` are for
+    information.
+    """
 
     file: str
     checked: str
@@ -44,8 +46,8 @@ class Verification:
 def verify(folder: Path, show: Callable[[str], None]) -> Verification:
     """Check a publication and report on each of its files as soon as it is checked.
 
-    show: takes each line of the report. Raises PublicationError for a folder that is no publication, or whose records have a
-    schema that this code does not read.
+    show: takes each line of the report. Raises PublicationError for a folder that is no publication, or whose records
+    have a schema that this code does not read.
     """
     manifest, now = read_manifest(folder), present(study="", hardware="")
     if manifest.record_schema not in SCHEMA_VERSIONS:
@@ -128,7 +130,9 @@ def _records(folder: Path, index_path: Path) -> Finding:
 
 
 def _miscounted(record: Record) -> list[str]:
-    """The places where the rounds of a record do not account for its tokens. Engines that report no rounds are not checked."""
+    """The places where the rounds of a record do not account for its tokens. Engines that report no rounds are not
+    checked.
+    """
     found = []
     for side, run in (("run", record.run), ("baseline", record.baseline)):
         emitted = run.prefill_tokens + sum(run.rounds.emitted)

@@ -1,4 +1,6 @@
-"""The advice box: for each pair and task the fastest lossless method and its k, how sure that is, and what it costs in memory."""
+"""The advice box: for each pair and task the fastest lossless method and its k, how sure that is, and what it costs in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,16 @@ SILENT = 6
 
 
 def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.DataFrame:
-    """One row per engine, pair and task: the cell of the fastest lossless method, at the lowest temperature and smallest batch.
+    """One row per engine, pair and task: the cell of the fastest lossless method, at the lowest temperature and
+    smallest batch.
 
-    cells: `Exhibits.cells`. optimal: `analysis.optimal_k.optimal_k` of them. Cells that are lossy, disturbed or failed the audit
-    are left out. A method with several k's is judged by the speedup of choosing k on other prompts, the others by their cell's.
+    cells: `Exhibits.cells`. optimal: `analysis.optimal_k.optimal_k` of them. Cells that are lossy, disturbed or failed
+    the audit are left out. A method with several k's is judged by the speedup of choosing k on other prompts, the
+    others by their cell's.
 
-    Columns: those of `cells`; `value`, `low`, `high` (that speedup and its 95 % interval); `rivals` (names of the methods whose
-    interval reaches into the best one's); `beyond_mb` (peak memory beyond plain decoding's in the same cell, NaN if not known).
+    Columns: those of `cells`; `value`, `low`, `high` (that speedup and its 95 % interval); `rivals` (names of the
+    methods whose interval reaches into the best one's); `beyond_mb` (peak memory beyond plain decoding's in the same
+    cell, NaN if not known).
     """
     fair = _fair(cells)
     fair = fair[~disturbed(fair)]
@@ -59,7 +64,9 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
 
 
 def _fair(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that may be advised unless they are disturbed: lossless methods that passed the audit, in the base setting of their task."""
+    """The cells that may be advised unless they are disturbed: lossless methods that passed the audit, in the base
+    setting of their task.
+    """
     base = pd.concat([cells.iloc[:0], *(base_setting(frame) for _, frame in cells.groupby(SETTING, sort=False))])
     fair = base[base["lossless"].astype(bool) & ~base["failed"].astype(bool) & ~base["method"].isin(list(BASELINES))]
     return fair.assign(variant=fair["variant"].fillna("")).dropna(subset=["speedup"])

@@ -1,4 +1,6 @@
-"""Two ways in which a report carries its tables' files: inside the page, so that it is one file, or beside it. Figures are inside."""
+"""Two ways in which a report carries its tables' files: inside the page, so that it is one file, or beside it. Figures
+are inside.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,15 @@ class Attachments(ABC):
 
     @abstractmethod
     def places(self, cell: Cell) -> list[Entry]:
-        """Return the entries of a row that lead to its cell: to the record, and to the MLflow run where the page may know it."""
+        """Return the entries of a row that lead to its cell: to the record, and to the MLflow run where the page may
+        know it.
+        """
 
 
 class Embedded(Attachments):
-    """Everything is inside the page, which needs neither a network nor other files. Links to records and runs lead out of it."""
+    """Everything is inside the page, which needs neither a network nor other files. Links to records and runs lead out
+    of it.
+    """
 
     def __init__(self, results: str, runs: str) -> None:
         """results: the study's folder, as seen from the page's. runs: see `mlflow_runs`; empty: no links to MLflow."""
@@ -97,9 +103,11 @@ class Beside(Attachments):
 
 
 def mlflow_runs(study_dir: Path, name: str) -> str:
-    """The address of the study's runs in the MLflow that `make ui` shows, up to a search for one of them; empty if it is not known.
+    """The address of the study's runs in the MLflow that `make ui` shows, up to a search for one of them; empty if it
+    is not known.
 
-    The experiment's id is read from the study's own store. A store that is still to be made gives its first experiment the id 1.
+    The experiment's id is read from the study's own store. A store that is still to be made gives its first experiment
+    the id 1.
     """
     if os.environ.get("MLFLOW_TRACKING_URI"):
         return ""  # its ids are only known to that server
@@ -111,7 +119,8 @@ def mlflow_runs(study_dir: Path, name: str) -> str:
         except sqlite3.Error:
             return ""
         number = str(row[0]) if row else number
-    # Without a workflow MLflow 3 shows the pages of its default one, about traces; sorted by time it hides a run in its parent's row.
+    # Without a workflow MLflow 3 shows the pages of its default one, about traces; sorted by time it hides a run in its
+    # parent's row.
     shown = "workflowType=machine_learning&orderByKey=metrics.%60speedup%60&orderByAsc=false"
     return f"http://127.0.0.1:5000/#/experiments/{number}/runs?{shown}&searchFilter="
 

@@ -1,7 +1,8 @@
-"""Which papers a text rests on. An arXiv number in a text, as methods and claims state it, is the key in `references.bib`.
+"""Which papers a text rests on. An arXiv number in a text, as methods and claims state it, is the key in
+`references.bib`.
 
-Whatever names a paper so is cited in print without a list of its own. Two short tables name the papers of methods and sources whose own
-text does not.
+Whatever names a paper so is cited in print without a list of its own. Two short tables name the papers of methods and
+sources whose own text does not.
 """
 
 from __future__ import annotations

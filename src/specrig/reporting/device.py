@@ -37,7 +37,9 @@ def device_entries(row: Mapping[str, Any]) -> list[Entry]:
 
 
 def with_floor(table: pd.DataFrame, cells: Iterable[list[Record]], environments: Environments) -> pd.DataFrame:
-    """`table` with `floor.COLUMNS` added, or unchanged where no cell's floor is known. table: the `cells_table` of `cells`."""
+    """`table` with `floor.COLUMNS` added, or unchanged where no cell's floor is known. table: the `cells_table` of
+    `cells`.
+    """
     floors = [floor(records, environments.get(records[0].cell.job, {})) for records in cells]
     if not any(floors):
         return table

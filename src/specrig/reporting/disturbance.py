@@ -1,4 +1,6 @@
-"""Show readers which cells are disturbed: a warning with the command that measures them again, notes, a table of reasons."""
+"""Show readers which cells are disturbed: a warning with the command that measures them again, notes, a table of
+reasons.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def disturbed_cells(study: StudyData) -> list[str]:
 
 
 def warning(cells: pd.DataFrame, folder: Path) -> str:
-    """The warning for readers of a study's results; empty where no cell is disturbed. folder: the study's results folder."""
+    """The warning for readers of a study's results; empty where no cell is disturbed. folder: the study's results
+    folder.
+    """
     count = int(disturbed(cells).sum())
     what, it, marked = ("cells were", "they were", "They are") if count > 1 else ("cells was", "it was", "It is")
     return (
@@ -62,7 +66,9 @@ def notes(study: StudyData, cells: pd.DataFrame) -> list[str]:
 
 
 def efficiency_note(study: StudyData, cells: pd.DataFrame) -> str:
-    """A sentence that explains efficiencies above 1, which could not occur if loops cost nothing; empty where there are none."""
+    """A sentence that explains efficiencies above 1, which could not occur if loops cost nothing; empty where there are
+    none.
+    """
     above = cells[(cells["efficiency"] > 1) & ~disturbed(cells)]
     if above.empty:
         return ""
@@ -85,7 +91,9 @@ def efficiency_note(study: StudyData, cells: pd.DataFrame) -> str:
 
 
 def disturbed_grid(study: StudyData) -> Grid | None:
-    """The table of disturbed cells: one row per cell and replicate, with time and reasons. None where no cell is disturbed."""
+    """The table of disturbed cells: one row per cell and replicate, with time and reasons. None where no cell is
+    disturbed.
+    """
     rows = []
     for name in disturbed_cells(study):
         for replicate in dict.fromkeys(reason.replicate for reason in study.disturbances[name]):

@@ -47,8 +47,8 @@ def write_report(study_dir: Path, out: Path, attachments: Attachments | None = N
 
     attachments: how the page carries its tables' files; None puts them inside the page.
 
-    Figures are taken from `figures/` and drawn anew where one is missing. Tables are computed from the records, so the report
-    agrees with the records even if `tables/` is older. Raises RecordError for an unreadable record.
+    Figures are taken from `figures/` and drawn anew where one is missing. Tables are computed from the records, so the
+    report agrees with the records even if `tables/` is older. Raises RecordError for an unreadable record.
     """
     exhibits = Exhibits(read_study(study_dir))
     template = Environment(
@@ -180,7 +180,9 @@ def _figures(study: StudyData) -> dict[str, list[tuple[str, Markup, str]]]:
 
 
 def _drawings(path: Path, number: int) -> tuple[Markup, str]:
-    """A figure as an element for screens, and packed (gzip, base64) for phones: unpacked, each would cost as much again."""
+    """A figure as an element for screens, and packed (gzip, base64) for phones: unpacked, each would cost as much
+    again.
+    """
     drawn = inline_svg(path, "screen", f"s{number}")
     phone = inline_svg(path.parent / PHONE.name / path.name, "phone", f"p{number}")
     return drawn, "" if phone == drawn else b64encode(

@@ -25,7 +25,9 @@ ALONE = "No cell of this study ran in more than one engine."
 
 
 def comparison(study: StudyData) -> pd.DataFrame:
-    """`analysis.engines.compare` of a study, given what its engines report to do differently; empty for a study of one engine."""
+    """`analysis.engines.compare` of a study, given what its engines report to do differently; empty for a study of one
+    engine.
+    """
     differences = {
         (job.engine, method): str(text)
         for job in study.jobs
@@ -35,7 +37,9 @@ def comparison(study: StudyData) -> pd.DataFrame:
 
 
 def untested(study: StudyData) -> dict[str, str]:
-    """Engine -> the part of it that was never tried on real hardware, for the engines of the study that report such a part."""
+    """Engine -> the part of it that was never tried on real hardware, for the engines of the study that report such a
+    part.
+    """
     found = {job.engine: _said(job.environment).get("untested") for job in study.jobs}
     return {engine: str(reason) for engine, reason in found.items() if reason}
 
@@ -46,7 +50,9 @@ def _said(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def section(study: StudyData, compared: pd.DataFrame) -> dict[str, Any] | None:
-    """The `sentence` and the table (`grid`) of the report's section; None for a study of one engine. compared: `comparison`."""
+    """The `sentence` and the table (`grid`) of the report's section; None for a study of one engine. compared:
+    `comparison`.
+    """
     if compared.empty:
         return None
     return {"sentence": sentence(compared), "grid": engines_grid(compared, study)}
@@ -181,7 +187,9 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
 
 
 def _best_k(compared: pd.DataFrame) -> pd.DataFrame:
-    """The rows at each method's best k: the one with the largest geometric mean speedup over tasks in the reference engine."""
+    """The rows at each method's best k: the one with the largest geometric mean speedup over tasks in the reference
+    engine.
+    """
     first = compared[compared["engine"] == compared["reference"]]
     logs = first.assign(log=np.log(first["speedup"].astype(float))).groupby(["method", "variant", "k"])["log"].mean()
     best = {

@@ -52,7 +52,9 @@ def differing(jobs: list[Job]) -> list[str]:
 
 
 def processor_name(cpu: Mapping[str, Any]) -> str | None:
-    """A processor's model with its generation where that was recorded: many processors share one name. None where nothing was."""
+    """A processor's model with its generation where that was recorded: many processors share one name. None where
+    nothing was.
+    """
     model, generation = cpu.get("model"), cpu.get("generation")
     return f"{model} ({generation})" if model and generation else model
 
@@ -119,7 +121,9 @@ def energy_note(jobs: list[Job]) -> str | None:
 
 
 def commit(environment: dict[str, Any]) -> str:
-    """The first 12 digits of the code's git commit, with a remark where there were uncommitted changes; empty when unknown."""
+    """The first 12 digits of the code's git commit, with a remark where there were uncommitted changes; empty when
+    unknown.
+    """
     git = environment.get("git") or {}
     if not isinstance(git, dict) or not git.get("commit"):
         return ""
@@ -141,7 +145,9 @@ def model_rows(study: Path) -> list[dict[str, Any]]:
 
 
 def parameters(model: Path) -> int | None:
-    """The number of parameters of the model in a folder, from the headers of its safetensors files; None if none is readable."""
+    """The number of parameters of the model in a folder, from the headers of its safetensors files; None if none is
+    readable.
+    """
     total = 0
     for path in sorted(model.glob("*.safetensors")):
         try:

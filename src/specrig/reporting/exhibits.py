@@ -1,7 +1,7 @@
 """Which tables and figures a study has. The HTML report, the PDF and the folder for papers all show these same objects.
 
-A new table is a property of `Exhibits` and, if it is a file of its own, a name in `names.TABLES`. A new figure is a name in
-`names.FIGURES` and its drawing in `figures`.
+A new table is a property of `Exhibits` and, if it is a file of its own, a name in `names.TABLES`. A new figure is a
+name in `names.FIGURES` and its drawing in `figures`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from specrig.reporting.summary import acceptance_summary, audit_failures, best_r
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: the data with full precision, and the same for readers. paper: instead of `shown` where that fits on no page."""
+    """A table: the data with full precision, and the same for readers. paper: instead of `shown` where that fits on no
+    page.
+    """
 
     frame: pd.DataFrame
     shown: Grid
@@ -118,7 +120,9 @@ class Exhibits:
 
     @cached_property
     def methods(self) -> Grid:
-        """The methods of the study: what they are, at which k they ran, whether they are lossless, where they come from."""
+        """The methods of the study: what they are, at which k they ran, whether they are lossless, where they come
+        from.
+        """
         return methods_grid(self.study)
 
     @cached_property

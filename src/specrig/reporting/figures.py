@@ -1,4 +1,6 @@
-"""Write a study's figures: SVG and PNG in `results/<study>/figures`, PDF in the widths of a paper. `plots` and others draw them."""
+"""Write a study's figures: SVG and PNG in `results/<study>/figures`, PDF in the widths of a paper. `plots` and others
+draw them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ AROUND = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure of one setting. setting: `<engine>-<pair>`, empty for the study's first. draw: raises NothingError without data."""
+    """A figure of one setting. setting: `<engine>-<pair>`, empty for the study's first. draw: raises NothingError
+    without data.
+    """
 
     name: str
     setting: str
@@ -91,9 +95,9 @@ def drawings(exhibits: Exhibits) -> Iterator[Drawing]:
 def write_figures(study_dir: Path, out: Path) -> list[Path]:
     """Draw the figures of `results/<study>` into `out`; returns the paths of all files written.
 
-    Reads the records and the training curves. `<name>.svg` shows the first engine and pair of the study; those of the others are
-    called `<name>-<engine>-<pair>.svg`. `phone/` holds the same for a phone's width. A figure without data is written too and says
-    that it has none.
+    Reads the records and the training curves. `<name>.svg` shows the first engine and pair of the study; those of the
+    others are called `<name>-<engine>-<pair>.svg`. `phone/` holds the same for a phone's width. A figure without data
+    is written too and says that it has none.
     """
     (out / PHONE.name).mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -136,8 +140,8 @@ def draw_for_paper(
 def training_curves(models: Path) -> pd.DataFrame:
     """All training curves below `models` (`<pair>/<model>/training.jsonl`) as one table with one row per loss.
 
-    Columns: pair, model, seconds since training began, kind ("training" or the name of a held-out task), loss. Lines that are not
-    JSON are left out, because a curve with a gap is better than no report.
+    Columns: pair, model, seconds since training began, kind ("training" or the name of a held-out task), loss. Lines
+    that are not JSON are left out, because a curve with a gap is better than no report.
     """
     rows: list[dict[str, Any]] = []
     for path in sorted(models.glob("*/*/training.jsonl")):
@@ -159,7 +163,9 @@ def training_curves(models: Path) -> pd.DataFrame:
 def _of_setting(
     tasks: Sequence[str], measured: Sequence[list[Record]], cells: pd.DataFrame
 ) -> dict[str, Callable[[Sheet], Figure]]:
-    """The figures of one engine and pair. measured: the records of each of their cells, also of those that `cells` leaves out."""
+    """The figures of one engine and pair. measured: the records of each of their cells, also of those that `cells`
+    leaves out.
+    """
     tasks = [task for task in tasks if task in set(cells["task"])]
     records = [record for members in measured for record in members]
     summary, best = speedup_summary(cells, records, tasks), best_rows(cells)
@@ -173,7 +179,9 @@ def _of_setting(
 
 
 def _lengths(measured: Iterable[list[Record]], cells: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell and emitted length: method, variant, k, lossless, task, emitted, share of the rounds that were not cut."""
+    """One row per cell and emitted length: method, variant, k, lossless, task, emitted, share of the rounds that were
+    not cut.
+    """
     wanted = set(cells[IDENTITY].itertuples(index=False, name=None))
     rows: list[dict[str, Any]] = []
     columns = ["method", "variant", "k", "lossless", "task", "emitted", "share"]

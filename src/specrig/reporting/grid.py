@@ -26,8 +26,9 @@ class Entry:
 class Grid:
     """A table: header, rows of entries, and what a paper needs around them.
 
-    labels, trailing: the numbers of leading and trailing columns that hold text; the others hold numbers. groups: the number of leading columns that many
-    rows share (pair, temperature); HTML and LaTeX show these once, in a line above the rows that share them. label: for LaTeX.
+    labels, trailing: the numbers of leading and trailing columns that hold text; the others hold numbers. groups: the
+    number of leading columns that many rows share (pair, temperature); HTML and LaTeX show these once, in a line above
+    the rows that share them. label: for LaTeX.
     """
 
     header: list[str]
@@ -83,7 +84,9 @@ def interval(low: float, high: float, digits: int = 2) -> str:
 
 
 def markdown(grid: Grid) -> str:
-    """The grid in GitHub's table syntax, with the caption above and the notes below. Bold is `**`, struck through is `~~`."""
+    """The grid in GitHub's table syntax, with the caption above and the notes below. Bold is `**`, struck through is
+    `~~`.
+    """
 
     def show(entry: Entry) -> str:
         text = _escape_markdown(entry.text)

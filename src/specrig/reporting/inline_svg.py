@@ -1,4 +1,6 @@
-"""Put an SVG file of matplotlib's into a page: in the page's colours and a third of the size, so that a report stays one file."""
+"""Put an SVG file of matplotlib's into a page: in the page's colours and a third of the size, so that a report stays
+one file.
+"""
 
 from __future__ import annotations
 

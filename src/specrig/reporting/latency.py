@@ -30,7 +30,8 @@ LOCAL = "draft_model"
 
 
 def with_latency(cells: pd.DataFrame, measured: Iterable[Cell]) -> pd.DataFrame:
-    """The rows of `cells` whose method has the option `latency_ms`, with its value in a column of that name (milliseconds).
+    """The rows of `cells` whose method has the option `latency_ms`, with its value in a column of that name
+    (milliseconds).
 
     measured: the cells that the rows are of. Only the k is kept that ran with most latencies, of several the smallest.
     """
@@ -43,7 +44,9 @@ def with_latency(cells: pd.DataFrame, measured: Iterable[Cell]) -> pd.DataFrame:
 
 
 def latency(cells: pd.DataFrame, measured: Iterable[Cell], tasks: list[str], sheet: Sheet) -> Figure:
-    """Speedup against added latency, with 95 % bands: one column per task, one line per method. Dashed: draft and target in one process."""
+    """Speedup against added latency, with 95 % bands: one column per task, one line per method. Dashed: draft and
+    target in one process.
+    """
     remote = with_latency(cells, measured)
     if remote.empty:
         raise NothingError("no method of this study drafted over a network")

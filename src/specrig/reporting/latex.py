@@ -1,7 +1,8 @@
 """Render a `Grid` as LaTeX (booktabs, siunitx), ready to paste.
 
-pandas' `Styler.to_latex` is not used. It cannot set a line above a group of rows, a column of its own for the note behind a
-number, or anything around the tabular (a comment on top, fitting to the line, landscape). It would only join cells by `&`.
+pandas' `Styler.to_latex` is not used. It cannot set a line above a group of rows, a column of its own for the note
+behind a number, or anything around the tabular (a comment on top, fitting to the line, landscape). It would only join
+cells by `&`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _NUMBER = re.compile(rf"(-?)([\d,]+)(?:\.(\d+))?( %)?(?: ([{DAGGER}{DISTURBED_SI
 
 
 def latex(grid: Grid) -> str:
-    """The grid as a LaTeX table, or as a longtable if it exceeds a page. A comment in the first line names the packages.
+    """The grid as a LaTeX table, or as a longtable if it exceeds a page. A comment in the first line names the
+    packages.
 
     Numbers are aligned at the decimal point. ArXiv numbers that references.bib has become citations.
     """
@@ -65,7 +67,9 @@ def over_pages(grid: Grid) -> bool:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of text or of numbers. Numbers with notes take two LaTeX columns. Each cell asks what all entries decide: computed once."""
+    """A column of text or of numbers. Numbers with notes take two LaTeX columns. Each cell asks what all entries
+    decide: computed once.
+    """
 
     name: str
     number: bool
@@ -145,7 +149,9 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The parts of a table in LaTeX: caption with label, column specification, line of names, lines below, width in signs, packages."""
+    """The parts of a table in LaTeX: caption with label, column specification, line of names, lines below, width in
+    signs, packages.
+    """
 
     caption: str
     spec: str
@@ -170,7 +176,9 @@ class _Table:
         ]
 
     def over_pages(self) -> list[str]:
-        """The lines of a table that continues over pages, on their side where it is wide, with the column names on each."""
+        """The lines of a table that continues over pages, on their side where it is wide, with the column names on
+        each.
+        """
         wide = self.signs > PAGE_SIGNS
         size = r"\tiny" if self.signs > 1.4 * PAGE_SIGNS else r"\scriptsize"
         return [

@@ -1,7 +1,8 @@
-"""Name what a figure draws. The report's script reads the names: it shows a point's values on hover and switches series off.
+"""Name what a figure draws. The report's script reads the names: it shows a point's values on hover and switches series
+off.
 
-Matplotlib hands only one text of an artist through to its SVG file, the id. `mark` and `switch` put the names there, and `named`
-turns such ids into data attributes.
+Matplotlib hands only one text of an artist through to its SVG file, the id. `mark` and `switch` put the names there,
+and `named` turns such ids into data attributes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _MARK = re.compile(r'id="(mark|switch)-([0-9a-f]+)"')
 
 
 def mark(artists: Artist | Sequence[Artist], series: str | Sequence[str], tips: Sequence[str] = ()) -> None:
-    """Name artists as parts of `series` (the labels of its legend entries). tips: what each point or bar of an artist says."""
+    """Name artists as parts of `series` (the labels of its legend entries). tips: what each point or bar of an artist
+    says.
+    """
     names = [series] if isinstance(series, str) else series
     for artist in [artists] if isinstance(artists, Artist) else artists:
         artist.set_gid(f"mark-{_hex(names, tips)}")

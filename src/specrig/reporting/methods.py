@@ -42,7 +42,9 @@ def methods_grid(study: StudyData) -> Grid:
 
 
 def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) -> Grid:
-    """Each method's geometric mean speedup over tasks with its acceptance: `summary.speedup_summary` in a column's width."""
+    """Each method's geometric mean speedup over tasks with its acceptance: `summary.speedup_summary` in a column's
+    width.
+    """
     levels = varying_levels(speedups)
     groups = [level for level in levels if level != "method"]
     marked = spoilt(speedups, MEAN)

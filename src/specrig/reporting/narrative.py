@@ -17,9 +17,9 @@ from specrig.reporting.summary import CROSSFIT, MEAN, spoilt
 def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
     """One paragraph on the fastest method per engine and pair, at the lowest temperature and the smallest batch.
 
-    summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods, methods that
-    failed the audit and methods with a disturbed cell are never named as the fastest. Speedups are those with k chosen on other
-    prompts.
+    summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods, methods
+    that failed the audit and methods with a disturbed cell are never named as the fastest. Speedups are those with k
+    chosen on other prompts.
     """
     paragraphs = []
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
@@ -84,7 +84,9 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
 
 
 def drift_sentence(cells: pd.DataFrame) -> str:
-    """A sentence on how much speedups changed between the first and the last run of the jobs; empty where each job ran once."""
+    """A sentence on how much speedups changed between the first and the last run of the jobs; empty where each job ran
+    once.
+    """
     known = cells.dropna(subset=["drift"])
     if known.empty:
         return ""

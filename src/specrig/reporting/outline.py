@@ -64,7 +64,9 @@ class Outline:
 
 
 def outline(exhibits: Exhibits, figures: Collection[str]) -> Outline:
-    """The outline of a study's report; sections without content are left out. figures: the names of those that have data."""
+    """The outline of a study's report; sections without content are left out. figures: the names of those that have
+    data.
+    """
     study = exhibits.study
     first = next((job.environment for job in study.jobs if job.environment), {})
     captured = sorted({str(job.environment["captured"]) for job in study.jobs if job.environment.get("captured")})

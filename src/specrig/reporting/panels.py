@@ -39,8 +39,8 @@ SMALL = 0.9
 class Sheet:
     """What a figure is drawn on.
 
-    width: the inches that it takes up; None for a screen, where content decides. size: the font's size in points. tallest: the most
-    inches that a figure on it may be high.
+    width: the inches that it takes up; None for a screen, where content decides. size: the font's size in points.
+    tallest: the most inches that a figure on it may be high.
     """
 
     name: str
@@ -59,12 +59,16 @@ class Sheet:
         return self.width is not None and self.width < 5
 
     def columns(self, panels: int, most: int) -> int:
-        """How many of `panels` stand side by side, at most `most`, or two on a narrow sheet, in rows of about equal length."""
+        """How many of `panels` stand side by side, at most `most`, or two on a narrow sheet, in rows of about equal
+        length.
+        """
         rows = -(-panels // (2 if self.narrow else most))
         return -(-panels // max(rows, 1))
 
     def area(self, width: float, height: float) -> tuple[float, float]:
-        """(width, height) in inches of a figure that would take up `width` × `height` on a screen; fonts scale less than areas."""
+        """(width, height) in inches of a figure that would take up `width` × `height` on a screen; fonts scale less
+        than areas.
+        """
         if self.width is None:
             return width, height
         return self.width, min(height * max(min(self.width / width, 1.0), 0.9 * self.size / SCREEN.size), self.tallest)
@@ -101,7 +105,9 @@ def empty(reason: str) -> Figure:
 def make_panels(
     sheet: Sheet, rows: int, columns: int, *, width: float, height: float, **share: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """(figure, axes[row][column]): a grid of panels of `width` × `height` inches each on a screen. share: for `plt.subplots`."""
+    """(figure, axes[row][column]): a grid of panels of `width` × `height` inches each on a screen. share: for
+    `plt.subplots`.
+    """
     size = sheet.area(max(width * columns, 4.2), height * rows)
     layout = ConstrainedLayoutEngine(h_pad=0.1 * sheet.size / SCREEN.size)  # inches: titles keep off the labels above
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout=layout, **share)
@@ -121,8 +127,8 @@ def by_task(
 ) -> tuple[Figure, list[list[Axes]]]:
     """(figure, axes[measure][task]): tasks stand side by side, six in a row, or on a narrow sheet below each other.
 
-    A measure's panels are not tied together, since Matplotlib's time for that grows with their square: the caller gives all of them
-    the same limits, and labels go to those that `edges` and `feet` name.
+    A measure's panels are not tied together, since Matplotlib's time for that grows with their square: the caller gives
+    all of them the same limits, and labels go to those that `edges` and `feet` name.
     """
     count = len(tasks)
     if sheet.narrow:
@@ -186,7 +192,8 @@ def draw_band(
     timed: bool = False,
     over: str = "k",
 ) -> None:
-    """Draw a measure against k with its band from `_low` to `_high`; a single k gets a bar, since its band would have no width.
+    """Draw a measure against k with its band from `_low` to `_high`; a single k gets a bar, since its band would have
+    no width.
 
     timed: the measure is a speed, so disturbed cells are marked. over: what the column k holds, for readers.
     """

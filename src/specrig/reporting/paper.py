@@ -1,4 +1,6 @@
-"""Write the folder for papers: figures in a column's and a page's width, tables, references, and a document that includes them."""
+"""Write the folder for papers: figures in a column's and a page's width, tables, references, and a document that
+includes them.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ TEMPLATE = "main.tex.j2"
 def write_paper(contents: Outline, figures: dict[str, list[tuple[str, str]]], out: Path) -> Path:
     """Write `main.tex`, `references.bib` and `tables/` beside the `figures/` that are in `out`; returns `out`.
 
-    figures: name -> (setting, stem) of the figures that have data. `pdflatex main` makes a document as it is; `bibtex main` and
-    two more runs add the references.
+    figures: name -> (setting, stem) of the figures that have data. `pdflatex main` makes a document as it is; `bibtex
+    main` and two more runs add the references.
     """
     for grid in contents.tables():
         write_atomically(out / "tables" / f"{_stem(grid)}.tex", latex(grid))

@@ -1,4 +1,6 @@
-"""The sentences that HTML, PDF and the paper share. Figures in them come from the tables or from the constants that the code uses."""
+"""The sentences that HTML, PDF and the paper share. Figures in them come from the tables or from the constants that the
+code uses.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ from specrig.reporting.style import GRID, INK, method_colour, method_marker, met
 
 
 def reported_against(judged: pd.DataFrame, sheet: Sheet) -> Figure:
-    """Measured or predicted speedup (vertical) against the reported one: one point per claim. Shaded: agrees with theory."""
+    """Measured or predicted speedup (vertical) against the reported one: one point per claim. Shaded: agrees with
+    theory.
+    """
     points = reported_points(judged)
     if points.empty:
         raise NothingError("no reported speedup was measured, and none can be predicted")
@@ -50,7 +52,8 @@ def reported_against(judged: pd.DataFrame, sheet: Sheet) -> Figure:
 
 
 def reported_points(judged: pd.DataFrame) -> pd.DataFrame:
-    """The claims of a speedup that have a measured or predicted value, as a table with the columns reported, value, kind, method.
+    """The claims of a speedup that have a measured or predicted value, as a table with the columns reported, value,
+    kind, method.
 
     kind: "measured" or "predicted". Ranges are given by their middle.
     """

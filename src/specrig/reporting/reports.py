@@ -1,4 +1,6 @@
-"""Write what a reader takes into a paper: the PDF, and the folder with figures, tables and a document that includes them."""
+"""Write what a reader takes into a paper: the PDF, and the folder with figures, tables and a document that includes
+them.
+"""
 
 from __future__ import annotations
 

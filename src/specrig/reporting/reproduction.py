@@ -37,7 +37,9 @@ def reproduction(study: StudyData) -> pd.DataFrame:
 
 
 def reported_claims(study: StudyData) -> list[Claim]:
-    """The claims in the study's file of reported figures; empty where it names none. Raises StudyError like `reproduction`."""
+    """The claims in the study's file of reported figures; empty where it names none. Raises StudyError like
+    `reproduction`.
+    """
     problems = Problems(Positions([]))
     tables = study.config.get("tables") or {}
     claims = read_claims(Path(tables["reported"]), problems) if tables.get("reported") else []
@@ -58,7 +60,9 @@ def sentence(judged: pd.DataFrame) -> str:
 
 
 def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
-    """The verdicts as a table for readers; claims that were measured, are impossible or contradict the theory come first."""
+    """The verdicts as a table for readers; claims that were measured, are impossible or contradict the theory come
+    first.
+    """
     order = {verdict: number for number, verdict in enumerate(TELLING)}
     rank = judged["verdict"].map(lambda verdict: order.get(verdict, len(order)))
     rows = []
@@ -156,7 +160,9 @@ def with_conditions(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _catalogue(study: StudyData) -> Catalogue:
-    """All pairs and tasks of the study's tables (of the study itself where a table is missing), and all registered methods."""
+    """All pairs and tasks of the study's tables (of the study itself where a table is missing), and all registered
+    methods.
+    """
     rows = study.config.get("rows") or {}
     tables = study.config.get("tables") or {}
     problems = Problems(Positions([]))  # rows that the study does not use may be wrong: planning says so

@@ -1,4 +1,6 @@
-"""Show outputs to readers, with the tokens that the draft proposed and the target accepted told apart from the target's own."""
+"""Show outputs to readers, with the tokens that the draft proposed and the target accepted told apart from the target's
+own.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One record to show. `spans` is None where the tokens' texts or the rounds are not known; then only `text` can be shown."""
+    """One record to show. `spans` is None where the tokens' texts or the rounds are not known; then only `text` can be
+    shown.
+    """
 
     record: Record
     prompt: str | None
@@ -46,10 +50,10 @@ class Sample:
 def sources(run: Run) -> list[tuple[Source, int]]:
     """For each token of `run.tokens`: (the model it came from, its round).
 
-    The first token is prefill's, from the target. Each round then has its accepted draft tokens, followed by the target's own
-    token.
-    Example: accepted [2, 0], emitted [3, 1] gives target | draft draft target | target. Raises ValueError if the rounds do not
-    account for all tokens.
+    The first token is prefill's, from the target. Each round then has its accepted draft tokens, followed by the
+    target's own token.
+    Example: accepted [2, 0], emitted [3, 1] gives target | draft draft target | target. Raises ValueError if the rounds
+    do not account for all tokens.
     """
     result: list[tuple[Source, int]] = [("target", 0)]
     for number, (accepted, emitted) in enumerate(zip(run.rounds.accepted, run.rounds.emitted, strict=True), 1):
@@ -70,7 +74,9 @@ def grow(found: list[Span], text: str, source: Source, number: int) -> None:
 
 
 class Writing:
-    """Text that grows token by token, cut into spans. A character whose bytes are spread over several tokens waits for the last."""
+    """Text that grows token by token, cut into spans. A character whose bytes are spread over several tokens waits for
+    the last.
+    """
 
     def __init__(self, tokenizer: Decoder) -> None:
         self.tokens: list[int] = []
@@ -88,7 +94,9 @@ class Writing:
 
 
 def spans(run: Run, text: str, ends: Sequence[int]) -> list[Span]:
-    """The output `text` cut into spans, whose texts join to it. ends: see `Record.ends`. Raises ValueError like `sources`."""
+    """The output `text` cut into spans, whose texts join to it. ends: see `Record.ends`. Raises ValueError like
+    `sources`.
+    """
     found: list[Span] = []
     for start, end, (source, number) in zip([0, *ends], ends, sources(run), strict=False):
         grow(found, text[start:end], source, number)
@@ -98,7 +106,8 @@ def spans(run: Run, text: str, ends: Sequence[int]) -> list[Span]:
 def sample(record: Record, study_dir: Path, config: dict[str, Any]) -> Sample:
     """The sample of a record, with its prompt where it is on disk.
 
-    It has spans where the record knows which characters each token makes, or else where the target's tokenizer is on disk.
+    It has spans where the record knows which characters each token makes, or else where the target's tokenizer is on
+    disk.
     """
     prompt = _prompts(study_dir / "prompts" / f"{record.cell.task}.jsonl").get(record.prompt_id)
     text, ends = record.text, record.ends

@@ -31,9 +31,10 @@ CAPTION = (
 def simulated_table(study: StudyData) -> pd.DataFrame:
     """`cells_table` of the simulated cells, with additional columns.
 
-    In front: `acceptance` (always "simulated acceptance"), `declared_alpha`, and `expected_length`, the tokens per pass that this
-    α implies for the depths that were drafted (Leviathan eq. 1). At the end: `reported_speedup`, what sources state for the same
-    pair, method, k and batch, and `reported_conditions`, in which conditions the sources differ from the cell.
+    In front: `acceptance` (always "simulated acceptance"), `declared_alpha`, and `expected_length`, the tokens per pass
+    that this α implies for the depths that were drafted (Leviathan eq. 1). At the end: `reported_speedup`, what sources
+    state for the same pair, method, k and batch, and `reported_conditions`, in which conditions the sources differ from
+    the cell.
     """
     members = list(study.simulated.values())
     table = study.with_surroundings(cells_table(record for records in members for record in records), study.simulated)

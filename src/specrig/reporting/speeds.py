@@ -38,7 +38,8 @@ def runs_note(replicates: int) -> str:
 
 
 def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates: int = 1) -> Grid:
-    """`summary.speedup_summary` as a table for readers. The best lossless, undisturbed value of each column and setting is bold.
+    """`summary.speedup_summary` as a table for readers. The best lossless, undisturbed value of each column and setting
+    is bold.
 
     study: the study's name. replicates: how many times the study's jobs were run.
     """
@@ -76,7 +77,9 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
 
 
 def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
-    """`summary.acceptance_summary` as a table for readers: acceptance lengths, each with the acceptance rate in brackets."""
+    """`summary.acceptance_summary` as a table for readers: acceptance lengths, each with the acceptance rate in
+    brackets.
+    """
     levels = varying_levels(summary)
     rows = []
     for row in row_dicts(summary):
@@ -182,8 +185,8 @@ def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = Fals
 def best(frame: pd.DataFrame, column: str, groups: list[str], marked: pd.Series) -> pd.Series:
     """Which rows are bold: the largest value of `column` in each group that the columns `groups` make.
 
-    marked: the disturbed rows. They, the lossy, the condemned and the baselines (a batch without drafts is held against single
-    prompts) never win: their speeds do not compare.
+    marked: the disturbed rows. They, the lossy, the condemned and the baselines (a batch without drafts is held against
+    single prompts) never win: their speeds do not compare.
     """
     baseline = frame["method"].isin(list(BASELINES))
     fair = frame[column].where(frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~marked & ~baseline)
@@ -203,7 +206,9 @@ def setting(frame: pd.DataFrame) -> str:
 
 
 def table_notes(frame: pd.DataFrame, *, speeds: bool = True) -> list[str]:
-    """The notes that explain the signs in a table of methods. speeds: it shows speeds, of which a failed method's are struck through."""
+    """The notes that explain the signs in a table of methods. speeds: it shows speeds, of which a failed method's are
+    struck through.
+    """
     notes = [] if frame["lossless"].astype(bool).all() else [LOSSY_NOTE]
     notes += [BATCHED_NOTE] if speeds and (frame["method"] == "naive_batching").any() else []
     return [*notes, FAILED_NOTE] if speeds and frame["failed"].astype(bool).any() else notes

@@ -1,4 +1,6 @@
-"""All colours, markers and names: a method has the same colour and marker in every figure, and the same name in every table."""
+"""All colours, markers and names: a method has the same colour and marker in every figure, and the same name in every
+table.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ FIRST = [
 ]
 """The order of methods in tables and legends. Methods that are not in this list come after it (see `listed`)."""
 
-# Wong, Nature Methods 8, 441 (2011), and seven more: told apart by all common kinds of colour blindness, mid-toned enough for light and dark pages.
+# Wong, Nature Methods 8, 441 (2011), and seven more: told apart by all common kinds of colour blindness, mid-toned
+# enough for light and dark pages.
 PALETTE = [
     "#0072b2",
     "#d55e00",
@@ -65,7 +68,9 @@ def listed() -> list[str]:
 
 
 def method_order(named: Iterable[str]) -> list[str]:
-    """The different methods among `named`, in the order of `listed`; methods that are not registered come last, by name."""
+    """The different methods among `named`, in the order of `listed`; methods that are not registered come last, by
+    name.
+    """
     known = {name: number for number, name in enumerate(listed())}
     return sorted(set(named), key=lambda name: (known.get(name, len(known)), name))
 
@@ -88,7 +93,9 @@ def method_hatch(method: str, *, lossless: bool) -> str:
 
 
 def method_name(method: str, *, variant: str = "", lossless: bool = True, disturbed: bool = False) -> str:
-    """A method as tables show it: name and variant, with a dagger if it is lossy, a double dagger if its cell is disturbed."""
+    """A method as tables show it: name and variant, with a dagger if it is lossy, a double dagger if its cell is
+    disturbed.
+    """
     signs = f"{'' if lossless else ' ' + DAGGER}{' ' + DISTURBED_SIGN if disturbed else ''}"
     return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{signs}"
 
@@ -136,8 +143,9 @@ def engine_style(engine: str, engines: list[str]) -> dict[str, Any]:
 
 
 def rc(size: float = 11) -> Any:
-    """The matplotlib settings for figures whose text has `size` points: reproducible SVG with text as text (searchable, and
-    a third of the size of outlines; the fonts it names are on most machines), PDF with embedded TrueType fonts (which publishers ask for).
+    """The matplotlib settings for figures whose text has `size` points: reproducible SVG with text as text (searchable,
+    and a third of the size of outlines; the fonts it names are on most machines), PDF with embedded TrueType fonts
+    (which publishers ask for).
     """
     return {
         "svg.hashsalt": "specrig",
@@ -170,5 +178,6 @@ def rc(size: float = 11) -> Any:
 
 def _number(method: str) -> int:
     named = [name for name in listed() if name not in BASELINES]
-    # A method that is not registered (another's records): its name decides, so that it keeps its colour whatever else is in the study.
+    # A method that is not registered (another's records): its name decides, so that it keeps its colour whatever else
+    # is in the study.
     return named.index(method) if method in named else len(named) + sum(method.encode())

@@ -1,4 +1,6 @@
-"""Summarise cells by method × task: the best k of each method, speedups with intervals, acceptance, the audit's verdict."""
+"""Summarise cells by method × task: the best k of each method, speedups with intervals, acceptance, the audit's
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,13 @@ def cell_logs(records: list[Record]) -> dict[Key, pd.Series]:
 def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells at each method's best k, with all columns of `cells`.
 
-    The best k is chosen per engine, pair, batch size, method and variant, at the lowest temperature. Candidates are the k's that
-    ran the most tasks and, of these, the k's with the fewest disturbed cells. The candidate with the largest geometric mean
-    speedup over tasks is the best. Other temperatures show the same k, or their own best where it did not run.
+    The best k is chosen per engine, pair, batch size, method and variant, at the lowest temperature. Candidates are the
+    k's that ran the most tasks and, of these, the k's with the fewest disturbed cells. The candidate with the largest
+    geometric mean speedup over tasks is the best. Other temperatures show the same k, or their own best where it did
+    not run.
 
-    The choice and its speedup come from the same prompts, which flatters the best of many k's a little. The captions of the
-    tables say so; `speedup_summary` also has the speedup on prompts that had no part in the choice.
+    The choice and its speedup come from the same prompts, which flatters the best of many k's a little. The captions of
+    the tables say so; `speedup_summary` also has the speedup on prompts that had no part in the choice.
     """
     frame = cells.dropna(subset=["speedup"])
     if frame.empty:
@@ -79,7 +82,9 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def base_setting(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that a figure or table of one setting shows: those at the lowest temperature and, of these, the smallest batch."""
+    """The cells that a figure or table of one setting shows: those at the lowest temperature and, of these, the
+    smallest batch.
+    """
     coldest = cells[cells["temperature"] == cells["temperature"].min()]
     return coldest[coldest["batch_size"] == coldest["batch_size"].min()]
 
@@ -91,11 +96,12 @@ def speedup_summary(
 
     tasks: the tasks in the order of the columns. audit: see `audit_failures`.
 
-    Columns: `LEVELS`, `k`, `lossless`, `failed` (see `audit_failures`), `disturbed` (names of the disturbed tasks); for each task
-    `<task>`, `<task>_low`, `<task>_high`; `geometric_mean` over the tasks with its 95 % interval over prompts (and runs, where
-    there are replicates); `tasks`, the number of tasks in this mean; `crossfit` with its interval. For `crossfit`, the geometric
-    mean is computed with each half of the prompts at the k that the other half chose (`crossfit_ks`, e.g. "4, 5"). Where there
-    was no k to choose, `crossfit` is the geometric mean and `crossfit_ks` is empty.
+    Columns: `LEVELS`, `k`, `lossless`, `failed` (see `audit_failures`), `disturbed` (names of the disturbed tasks); for
+    each task `<task>`, `<task>_low`, `<task>_high`; `geometric_mean` over the tasks with its 95 % interval over prompts
+    (and runs, where there are replicates); `tasks`, the number of tasks in this mean; `crossfit` with its interval. For
+    `crossfit`, the geometric mean is computed with each half of the prompts at the k that the other half chose
+    (`crossfit_ks`, e.g. "4, 5"). Where there was no k to choose, `crossfit` is the geometric mean and `crossfit_ks` is
+    empty.
     """
     logs, grouped = cell_logs(records), by_cell(records)
     pools, replicates = between_means(grouped), {key: count(members) for key, members in _by_identity(grouped).items()}
@@ -130,8 +136,9 @@ def acceptance_summary(
 ) -> pd.DataFrame:
     """Acceptance by method × task, with the same rows as `speedup_summary`.
 
-    Columns: `LEVELS`, `k`, `lossless`, `failed`; for each task and each of `MEASURES` `<task>_<measure>`; `mean_<measure>`, the
-    mean over tasks, in which each task has the same weight. The mean acceptance length has a 95 % interval over prompts.
+    Columns: `LEVELS`, `k`, `lossless`, `failed`; for each task and each of `MEASURES` `<task>_<measure>`;
+    `mean_<measure>`, the mean over tasks, in which each task has the same weight. The mean acceptance length has a 95 %
+    interval over prompts.
     """
     parts = {
         identity(members[0].cell): [
@@ -171,10 +178,10 @@ def spoilt(summary: pd.DataFrame, column: str) -> pd.Series:
 def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series:
     """A boolean for each row of `cells`: whether the audit failed it. Only here the audit's verdict enters the tables.
 
-    audit: a table with the column `passed` and any columns of `IDENTITY`; None fails no cell. A row that did not pass fails every
-    cell that agrees with it on these columns. An empty entry agrees with all cells, except in `variant`, where it names the
-    method with its default options. A failed test of the baseline fails everything that was measured against this baseline. An
-    empty `passed` means not judged, and fails nothing.
+    audit: a table with the column `passed` and any columns of `IDENTITY`; None fails no cell. A row that did not pass
+    fails every cell that agrees with it on these columns. An empty entry agrees with all cells, except in `variant`,
+    where it names the method with its default options. A failed test of the baseline fails everything that was measured
+    against this baseline. An empty `passed` means not judged, and fails nothing.
     """
     failed = pd.Series(False, index=cells.index)
     if audit is None or "passed" not in audit:
@@ -206,7 +213,9 @@ def _by_identity(grouped: dict[str, list[Record]]) -> dict[Key, list[Record]]:
 
 
 def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, dict[float, Sweep]]:
-    """Values of `LEVELS` but the temperature -> temperature -> k -> task -> log speedups, for the cells that have a speedup."""
+    """Values of `LEVELS` but the temperature -> temperature -> k -> task -> log speedups, for the cells that have a
+    speedup.
+    """
     found: dict[Key, dict[float, Sweep]] = {}
     for row in row_dicts(cells.dropna(subset=["speedup"])):
         row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""

@@ -20,8 +20,8 @@ FILES = [f"{stem}.{ending}" for stem in TABLES for ending in ("csv", "md", "tex"
 def write_tables(study_dir: Path, out: Path, audit: pd.DataFrame | None = None) -> list[Path]:
     """Compute the tables of `results/<study>` from its records, write `FILES` into `out`, and return their paths.
 
-    CSV files have full precision; Markdown and LaTeX files have what readers need. audit: see `summary.audit_failures`; None
-    means the study's own `audit/*.csv`, if it has any. Raises RecordError for an unreadable record.
+    CSV files have full precision; Markdown and LaTeX files have what readers need. audit: see `summary.audit_failures`;
+    None means the study's own `audit/*.csv`, if it has any. Raises RecordError for an unreadable record.
     """
     for stem, table in Exhibits(read_study(study_dir), audit).tables.items():
         write_atomically(out / f"{stem}.csv", table.frame.to_csv(index=False))

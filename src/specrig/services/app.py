@@ -61,7 +61,8 @@ def make_app(
 ) -> FastAPI:
     """An application with `/health`, `/metrics` and `/version`, to which a service adds its own paths.
 
-    works: what runs while the application does. key: what every request but `/health` must carry as a bearer token; None: nothing.
+    works: what runs while the application does. key: what every request but `/health` must carry as a bearer token;
+    None: nothing.
     """
 
     @contextlib.asynccontextmanager
@@ -145,7 +146,9 @@ async def json_of(request: Request) -> Any:
 
 
 def key_for(host: str) -> str | None:
-    """The key that requests must carry, from the environment. Raises ServingError where a service would listen widely without one."""
+    """The key that requests must carry, from the environment. Raises ServingError where a service would listen widely
+    without one.
+    """
     key = os.environ.get(KEY_ENV) or None
     try:
         wide = not ipaddress.ip_address(host).is_loopback

@@ -18,8 +18,8 @@ class FullError(RuntimeError):
 class Batcher(Generic[Item, Result]):
     """Runs single items in batches, one batch at a time, in the order in which they came.
 
-    run: takes up to `size` items and returns one result each; an error fails that batch's items only. queue: most items that wait;
-    more raise FullError.
+    run: takes up to `size` items and returns one result each; an error fails that batch's items only. queue: most items
+    that wait; more raise FullError.
     """
 
     def __init__(self, run: Callable[[list[Item]], Awaitable[list[Result]]], size: int, queue: int) -> None:

@@ -44,7 +44,9 @@ class Coordinator:
         self.accepted_at: Counter[int] = Counter()
 
     async def decode(self, wanted: Wanted) -> AsyncIterator[list[int]]:
-        """The output's tokens as rounds emit them. Raises FullError where too many wait, ServiceError where the target fails."""
+        """The output's tokens as rounds emit them. Raises FullError where too many wait, ServiceError where the target
+        fails.
+        """
         if self.waiting >= self.queue:
             raise FullError(f"{self.queue} requests wait already")
         self.waiting += 1

@@ -26,7 +26,9 @@ from specrig.services.link import DraftLink, Link
 from specrig.services.openai import Asked, Chat, Completion, Reply, Wording, read
 
 START_S, DRAFT_START_S = 600.0, 20.0
-"""How long the coordinator waits for target and draft service to load; without a target it cannot start, without a draft it can."""
+"""How long the coordinator waits for target and draft service to load; without a target it cannot start, without a
+draft it can.
+"""
 DRAFT_BATCH = 32
 MOST_CHARACTERS = 64
 """Characters of a prompt for each token of the context, where the vocabulary has no longer token."""

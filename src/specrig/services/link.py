@@ -16,7 +16,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
 
 
 class Link:
-    """A service, asked in batches. `ended` collects sessions whose requests are over; the next message tells the service."""
+    """A service, asked in batches. `ended` collects sessions whose requests are over; the next message tells the
+    service.
+    """
 
     def __init__(self, client: RowsClient, batch: int, queue: int, *, half: bool = False) -> None:
         self.client, self.half = client, half
@@ -44,7 +46,9 @@ class DraftLink(Link):
     def __init__(
         self, client: RowsClient, batch: int, queue: int, *, check: Callable[[], object], half: bool = False
     ) -> None:
-        """check: raises ServiceError where no fitting draft service answers; called before the first rows, and after each failure."""
+        """check: raises ServiceError where no fitting draft service answers; called before the first rows, and after
+        each failure.
+        """
         super().__init__(client, batch, queue, half=half)
         self._check, self._checked = check, False
         self._pause_s, self._until = 0.0, 0.0

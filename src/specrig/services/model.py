@@ -39,10 +39,12 @@ class Serving:
 
 
 def serve_model(kind: str, serving: Serving, host: str, port: int) -> None:
-    """Load the model and serve it until the process is asked to end. Raises ServingError or ModelError before it listens.
+    """Load the model and serve it until the process is asked to end. Raises ServingError or ModelError before it
+    listens.
 
-    One thread loads the model and runs it. OpenMP keeps a team of threads for every thread that has ever computed, and libgomp lets none
-    of them wait ready where there are more than cores: a pass takes twice as long as soon as two threads have computed.
+    One thread loads the model and runs it. OpenMP keeps a team of threads for every thread that has ever computed, and
+    libgomp lets none of them wait ready where there are more than cores: a pass takes twice as long as soon as two
+    threads have computed.
     """
     key = key_for(host)
     thread = ThreadPoolExecutor(1, thread_name_prefix=kind)

@@ -1,4 +1,6 @@
-"""The requests of OpenAI's completions and chat API that the coordinator takes, and the answers and events that it gives."""
+"""The requests of OpenAI's completions and chat API that the coordinator takes, and the answers and events that it
+gives.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,8 @@ class Wording:
         text = self._text(self._tokens[self._before :])
         if text.endswith("\ufffd") and not last:
             return ""
-        # Decoding goes on from the last piece that was text, not from the beginning: what stands before decides about spaces.
+        # Decoding goes on from the last piece that was text, not from the beginning: what stands before decides about
+        # spaces.
         if len(text) > len(known):
             self._before, self._read = self._read, len(self._tokens)
         return text[len(known) :]

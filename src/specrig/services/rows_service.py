@@ -45,7 +45,8 @@ def rows_app(
 ) -> FastAPI:
     """The application of a draft or target service.
 
-    batch: most rows in a pass. queue: most rows that wait; with more the service answers 503 and Retry-After. about: more for `/health`.
+    batch: most rows in a pass. queue: most rows that wait; with more the service answers 503 and Retry-After. about:
+    more for `/health`.
     thread: runs the model, so that nothing else locks it; it should be the one that loaded it (see `services.model`).
     """
     pool = thread or ThreadPoolExecutor(1)

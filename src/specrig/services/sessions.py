@@ -1,4 +1,6 @@
-"""The texts that a model of a service holds in its cache, one row each. The row that was not used for longest gives way to a new text."""
+"""The texts that a model of a service holds in its cache, one row each. The row that was not used for longest gives way
+to a new text.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from specrig.engines.http.wire import WIDEST_DRAFT, Ask, WireError
 
 @dataclass(slots=True)
 class Seat:
-    """A session's row. text: all tokens known of it, drafted or accepted ones included; the cache holds the first `length` of them."""
+    """A session's row. text: all tokens known of it, drafted or accepted ones included; the cache holds the first
+    `length` of them.
+    """
 
     row: int
     text: list[int] = field(default_factory=list)
@@ -80,9 +84,12 @@ class Sessions:
         self.model.cache = self._cache.of_rows([seat.row for seat in seats], [seat.length for seat in seats])
 
     def run_all_but_last(self, seats: Sequence[Seat], lacking: int) -> None:
-        """Run the texts of those rows that lack more than `lacking` tokens up to the last token, in a pass of their own."""
+        """Run the texts of those rows that lack more than `lacking` tokens up to the last token, in a pass of their
+        own.
+        """
         late = [seat for seat in seats if len(seat.text) - seat.length > lacking]
-        # New texts together; each that goes on alone, since the widest pass behind the longest context need not fit the cache.
+        # New texts together; each that goes on alone, since the widest pass behind the longest context need not fit the
+        # cache.
         for group in [[seat for seat in late if not seat.length], *([seat] for seat in late if seat.length)]:
             if group:
                 self.use(group)

@@ -18,7 +18,8 @@ from specrig.study.rows import read_rows
 MEASURES = ("speedup", "tokens_per_s", "ms_per_token", "acceptance_rate", "acceptance_rate_alpha", "acceptance_length")
 """Metrics that a study measures.
 
-A claim may also give `speedup_at_acceptance_<α>` or `…_<α>_to_<α>`, which is a calculation, or `pairing`, which has no figure.
+A claim may also give `speedup_at_acceptance_<α>` or `…_<α>_to_<α>`, which is a calculation, or `pairing`, which has no
+figure.
 """
 TIMED = frozenset(MEASURES[:3])
 """Metrics that depend on hardware and precision; the others are properties of the models and the text."""
@@ -119,7 +120,9 @@ class Claim(Settings):
 
     @property
     def drafts(self) -> list[str]:
-        """Names of the drafts that the claim speaks of, from the column `draft` or else from the brackets behind the method."""
+        """Names of the drafts that the claim speaks of, from the column `draft` or else from the brackets behind the
+        method.
+        """
         inside = re.search(r"\((.*)\)", self.method)
         text = self.draft or (inside.group(1) if inside else "")
         return [DRAFTS.get(name, name) for name in text.split(" or ") if name]

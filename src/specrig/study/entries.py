@@ -66,8 +66,8 @@ class MethodEntry(Settings):
     def variants(self) -> list[tuple[str, dict[str, Any]]]:
         """Return (label, all options) for every combination of the swept values.
 
-        The label names the options that are swept or differ from their default. So it does not change when a value is added to a
-        sweep, and measured cells keep their names.
+        The label names the options that are swept or differ from their default. So it does not change when a value is
+        added to a sweep, and measured cells keep their names.
         """
         kind = methods()[self.method].Options
         swept = {name: value for name, value in self.options.items() if is_sweep(kind, name, value)}

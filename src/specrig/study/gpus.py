@@ -1,5 +1,5 @@
-"""Where several jobs share the GPUs of one machine, each takes some for itself. The operating system holds the locks, so that they go
-with their process, however that ends.
+"""Where several jobs share the GPUs of one machine, each takes some for itself. The operating system holds the locks,
+so that they go with their process, however that ends.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def take(count: int = 1, *, every_s: float = 1.0) -> None:
-    """Take `count` free GPUs (all, if there are fewer) until this process ends: VISIBLE then names these alone, also to its children.
+    """Take `count` free GPUs (all, if there are fewer) until this process ends: VISIBLE then names these alone, also to
+    its children.
 
-    Waits while too few are free; `every_s` seconds later it looks again. Does nothing where `OWN` is not set, or where there is no GPU.
-    Must come before CUDA starts, which reads VISIBLE once.
+    Waits while too few are free; `every_s` seconds later it looks again. Does nothing where `OWN` is not set, or where
+    there is no GPU. Must come before CUDA starts, which reads VISIBLE once.
     """
     if os.environ.pop(OWN, None) is None or not (names := visible()):
         return

@@ -26,7 +26,9 @@ class Refusal(NamedTuple):
 
 
 class Grid:
-    """The cells of a study: one for every combination of engine, pair, method, k, options, task, temperature and batch size."""
+    """The cells of a study: one for every combination of engine, pair, method, k, options, task, temperature and batch
+    size.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -52,7 +54,9 @@ class Grid:
 
     @cached_property
     def processes(self) -> dict[tuple[str, str, str], list[str]]:
-        """(engine, pair, name of a process) -> the methods that this process measures; its name is `together`, or its only method's."""
+        """(engine, pair, name of a process) -> the methods that this process measures; its name is `together`, or its
+        only method's.
+        """
         found: dict[tuple[str, str, str], list[str]] = {}
         for engine, pair, method in self.jobs:
             together = self._config.jobs == "pair" and engines()[engine].paired
@@ -75,7 +79,8 @@ class Grid:
     def trained(self) -> list[tuple[str, str]]:
         """The models that the workflow trains, as (pair, model).
 
-        These are the targets marked `trained`, and the drafts and heads that the study's methods need and whose rows say `trained`.
+        These are the targets marked `trained`, and the drafts and heads that the study's methods need and whose rows
+        say `trained`.
         """
         rows = self._config.rows.pairs.items()
         return [
@@ -84,18 +89,22 @@ class Grid:
 
     @cached_property
     def converted(self) -> dict[str, tuple[str, str]]:
-        """The GGUF files of the study's pairs: name of the converted folder -> (the file as the row names it, precision)."""
+        """The GGUF files of the study's pairs: name of the converted folder -> (the file as the row names it,
+        precision).
+        """
         rows = self._config.rows.pairs.values()
         return {gguf.slug(model, row.dtype): (model, row.dtype) for row in rows for model in row.gguf.values()}
 
     def parts(self, pair: str) -> list[str]:
-        """What a pair needs besides its target, the draft first, then heads: for the study's methods on it and on pairs that take what
-        is trained for it, and the Medusa heads that Medusa-2 starts from or makes.
+        """What a pair needs besides its target, the draft first, then heads: for the study's methods on it and on pairs
+        that take what is trained for it, and the Medusa heads that Medusa-2 starts from or makes.
         """
         return sorted(self._parts.get(pair, ()), key=lambda need: (need != "draft", need))
 
     def prompt_count(self, batch_size: int) -> int:
-        """How many prompts a cell with this batch size runs: the study's `prompts`, or more if that does not fill one batch."""
+        """How many prompts a cell with this batch size runs: the study's `prompts`, or more if that does not fill one
+        batch.
+        """
         return max(self._config.prompts, batch_size)
 
     def prompts_wanted(self, task: str) -> int:
@@ -125,7 +134,9 @@ class Grid:
         return found
 
     def _unserved(self, cell: Cell, missing: dict[str, str | None]) -> str | None:
-        """Why no server or installed engine runs a cell; None if one does. A running server needs nothing installed here."""
+        """Why no server or installed engine runs a cell; None if one does. A running server needs nothing installed
+        here.
+        """
         if endpoint_of(cell, self._config.servers) is not None:
             return None
         if engines()[cell.engine].loads_pairs:
@@ -136,7 +147,9 @@ class Grid:
         )
 
     def _impossible(self, engine: str, pair: str, method: str) -> str | None:
-        """Why a method can never run on a pair, by the shipped facts and local configs; None if they say nothing against it."""
+        """Why a method can never run on a pair, by the shipped facts and local configs; None if they say nothing
+        against it.
+        """
         row = self._config.rows.pairs[pair]
         if row.weights == "random" and not engines()[engine].simulates:
             return f"pair {pair!r} has random weights, which {engine} cannot load"

@@ -86,9 +86,11 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[str]]:
-    """Return a Study made of the valid parts of `config`, and the top-level keys that hold invalid ones (added to `problems`).
+    """Return a Study made of the valid parts of `config`, and the top-level keys that hold invalid ones (added to
+    `problems`).
 
-    Invalid parts are left out, so that the later checks still see the rest. Raises StudyError if no valid study is left.
+    Invalid parts are left out, so that the later checks still see the rest. Raises StudyError if no valid study is
+    left.
     """
     config = _own(config, (), problems)
     if not config.get("study"):
@@ -116,7 +118,8 @@ def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[st
 
 
 def _own(value: Any, path: tuple[str | int, ...], problems: Problems) -> Any:
-    """A copy of a config in which no two places share a list or block, as they do behind YAML's aliases: one may be cut.
+    """A copy of a config in which no two places share a list or block, as they do behind YAML's aliases: one may be
+    cut.
 
     Numbers beyond 64 bits, which no stage can compute with, become 1 and are added to `problems`.
     """

@@ -1,4 +1,6 @@
-"""One run of a study at a time. The operating system holds the lock, so that it goes with its process, however that ends."""
+"""One run of a study at a time. The operating system holds the lock, so that it goes with its process, however that
+ends.
+"""
 
 from __future__ import annotations
 

@@ -9,9 +9,11 @@ from specrig.training.prompts import asked
 
 
 def overlapping(study: Study, root: Path) -> frozenset[str]:
-    """What is asked in the file `training.prompts` and by the study's tasks, as far as these are at hand; training leaves it out.
+    """What is asked in the file `training.prompts` and by the study's tasks, as far as these are at hand; training
+    leaves it out.
 
-    Empty without such a file: what the corpus holds back is none of its training text. Raises PromptError for a file that cannot be used.
+    Empty without such a file: what the corpus holds back is none of its training text. Raises PromptError for a file
+    that cannot be used.
     """
     if study.training.prompts is None:
         return frozenset()

@@ -1,4 +1,6 @@
-"""Problems of a study, told to the person who must mend them: the place, the mistake, the nearest valid name and the fix."""
+"""Problems of a study, told to the person who must mend them: the place, the mistake, the nearest valid name and the
+fix.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ def decoded(file: Path) -> str:
 
 
 class OnceOnly(yaml.SafeLoader):
-    """YAML in which a key is a text that stands once: where it stands twice, PyYAML (and so Snakemake) would silently take the last.
+    """YAML in which a key is a text that stands once: where it stands twice, PyYAML (and so Snakemake) would silently
+    take the last.
 
     What is repeated by aliases is bounded, so that a short file does not fill the memory. Every error knows its line.
     """
@@ -76,7 +79,9 @@ class OnceOnly(yaml.SafeLoader):
         self._repeated = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node. Raises ComposerError for an alias inside of what it names, and for aliases that repeat too much."""
+        """The next node. Raises ComposerError for an alias inside of what it names, and for aliases that repeat too
+        much.
+        """
         alias = self.peek_event() if self.check_event(yaml.AliasEvent) else None
         node: yaml.Node | None = super().compose_node(parent, index)
         if node is None:
@@ -110,7 +115,9 @@ class OnceOnly(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The value of a node. Raises ConstructorError for one that looks like a date or number, or is tagged as one, but is none."""
+        """The value of a node. Raises ConstructorError for one that looks like a date or number, or is tagged as one,
+        but is none.
+        """
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError) as error:  # what PyYAML's constructors of scalars raise
@@ -154,7 +161,9 @@ def nearest(name: str, known: Iterable[str], *, what: str = "known") -> str:
 
 
 class Positions:
-    """Finds the lines of keys in the YAML or JSON files that a config was merged from; of several files the last one counts."""
+    """Finds the lines of keys in the YAML or JSON files that a config was merged from; of several files the last one
+    counts.
+    """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
@@ -166,7 +175,9 @@ class Positions:
                 self._roots.append((file, root))
 
     def __call__(self, path: Sequence[str | int]) -> str:
-        """Return `file:line` of the deepest part of `path` that a file holds; `the command line` for a key that no file holds."""
+        """Return `file:line` of the deepest part of `path` that a file holds; `the command line` for a key that no file
+        holds.
+        """
         best: tuple[int, str] | None = None
         for file, root in self._roots:
             depth, node = _descend(root, path)
@@ -234,7 +245,9 @@ class Problems:
         self.found.append(Problem(f"{_shown(file)}:{line}" if line else _shown(file), column, reason, fix))
 
     def unknown(self, path: Sequence[str | int], what: str, name: Any, known: Iterable[str], hint: str = "") -> None:
-        """Add a problem with an unknown name at `path`; `what` is its kind. The fix lists the `known` names and the `hint`."""
+        """Add a problem with an unknown name at `path`; `what` is its kind. The fix lists the `known` names and the
+        `hint`.
+        """
         self.key(path, f"unknown {what} {shortened(name)}", "; ".join(filter(None, (nearest(name, known), hint))))
 
     def stop(self) -> None:

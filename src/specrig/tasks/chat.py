@@ -37,7 +37,9 @@ def check_template(task: str, pair: PairFiles) -> Any:
 
 
 def rendered(tokenizer: Any, turns: Sequence[dict[str, str]]) -> str:
-    """The turns (`role`, `content`) in the tokenizer's chat template, up to where the answer begins, as the tokenizer is to encode it."""
+    """The turns (`role`, `content`) in the tokenizer's chat template, up to where the answer begins, as the tokenizer
+    is to encode it.
+    """
     # The tokenizer will put its first token in front by itself, so one in the template would stand there twice.
     first = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else None
     return str(tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)).removeprefix(

@@ -26,10 +26,11 @@ class Prompt:
 def read_prompts(
     path: Path | str, *, sha256: str | None = None, limit: int | None = None, **mapping: Any
 ) -> list[Prompt]:
-    """Read the prompts of a JSONL, CSV or Parquet file, in the file's order; `mapping` are keyword arguments of `map_prompts`.
+    """Read the prompts of a JSONL, CSV or Parquet file, in the file's order; `mapping` are keyword arguments of
+    `map_prompts`.
 
-    Every row is checked, even those beyond `limit`. Raises PromptError if the file cannot be read or has another SHA-256, and for
-    whatever `map_prompts` raises it.
+    Every row is checked, even those beyond `limit`. Raises PromptError if the file cannot be read or has another
+    SHA-256, and for whatever `map_prompts` raises it.
     """
     return map_prompts(read_rows(Path(path), sha256), str(path), **mapping)[:limit]
 
@@ -48,13 +49,14 @@ def map_prompts(
 ) -> list[Prompt]:
     """Turn rows into prompts, in their order, until there are `limit` of them.
 
-    A field is a path: names and list indices joined by dots, e.g. `turns.0` for the first turn of a Spec-Bench question. A
-    name that itself holds dots is found too. `where` keeps only the rows whose fields have one of the given values,
-    e.g. `{"category": "writing|roleplay"}`. A template replaces its field: in it `{field}` stands for the value at a path (the
-    items of a list on separate lines) and `{field:.900}` for its first 900 characters. If `id_field` is None, a row's number is
-    its id. If a row has no reference, the reference is empty.
+    A field is a path: names and list indices joined by dots, e.g. `turns.0` for the first turn of a Spec-Bench
+    question. A name that itself holds dots is found too. `where` keeps only the rows whose fields have one of the given
+    values, e.g. `{"category": "writing|roleplay"}`. A template replaces its field: in it `{field}` stands for the value
+    at a path (the items of a list on separate lines) and `{field:.900}` for its first 900 characters. If `id_field` is
+    None, a row's number is its id. If a row has no reference, the reference is empty.
 
-    Raises PromptError for a missing or empty prompt, a missing field of a template, a duplicate id, and if there is no prompt.
+    Raises PromptError for a missing or empty prompt, a missing field of a template, a duplicate id, and if there is no
+    prompt.
     """
     where = dict(where or {})
     prompts: list[Prompt] = []
@@ -117,7 +119,9 @@ def _prompt(row: dict[str, Any], field: str, place: str) -> str:
 
 
 def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
-    """Return the template filled with the row's values. Raises PromptError if a field is missing or all of them are empty."""
+    """Return the template filled with the row's values. Raises PromptError if a field is missing or all of them are
+    empty.
+    """
     parts, values = [], []
     try:
         pieces = list(Formatter().parse(template))

@@ -56,9 +56,11 @@ def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
 
 
 def hub_rows(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
-    """Read the rows of a data set on the hub with `datasets`, which uses its cache, offline mode and mirrors as configured.
+    """Read the rows of a data set on the hub with `datasets`, which uses its cache, offline mode and mirrors as
+    configured.
 
-    Raises PromptError if the library is missing, the data cannot be loaded, or the cache holds another commit than `revision`.
+    Raises PromptError if the library is missing, the data cannot be loaded, or the cache holds another commit than
+    `revision`.
     """
     try:
         import datasets

@@ -1,9 +1,9 @@
 """Enter a study into MLflow, in one process and after measuring.
 
-Each study is an experiment, each method in a setting a run, each cell a run below its method's, and each pair a run with the tables and
-the report (see `entries`). MLflow chooses the ids of runs, and names are
-not unique. A run is therefore identified by its tags `cell` and `record_sha`: a finished run with the same two tags is kept, any
-other run of the same cell is replaced. Tracking may fail; measurements do not depend on it.
+Each study is an experiment, each method in a setting a run, each cell a run below its method's, and each pair a run
+with the tables and the report (see `entries`). MLflow chooses the ids of runs, and names are not unique. A run is
+therefore identified by its tags `cell` and `record_sha`: a finished run with the same two tags is kept, any other run
+of the same cell is replaced. Tracking may fail; measurements do not depend on it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ MARKER = "tracking-failed.txt"
 class Tracked:
     """What a call of `track` did.
 
-    added: number of new runs. replaced: number of runs replaced because their records changed. kept: number of unchanged runs.
+    added: number of new runs. replaced: number of runs replaced because their records changed. kept: number of
+    unchanged runs.
     error: why tracking failed, empty if it did not.
     """
 
@@ -55,10 +56,11 @@ class Tracked:
 
 
 def track(study_dir: Path, report: Path | None = None) -> Tracked:
-    """Bring MLflow up to date with `results/<study>` and its report. Never raises: no measurement may be lost because of MLflow.
+    """Bring MLflow up to date with `results/<study>` and its report. Never raises: no measurement may be lost because
+    of MLflow.
 
-    Writes to `MLFLOW_TRACKING_URI` if it is set, else to `mlflow.db` and `ARTIFACTS` in the study's folder. A failure prints a
-    warning, writes the file `MARKER` and returns with `error` set. The next successful call deletes that file.
+    Writes to `MLFLOW_TRACKING_URI` if it is set, else to `mlflow.db` and `ARTIFACTS` in the study's folder. A failure
+    prints a warning, writes the file `MARKER` and returns with `error` set. The next successful call deletes that file.
     """
     study_dir = study_dir.resolve()
     marker = study_dir / MARKER
@@ -173,7 +175,9 @@ def _is_current(run: Run, entry: Entry) -> bool:
 
 
 def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
-    """Log an entry: values in batches, then artifacts, then sha and FINISHED, so that an interrupted run never looks complete."""
+    """Log an entry: values in batches, then artifacts, then sha and FINISHED, so that an interrupted run never looks
+    complete.
+    """
     from mlflow.entities import Metric, Param, RunTag
 
     now = int(time.time() * 1000)

@@ -1,7 +1,8 @@
 """Make the content of MLflow, one `Entry` per run, from a study's records, curves, tables, figures and report.
 
-On top stand a run of each engine and pair, with tables, figures and report, and a run of each method in each setting: these have the
-same metrics, so that MLflow's charts compare methods. Below a method are its cells, below a pair the trainings of its models.
+On top stand a run of each engine and pair, with tables, figures and report, and a run of each method in each setting:
+these have the same metrics, so that MLflow's charts compare methods. Below a method are its cells, below a pair the
+trainings of its models.
 """
 
 from __future__ import annotations

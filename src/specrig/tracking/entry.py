@@ -30,7 +30,8 @@ SURROUNDINGS = {
 class Prompts:
     """The prompts of a task, as MLflow lists them among datasets: what they are, never their texts.
 
-    source: the task's row in the table of tasks, as JSON. digest: changes with that row, the chosen prompts and the file they are in.
+    source: the task's row in the table of tasks, as JSON. digest: changes with that row, the chosen prompts and the
+    file they are in.
     """
 
     task: str
@@ -43,9 +44,11 @@ class Prompts:
 class Entry:
     """The content of one run in MLflow.
 
-    key: the run's tag `cell`. name: shown in the list of runs. sha: of the files and runs that it is made from. children: runs below it.
-    series: metric -> its (step, value) pairs, where a step is a prompt, a k or a second of training. measured: when measuring began and
-    ended, in milliseconds since 1970; None where the records do not say. prompts: what was measured on.
+    key: the run's tag `cell`. name: shown in the list of runs. sha: of the files and runs that it is made from.
+    children: runs below it.
+    series: metric -> its (step, value) pairs, where a step is a prompt, a k or a second of training. measured: when
+    measuring began and ended, in milliseconds since 1970; None where the records do not say. prompts: what was measured
+    on.
     """
 
     key: str
@@ -62,7 +65,9 @@ class Entry:
 
     @property
     def content(self) -> str:
-        """The run's tag `record_sha`, which changes with what the run shows: the same records may be judged otherwise beside others."""
+        """The run's tag `record_sha`, which changes with what the run shows: the same records may be judged otherwise
+        beside others.
+        """
         return digest([self.sha, repr(sorted(self.metrics.items()))])
 
 

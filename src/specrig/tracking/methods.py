@@ -1,4 +1,6 @@
-"""The runs of methods in MLflow: one for each method in each setting, all with the same metrics, above the runs of their cells."""
+"""The runs of methods in MLflow: one for each method in each setting, all with the same metrics, above the runs of
+their cells.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def _entry(
     cells: list[dict[str, Any]],
     children: list[Entry],
 ) -> Entry:
-    """row, taken: the method's rows in the tables of speedup and of acceptance. A method that failed the audit has no speedup."""
+    """row, taken: the method's rows in the tables of speedup and of acceptance. A method that failed the audit has no
+    speedup.
+    """
     # MLflow cuts long names: the study's first engine and pair go without saying.
     others = [str(row[each]) for each in ("engine", "pair") if row[each] != study.table[each].iloc[0]]
     setting = setting_names(row["temperature"], row["batch_size"])

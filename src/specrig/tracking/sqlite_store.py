@@ -1,4 +1,6 @@
-"""Where an SQLite store may lie: in a file that can be written, on storage that this machine does not share with others."""
+"""Where an SQLite store may lie: in a file that can be written, on storage that this machine does not share with
+others.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ SHARED_FUSE = frozenset(
 
 
 def try_store(path: Path) -> None:
-    """Raise OSError where an SQLite store cannot be kept; MLflow itself would retry for a hundred seconds, or lose runs.
+    """Raise OSError where an SQLite store cannot be kept; MLflow itself would retry for a hundred seconds, or lose
+    runs.
 
-    SQLite's locks do not hold between the machines that share a file system (https://sqlite.org/lockingv3.html, section 6).
+    SQLite's locks do not hold between the machines that share a file system (https://sqlite.org/lockingv3.html, section
+    6).
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,15 @@
-"""Saved views of the runs' page: which runs it lists, in which order and with which columns. MLflow keeps each as an experiment's tag."""
+"""Saved views of the runs' page: which runs it lists, in which order and with which columns. MLflow keeps each as an
+experiment's tag.
+"""
 
 from __future__ import annotations
 
 import json
 
 TAG = "mlflow.sharedViewState."
-"""What MLflow's pages call the tag of a saved view, up to the view's id. Other versions of MLflow ignore what they cannot read."""
+"""What MLflow's pages call the tag of a saved view, up to the view's id. Other versions of MLflow ignore what they
+cannot read.
+"""
 MEASURED = ("metrics.`speedup`", "metrics.`speedup_low`", "metrics.`speedup_high`", "metrics.`acceptance_length`")
 FASTEST = "metrics.`speedup`"
 
@@ -36,7 +40,9 @@ def saved_views() -> dict[str, str]:
 
 
 def _view(key: str, place: int, name: str, kind: str, order: str, columns: list[str]) -> tuple[str, str]:
-    """key: the view's id in addresses. place: the menu begins with the largest. kind: the runs' tag. order: by what, largest first."""
+    """key: the view's id in addresses. place: the menu begins with the largest. kind: the runs' tag. order: by what,
+    largest first.
+    """
     state = {
         "searchFilter": f"tags.kind = '{kind}'",
         "orderByKey": order,

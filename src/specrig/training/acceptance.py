@@ -1,7 +1,8 @@
 """The acceptance to expect of a draft or a head, measured on held-out text that the target wrote greedily.
 
-The draft of depth i counts only where those above it were right, as when it drafts. With acc_i the share that is right among these, a
-round of K drafted tokens emits tau_sim = 1 + Σ_i Π_{j<=i} acc_j tokens on average: each product is the share of rounds that get so far.
+The draft of depth i counts only where those above it were right, as when it drafts. With acc_i the share that is right
+among these, a round of K drafted tokens emits tau_sim = 1 + Σ_i Π_{j<=i} acc_j tokens on average: each product is the
+share of rounds that get so far.
 Shapes: N texts, T positions, K depths.
 """
 
@@ -19,8 +20,9 @@ DEPTH = 5
 def accuracies(right: Tensor, asked: Tensor) -> list[float]:
     """acc_1 … acc_K of rounds at every position.
 
-    right: `[K, N, T]` bool, whether the token that the round at position t drafts at depth i is the target's; asked: whether the target
-    chose a token there at all. A round counts at depth i where it was asked and right at all depths above.
+    right: `[K, N, T]` bool, whether the token that the round at position t drafts at depth i is the target's; asked:
+    whether the target chose a token there at all. A round counts at depth i where it was asked and right at all depths
+    above.
     """
     alive = torch.ones_like(right[0])
     found = []

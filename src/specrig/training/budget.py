@@ -1,7 +1,9 @@
-"""What a recipe's trainings cost: floating-point operations of their matrix products, memory and disk. For planning; no torch here.
+"""What a recipe's trainings cost: floating-point operations of their matrix products, memory and disk. For planning; no
+torch here.
 
-A forward pass takes 2 operations a weight and token, and 2·T·D a layer and token for causal attention over T tokens; learning
-takes three times as many (Kaplan et al., arXiv:2001.08361, section 2.1). A target is given by its shape, whatever its origin.
+A forward pass takes 2 operations a weight and token, and 2·T·D a layer and token for causal attention over T tokens;
+learning takes three times as many (Kaplan et al., arXiv:2001.08361, section 2.1). A target is given by its shape,
+whatever its origin.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def training_disk(recipe: Recipe, models: Iterable[str], target: Target) -> floa
 
 
 def _stored(recipe: Recipe, models: Iterable[str]) -> dict[int, int]:
-    """Texts -> streams of the target's hidden states that trainings read of so many texts; trainings share what they have in common."""
+    """Texts -> streams of the target's hidden states that trainings read of so many texts; trainings share what they
+    have in common.
+    """
     found: dict[int, int] = {}
     for name in models:
         if name in _LEARN_STATES:
@@ -152,7 +156,9 @@ def _target(recipe: Recipe, target: Target) -> float:
 
 
 def _draft(recipe: Recipe, target: Target) -> float:
-    """On the corpus the target runs beside the draft; of its own text its states are computed once, and then only its logits."""
+    """On the corpus the target runs beside the draft; of its own text its states are computed once, and then only its
+    logits.
+    """
     settings, share = recipe.draft_training, recipe.distillation.generated_share
     own = LEARNING * _grown(recipe.draft, _vocabulary(target), settings)
     passes = (1 - share) * _teaches(target, settings.sequence) + share * 2.0 * _hidden(target) * _drafted(
@@ -166,7 +172,9 @@ def _text(recipe: Recipe, target: Target) -> float:
 
 
 def _states(recipe: Recipe, models: Iterable[str], target: Target) -> float:
-    """Of the states that models learn from, once for all with the same texts if EAGLE-3 comes first; a draft's of its Medusa heads besides."""
+    """Of the states that models learn from, once for all with the same texts if EAGLE-3 comes first; a draft's of its
+    Medusa heads besides.
+    """
     token, sequence = _teaches(target, recipe.text.sequence), recipe.text.sequence
     draft = (
         _forward(recipe.draft, _vocabulary(target), sequence) * _sequences(recipe, "medusa")

@@ -1,8 +1,9 @@
 """An unfinished training on disk, so that a training that was killed can continue. Safetensors only.
 
-A continued training gives the same weights as an uninterrupted one: modules, optimisers and generators are all stored, and the batches
-depend only on the seed and the step. On a CPU the weights agree to the last bit. On a GPU, where sums have no fixed order, two runs of
-the same training differ in the last digits, and so do an uninterrupted and a continued one.
+A continued training gives the same weights as an uninterrupted one: modules, optimisers and generators are all stored,
+and the batches depend only on the seed and the step. On a CPU the weights agree to the last bit. On a GPU, where sums
+have no fixed order, two runs of the same training differ in the last digits, and so do an uninterrupted and a continued
+one.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from specrig.training.optimizer import Optimizer
 FILE = "checkpoint.safetensors"
 EVERY_S = 30.0
 SHARE = 0.05
-"""The largest share of a training's time that writing checkpoints may take: to write a large model's state takes seconds."""
+"""The largest share of a training's time that writing checkpoints may take: to write a large model's state takes
+seconds.
+"""
 
 
 class State:
     """Everything that a training changes: modules with their optimisers, and the random generators of its noise.
 
-    folder: where the checkpoint lies; one of a training with the same `key` is restored at once. parts: name, without a dot -> (module,
-    optimiser).
+    folder: where the checkpoint lies; one of a training with the same `key` is restored at once. parts: name, without a
+    dot -> (module, optimiser).
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class State:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Write the state after `step`. Whenever the process is killed, either the last checkpoint or this one is there, whole."""
+        """Write the state after `step`. Whenever the process is killed, either the last checkpoint or this one is
+        there, whole.
+        """
         begun = time.monotonic()
         tensors: dict[str, Tensor] = {f"generator.{n}": each.get_state() for n, each in enumerate(self.generators)}
         for part, (module, optimizer) in self.parts.items():

@@ -1,7 +1,9 @@
-"""Distillation of the draft: it learns the target's distribution on the corpus and on text that the target wrote itself.
+"""Distillation of the draft: it learns the target's distribution on the corpus and on text that the target wrote
+itself.
 
-On text that the target wrote the draft sees the states that it will meet when it drafts (DistillSpec, arXiv:2310.08461). The loss is
-kl_weight x KL(target || draft) + (1 - kl_weight) x cross-entropy, in nats a token, or one that turns to the acceptance rate itself.
+On text that the target wrote the draft sees the states that it will meet when it drafts (DistillSpec,
+arXiv:2310.08461). The loss is kl_weight x KL(target || draft) + (1 - kl_weight) x cross-entropy, in nats a token, or
+one that turns to the acceptance rate itself.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from specrig.training.tokenizer import load_tokenizer
 from specrig.training.trainer import PackedText, autocast, moved, place, rows_at_once, tokenize, train
 
 Taught = tuple[Texts, Tensor | None]
-"""B texts of T + 1 tokens, and the teacher's states `[B, T, D]` of all tokens but the last where they are known already."""
+"""B texts of T + 1 tokens, and the teacher's states `[B, T, D]` of all tokens but the last where they are known
+already.
+"""
 
 
 def train_draft(
@@ -35,8 +39,8 @@ def train_draft(
 ) -> None:
     """Distil the model in the folder `target` into the model folder `models`/draft, with the target's tokenizer.
 
-    Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect. Raises CorpusError and TrainingError
-    like `train_target`, and TrainingError when there is no target or no text of it.
+    Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect. Raises CorpusError and
+    TrainingError like `train_target`, and TrainingError when there is no target or no text of it.
     """
     present(target, "target")
     where, text = place(device), read_text(models)
@@ -62,7 +66,9 @@ def train_draft(
 
 
 def narrowed(embedding: Tensor, width: int) -> Tensor:
-    """An embedding `[V, D]` as one of `width` columns, with deviation 0.02: its principal directions, so that like tokens stay alike."""
+    """An embedding `[V, D]` as one of `width` columns, with deviation 0.02: its principal directions, so that like
+    tokens stay alike.
+    """
     centred = embedding - embedding.mean(0)
     if width < embedding.shape[1]:
         centred = centred @ torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -width:]
@@ -94,7 +100,9 @@ def distillation_loss(
 
 @torch.no_grad()
 def measured(model: Llama, drafted: Tensor | None, heldout: Texts) -> tuple[Tensor, Tensor]:
-    """For `acceptance.report`, of texts that the target wrote greedily: a round at position t drafts tokens t + 1, t + 2, …; `[K, N, T]`."""
+    """For `acceptance.report`, of texts that the target wrote greedily: a round at position t drafts tokens t + 1, t +
+    2, …; `[K, N, T]`.
+    """
     where, right = model.embedding.device, []
     for rows in heldout.tokens.split(rows_at_once(where)):
         rows = moved(rows, where)
@@ -107,7 +115,9 @@ def measured(model: Llama, drafted: Tensor | None, heldout: Texts) -> tuple[Tens
 
 
 def _mixed(recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, tutor: Teacher, run: Run) -> Iterator[Taught]:
-    """Batches of the corpus, then, for the last `generated_share` of the steps, of the target's own text with its hidden states."""
+    """Batches of the corpus, then, for the last `generated_share` of the steps, of the target's own text with its
+    hidden states.
+    """
     settings, share = recipe.draft_training, recipe.distillation.generated_share if len(own.tokens) else 0.0
     together, switch = settings.batch // settings.accumulate, round(settings.steps * (1 - share))
     if switch:

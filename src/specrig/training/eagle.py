@@ -1,10 +1,11 @@
 """Training of the EAGLE head: it learns to continue the frozen target's features (Li et al., 2401.15077, section 4.2).
 
-The loss of one step is the smooth-L1 distance between predicted and true features, plus a weighted KL divergence between two
-distributions: the target's own, and the one that the target's LM head gives for the predicted feature. (The paper has a cross-entropy,
-which differs from it by a constant.) With `rollout` > 1 the head takes further steps on the features that it predicted itself, as it
-does when it drafts (HASS, 2408.15766; EAGLE-3, 2503.01840, "training-time test"), and the losses are averaged over the steps. The
-target's features are computed once, before training.
+The loss of one step is the smooth-L1 distance between predicted and true features, plus a weighted KL divergence
+between two
+distributions: the target's own, and the one that the target's LM head gives for the predicted feature. (The paper has a
+cross-entropy, which differs from it by a constant.) With `rollout` > 1 the head takes further steps on the features
+that it predicted itself, as it does when it drafts (HASS, 2408.15766; EAGLE-3, 2503.01840, "training-time test"), and
+the losses are averaged over the steps. The target's features are computed once, before training.
 Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary.
 """
 
@@ -37,8 +38,8 @@ from specrig.training.trainer import autocast, moved, place, rows_at_once
 
 
 class Layer(nn.Module):
-    """The head while it trains, of the target's sizes. Keys and values are one matrix, gate and up are one matrix; the optimiser splits
-    them by name.
+    """The head while it trains, of the target's sizes. Keys and values are one matrix, gate and up are one matrix; the
+    optimiser splits them by name.
     """
 
     streams: tuple[int, ...] = ()
@@ -71,7 +72,9 @@ class Layer(nn.Module):
         return D
 
     def initialise(self, seed: int) -> Layer:
-        """Draw the weights: normal matrices of deviation 1/sqrt(width). Output matrices stay zero, so at first the head is `fc` alone."""
+        """Draw the weights: normal matrices of deviation 1/sqrt(width). Output matrices stay zero, so at first the head
+        is `fc` alone.
+        """
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for matrix in (self.fc, self.q, self.kv, self.gate_up):
@@ -99,9 +102,9 @@ class Layer(nn.Module):
     def forward(self, embedded: Tensor, states: Tensor, steps: int) -> Iterator[Tensor]:
         """Yield the predicted features `[B, T, D]` of each of `steps` steps, all positions at once.
 
-        embedded: `[B, T, D]`, of tokens t + 1; states: `[B, T, ...]`, the target's at t. Step 0 reads the true features. In step j + 1
-        entry i reads what step j predicted at i - 1, and it attends as it does when drafting: to the true entries up to i - j - 1, then
-        to one entry of each step up to its own.
+        embedded: `[B, T, D]`, of tokens t + 1; states: `[B, T, ...]`, the target's at t. Step 0 reads the true
+        features. In step j + 1 entry i reads what step j predicted at i - 1, and it attends as it does when drafting:
+        to the true entries up to i - j - 1, then to one entry of each step up to its own.
         """
         B, T, D = embedded.shape
         cos, sin = (table[0] for table in self.rotary(embedded, torch.arange(T, device=embedded.device).unsqueeze(0)))
@@ -114,7 +117,8 @@ class Layer(nn.Module):
             x, read = self.enter(embedded, incoming)
             q = F.linear(read, self.q).view(B, T, self.heads, self.head_size).transpose(1, 2)
             k, v = F.linear(read, self.kv).view(B, T, 2, self.key_heads, self.head_size).permute(2, 0, 3, 1, 4)
-            # Keys and values of all steps so far side by side, [B, heads, (step + 1) · T, head size]; `_visible` says who sees which.
+            # Keys and values of all steps so far side by side, [B, heads, (step + 1) · T, head size]; `_visible` says
+            # who sees which.
             keys.append(rotate(k, cos, sin).repeat_interleave(shared, 1))
             values.append(v.repeat_interleave(shared, 1))
             mask = _visible(T, step, x.device) if step else None
@@ -125,7 +129,8 @@ class Layer(nn.Module):
             gate, up = F.linear(F.rms_norm(x, (D,), self.mlp_norm, self.eps), self.gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, self.down)
             yield x
-            # The next step reads each prediction one position later. Entry 0 has none before it and keeps its true feature.
+            # The next step reads each prediction one position later. Entry 0 has none before it and keeps its true
+            # feature.
             incoming = torch.cat((features[:, :1].to(x.dtype), x[:, :-1]), 1)
 
     def save(self, folder: Path, target: Any) -> None:
@@ -157,8 +162,11 @@ Settings = TypeVar("Settings", bound=HeadTraining)
 
 
 def _visible(T: int, step: int, where: torch.device) -> Tensor:
-    """Which entries of steps 0 .. `step` entry i of `step` attends to: `[T, (step + 1) * T]` bool, a block of T columns a step."""
-    # Step 0: true entries, up to i - step. Each step in between: the one entry that lies on i's own path of predictions. Last: itself.
+    """Which entries of steps 0 .. `step` entry i of `step` attends to: `[T, (step + 1) * T]` bool, a block of T columns
+    a step.
+    """
+    # Step 0: true entries, up to i - step. Each step in between: the one entry that lies on i's own path of
+    # predictions. Last: itself.
     blocks = [torch.ones(T, T, dtype=torch.bool, device=where).tril(-step)]
     blocks += [torch.ones(T - back, dtype=torch.bool, device=where).diag(-back) for back in range(step - 1, 0, -1)]
     return torch.cat([*blocks, torch.eye(T, dtype=torch.bool, device=where)], 1)
@@ -167,14 +175,17 @@ def _visible(T: int, step: int, where: torch.device) -> Tensor:
 def head_loss(
     head: Layer, target: Teacher, batch: Texts, hidden: Tensor, settings: EagleTraining, generator: torch.Generator
 ) -> Tensor:
-    """Mean over the steps of feature_weight x smooth-L1 + logits_weight x distance of the distributions (`losses.likeness`).
+    """Mean over the steps of feature_weight x smooth-L1 + logits_weight x distance of the distributions
+    (`losses.likeness`).
 
-    batch: B texts of T + 1 tokens; hidden: `[B, T + 1, D]`, the target's features of them. Both on the target's device. Only what the
+    batch: B texts of T + 1 tokens; hidden: `[B, T + 1, D]`, the target's features of them. Both on the target's device.
+    Only what the
     target wrote is learnt: those are the places at which the head will draft.
     """
     wanted = learnt(batch)
     with torch.no_grad(), autocast(target.where):
-        # What the head is to predict at t: the target's feature and distribution at t + 1. What it reads: token t + 1, feature t.
+        # What the head is to predict at t: the target's feature and distribution at t + 1. What it reads: token t + 1,
+        # feature t.
         goals = hidden[:, 1:][wanted]
         likely = head.output(goals)
         embedded = F.embedding(batch.tokens[:, 1:], target.embedding)
@@ -198,7 +209,8 @@ def learnt(batch: Texts) -> Tensor:
 
 @torch.no_grad()
 def measured(head: Layer, target: Teacher, heldout: Texts, states: Tensor | StoredStates) -> tuple[Tensor, Tensor]:
-    """For `acceptance.report`, of texts that the target wrote greedily: which drafts are right, and which were asked for, `[K, N, T]`.
+    """For `acceptance.report`, of texts that the target wrote greedily: which drafts are right, and which were asked
+    for, `[K, N, T]`.
 
     states: the target's, of these texts and of the head's streams, `[N, T + 1, (F + 1) D]`.
     A round that begins at entry t drafts token t + 2 in its first step, t + 3 in the next from entry t + 1, and so on.
@@ -225,7 +237,9 @@ class HeadKind(Generic[Head, Settings]):
     make: Callable[[Teacher, Tensor | None], Head]
     """An untrained head for a target, of some of its tokens."""
     loss_of: Callable[[Head, Teacher, Texts, Tensor, Settings, torch.Generator], Tensor]
-    """Of (head, target, B texts of T + 1 tokens, the target's states of them, settings, generator of noise): the loss, one number."""
+    """Of (head, target, B texts of T + 1 tokens, the target's states of them, settings, generator of noise): the loss,
+    one number.
+    """
 
 
 def train_head(
@@ -246,10 +260,12 @@ def fit(
     progress: bool,
     device: str,
 ) -> None:
-    """Train a head of this kind for the model in `target` and write `models`/`kind.name` (config.json, model.safetensors).
+    """Train a head of this kind for the model in `target` and write `models`/`kind.name` (config.json,
+    model.safetensors).
 
-    Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect (`acceptance.report`). Raises
-    CorpusError for a missing corpus, TrainingError when there is no target or no text of it, or the loss is not finite.
+    Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect (`acceptance.report`).
+    Raises CorpusError for a missing corpus, TrainingError when there is no target or no text of it, or the loss is not
+    finite.
     """
     present(target, "target")
     settings, where, text = kind.settings, place(device), read_text(models)

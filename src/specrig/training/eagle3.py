@@ -1,8 +1,9 @@
 """Training of the EAGLE-3 head: "training-time test" (Li et al., 2503.01840, section 3.2).
 
-In training the head takes the same steps as when it drafts: the first one reads the target's fused features, each further one reads the
-head's own output. Each step's loss is the KL divergence between the target's distribution and the head's (the paper has a cross-entropy,
-which differs by a constant). No loss asks the output to resemble the target's features, so the layer can carry what later steps need.
+In training the head takes the same steps as when it drafts: the first one reads the target's fused features, each
+further one reads the head's own output. Each step's loss is the KL divergence between the target's distribution and the
+head's (the paper has a cross-entropy, which differs by a constant). No loss asks the output to resemble the target's
+features, so the layer can carry what later steps need.
 Shapes: B sequences, T entries (tokens less one), D hidden, V vocabulary, Vd the head's.
 """
 
@@ -51,7 +52,9 @@ class Layer(eagle.Layer):
         return 2 * D
 
     def fuse(self, states: Tensor) -> Tensor:
-        """The target's low, middle and high stream -> features: `[B, T, 4D]` -> `[B, T, D]`. The last D, the final state, are not read."""
+        """The target's low, middle and high stream -> features: `[B, T, 4D]` -> `[B, T, D]`. The last D, the final
+        state, are not read.
+        """
         return F.linear(states[..., : self.fc.shape[1]].to(self.fc.dtype), self.fc)
 
     def enter(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,10 +92,11 @@ def head_loss(
     settings: Eagle3Training,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The weighted mean over the steps of the distance of the distributions (`losses.likeness`), each step step_decay times the one before.
+    """The weighted mean over the steps of the distance of the distributions (`losses.likeness`), each step step_decay
+    times the one before.
 
-    batch: B texts of T + 1 tokens; states: `[B, T + 1, 4D]`, the target's streams and final state; both on the target's device. With a
-    reduced vocabulary the target's distribution is renormalised over the tokens that the head knows.
+    batch: B texts of T + 1 tokens; states: `[B, T + 1, 4D]`, the target's streams and final state; both on the target's
+    device. With a reduced vocabulary the target's distribution is renormalised over the tokens that the head knows.
     """
     wanted = eagle.learnt(batch)
     with torch.no_grad(), autocast(target.where):

@@ -1,4 +1,6 @@
-"""The recipe of the EAGLE-3 head: the `training.eagle3:` block of a study's config. Its defaults train the quick embedded pair's. No torch."""
+"""The recipe of the EAGLE-3 head: the `training.eagle3:` block of a study's config. Its defaults train the quick
+embedded pair's. No torch.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ class Eagle3Training(HeadTraining):
     lr: float = Field(default=1e-2, gt=0)
     """Peak learning rate of AdamW, for norms and LM head."""
     matrix_lr: float = Field(default=0.08, gt=0)
-    """Peak learning rate of Muon, for the matrices: they start further from their goal than EAGLE's, whose loss leads by features."""
+    """Peak learning rate of Muon, for the matrices: they start further from their goal than EAGLE's, whose loss leads
+    by features.
+    """
     step_decay: float = Field(default=0.8, gt=0, le=1)
     """Each further step on its own output weighs that much of the one before (as the paper's code has it)."""

@@ -1,4 +1,6 @@
-"""The recipe of the EAGLE head: the `training.eagle:` block of a study's config. Its defaults train the quick embedded pair's. No torch."""
+"""The recipe of the EAGLE head: the `training.eagle:` block of a study's config. Its defaults train the quick embedded
+pair's. No torch.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,19 @@ class HeadTraining(Settings):
     matrix_lr: float = Field(default=0.02, gt=0)
     """Peak learning rate of Muon, for the matrices."""
     rollout: int = Field(default=3, ge=1, le=8)
-    """Steps the head takes on its own features in training: 1 is EAGLE, more is HASS (2408.15766) and EAGLE-3's training-time test."""
+    """Steps the head takes on its own features in training: 1 is EAGLE, more is HASS (2408.15766) and EAGLE-3's
+    training-time test.
+    """
     corpus_sequences: int = Field(default=128, ge=0)
     """Sequences of the corpus to learn from, besides the target's own text."""
     draft_vocabulary: int | None = Field(default=None, ge=1)
-    """So many of the target's tokens can be drafted, those it most often writes (EAGLE-3, section 4; FR-Spec, 2502.14856); null: all."""
+    """So many of the target's tokens can be drafted, those it most often writes (EAGLE-3, section 4; FR-Spec,
+    2502.14856); null: all.
+    """
     loss: Literal["kl", "lk"] = "kl"
-    """Distance to the target's distribution: `kl` divergence, or `lk`, which turns to the acceptance rate itself (2602.23881)."""
+    """Distance to the target's distribution: `kl` divergence, or `lk`, which turns to the acceptance rate itself
+    (2602.23881).
+    """
     evaluations: int = Field(default=2, ge=1)
     """Measurements of the acceptance to expect, evenly spread, the last at the end."""
 

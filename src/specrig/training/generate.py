@@ -18,7 +18,9 @@ from specrig.training.teacher import read_model
 
 
 class Writer:
-    """A model that writes, in bfloat16: what it writes is text, its teaching keeps its own precision. It is its own `Resources`."""
+    """A model that writes, in bfloat16: what it writes is text, its teaching keeps its own precision. It is its own
+    `Resources`.
+    """
 
     def __init__(self, folder: Path, where: torch.device, eos: Sequence[int]) -> None:
         """Raises TrainingError for a model that the decoding loop cannot run."""
@@ -49,11 +51,13 @@ class Writer:
         seed: int,
         known: Mapping[int, list[int]] | None = None,
     ) -> Iterator[dict[int, list[int]]]:
-        """Yield batch after batch what follows the prompts: prompt's number -> tokens, up to an end token, which is kept.
+        """Yield batch after batch what follows the prompts: prompt's number -> tokens, up to an end token, which is
+        kept.
 
-        together: prompts a batch. A batch ends where its longest prompt's row has `width` tokens. Prompt n is answered at
-        `temperatures[n % len(temperatures)]` from the random stream seed + n, so that its answer does not depend on its batch (but for
-        the rounding of bfloat16). known: answers from before; a batch of which all are known is not written again. Raises TrainingError for a prompt that leaves no room.
+        together: prompts a batch. A batch ends where its longest prompt's row has `width` tokens. Prompt n is answered
+        at `temperatures[n % len(temperatures)]` from the random stream seed + n, so that its answer does not depend on
+        its batch (but for the rounding of bfloat16). known: answers from before; a batch of which all are known is not
+        written again. Raises TrainingError for a prompt that leaves no room.
         """
         alone = Autoregressive(Autoregressive.Options(), self)
         for turn, temperature in enumerate(temperatures):

@@ -1,8 +1,9 @@
-"""Training of Hydra heads on a frozen target (Ankner et al., 2402.05109, section 4): each learns with the right tokens before it.
+"""Training of Hydra heads on a frozen target (Ankner et al., 2402.05109, section 4): each learns with the right tokens
+before it.
 
-The target's hidden states are computed once. The text is part corpus, part what the target itself wrote. The paper's teacher loss is
-the cross-entropy with the target's distribution; here it is the KL divergence, which differs by a constant. Shapes: N sequences, T tokens,
-D hidden, V vocabulary, Vd the heads', K heads.
+The target's hidden states are computed once. The text is part corpus, part what the target itself wrote. The paper's
+teacher loss is the cross-entropy with the target's distribution; here it is the KL divergence, which differs by a
+constant. Shapes: N sequences, T tokens, D hidden, V vocabulary, Vd the heads', K heads.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Head(nn.Module):
 
 
 class Heads(nn.ModuleList):
-    """K heads of one target. `output`: its LM head over the tokens `drafted` `[Vd]` that the heads can draft; None: all."""
+    """K heads of one target. `output`: its LM head over the tokens `drafted` `[Vd]` that the heads can draft; None:
+    all.
+    """
 
     def __init__(self, target: Teacher, count: int, drafted: Tensor | None) -> None:
         super().__init__(Head(target.hidden, index + 2) for index in range(count))
@@ -67,7 +70,9 @@ class Heads(nn.ModuleList):
         self.output = target.output.among(None if drafted is None else drafted.to(target.where))
 
     def logits(self, index: int, hidden: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
-        """What head `index` says at n positions: `[n, Vd]`. hidden: `[B, T, D]`; tokens: `[B, T]`; at: rows and positions, `[n, 2]`."""
+        """What head `index` says at n positions: `[n, Vd]`. hidden: `[B, T, D]`; tokens: `[B, T]`; at: rows and
+        positions, `[n, 2]`.
+        """
         row, position = at.unbind(-1)
         before = [F.embedding(tokens[row, position + step], self.embedding) for step in range(1, index + 2)]
         return self.output(self[index](torch.cat((hidden[row, position], *before), -1)))
@@ -85,8 +90,9 @@ class Heads(nn.ModuleList):
 def heads_loss(heads: Heads, target: Teacher, hidden: Tensor, batch: Texts, settings: HydraTraining) -> Tensor:
     """The sum over heads i of decay^i times the head's loss.
 
-    batch: B texts of T tokens; hidden: the target's states of them, `[B, T, D]`. At position t head i predicts token t + 2 + i, which the
-    target predicts at position t + 1 + i. Only what the target wrote is learnt: those are the places at which the heads will draft.
+    batch: B texts of T tokens; hidden: the target's states of them, `[B, T, D]`. At position t head i predicts token t
+    + 2 + i, which the target predicts at position t + 1 + i. Only what the target wrote is learnt: those are the places
+    at which the heads will draft.
     """
     B, T = batch.tokens.shape
     said = F.pad(batch.written[:, 1:], (0, 1))  # [B, T]: the token after t was written by the target
@@ -110,8 +116,8 @@ def train_heads(
 ) -> None:
     """Train heads on the frozen model in `target` and write the folder `models`/hydra (config.json, model.safetensors).
 
-    Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect (`acceptance.report`). Raises
-    CorpusError for a missing corpus, TrainingError when there is no model or text, or the loss is not finite.
+    Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect (`acceptance.report`).
+    Raises CorpusError for a missing corpus, TrainingError when there is no model or text, or the loss is not finite.
     """
     settings, where, text = recipe.hydra, place(device), read_text(models)
     tutor = teacher.load(present(target, "target"), where)
@@ -144,8 +150,8 @@ def train_heads(
 
 
 def _asked(heads: Heads, target: Teacher, heldout: Texts) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Of every head: where a draft would be made, `[N, T]` bool, and there the positions `[n, 2]`, the target's states, and the tokens that
-    came, `[n]`.
+    """Of every head: where a draft would be made, `[N, T]` bool, and there the positions `[n, 2]`, the target's states,
+    and the tokens that came, `[n]`.
     """
     hidden, choices = target.states_of(heldout.tokens), heldout.written
     for index in range(len(heads)):
@@ -156,7 +162,9 @@ def _asked(heads: Heads, target: Teacher, heldout: Texts) -> Iterator[tuple[Tens
 
 @torch.no_grad()
 def measured(heads: Heads, target: Teacher, heldout: Texts) -> tuple[Tensor, Tensor]:
-    """For `acceptance.report`: a round at position t drafts token t + 2 + i by head i; `[K, N, T]`. heldout: written greedily."""
+    """For `acceptance.report`: a round at position t drafts token t + 2 + i by head i; `[K, N, T]`. heldout: written
+    greedily.
+    """
     right, asked = [], []
     for index, (there, at, hidden, answers) in enumerate(_asked(heads, target, heldout)):
         good = torch.zeros_like(there)

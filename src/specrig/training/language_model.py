@@ -20,10 +20,11 @@ from specrig.training.trainer import PackedText, autocast, evaluate, moved, plac
 def train_target(
     recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
 ) -> None:
-    """Train the tokenizer and the target on `corpus_dir` and write the model folder `target` (Hugging Face format, fp32).
+    """Train the tokenizer and the target on `corpus_dir` and write the model folder `target` (Hugging Face format,
+    fp32).
 
-    Also writes its `training.jsonl`, the loss curve. Raises CorpusError for a missing corpus, TrainingError for a corpus
-    shorter than a sequence and for a loss that is not finite.
+    Also writes its `training.jsonl`, the loss curve. Raises CorpusError for a missing corpus, TrainingError for a
+    corpus shorter than a sequence and for a loss that is not finite.
     """
     where = place(device)
     rows = corpus.read(corpus_dir / "train.jsonl")

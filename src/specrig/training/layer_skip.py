@@ -1,8 +1,10 @@
-"""Which layers a target can leave out when it drafts for itself: a search on text that it wrote (2309.08168, section 3.3).
+"""Which layers a target can leave out when it drafts for itself: a search on text that it wrote (2309.08168, section
+3.3).
 
-The paper searches with Bayesian optimisation over drafting times. Here a greedy search leaves out one layer after the other, each time the
-one without which the thinned model most often still makes the whole model's first choice. Of the sets on that way the one is taken whose
-predicted speedup is best. It counts weights instead of timing passes, so that it finds the same set on every machine.
+The paper searches with Bayesian optimisation over drafting times. Here a greedy search leaves out one layer after the
+other, each time the one without which the thinned model most often still makes the whole model's first choice. Of the
+sets on that way the one is taken whose predicted speedup is best. It counts weights instead of timing passes, so that
+it finds the same set on every machine.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from specrig.training.trainer import place, rows_at_once
 
 
 def search(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
-    """Search with the text of `models` and write the folder `models`/layer_skip: the set in config.json, every set tried in the others.
+    """Search with the text of `models` and write the folder `models`/layer_skip: the set in config.json, every set
+    tried in the others.
 
     Raises TrainingError when there is no target, no text of it, or its layers cannot be left out.
     """
@@ -47,8 +50,9 @@ def search(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progres
 
 
 def excerpts(texts: Texts, count: int, tokens: int) -> Texts:
-    """`count` of the texts, evenly spread (they are in the order of their prompts' lengths), and of each so many tokens: half of them
-    before the target began to write, where there are so many. Raises TrainingError where it wrote nothing.
+    """`count` of the texts, evenly spread (they are in the order of their prompts' lengths), and of each so many
+    tokens: half of them before the target began to write, where there are so many. Raises TrainingError where it wrote
+    nothing.
     """
     rows = texts.written.any(1).nonzero().flatten()
     if not len(rows):
@@ -107,7 +111,9 @@ class Search:
 
 
 def predicted(agreed: float, cost: float, k: int) -> float:
-    """Speedup of chains of k tokens, each accepted with the chance `agreed`, drafted at `cost` passes of the target (2211.17192, theorem 3.8)."""
+    """Speedup of chains of k tokens, each accepted with the chance `agreed`, drafted at `cost` passes of the target
+    (2211.17192, theorem 3.8).
+    """
     tokens = sum(agreed**depth for depth in range(k + 1))
     return tokens / (k * cost + 1)
 
@@ -136,7 +142,9 @@ def _finish(agreed: list[dict[int, float]], layers: int, layer: float, k: int, r
 
 
 def _sizes(model: Any) -> tuple[int, int]:
-    """(weights that a pass reads, those of one layer): all but the embedding, which is looked up, and the LM head with it if they are one."""
+    """(weights that a pass reads, those of one layer): all but the embedding, which is looked up, and the LM head with
+    it if they are one.
+    """
     total = sum(weight.numel() for weight in model.parameters())
     inner, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     read = total - (0 if inner is head else inner.numel())

@@ -1,7 +1,9 @@
-"""A Llama for training. It computes the same function as `transformers.LlamaForCausalLM`, with fewer and larger operations.
+"""A Llama for training. It computes the same function as `transformers.LlamaForCausalLM`, with fewer and larger
+operations.
 
-Query, key and value are one matrix, gate and up are one matrix, and the output head is the embedding. Saved in Hugging Face
-format under Hugging Face's names; a test holds the two forwards equal. Shapes: B sequences, T tokens, D hidden, V vocabulary.
+Query, key and value are one matrix, gate and up are one matrix, and the output head is the embedding. Saved in Hugging
+Face format under Hugging Face's names; a test holds the two forwards equal. Shapes: B sequences, T tokens, D hidden, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -85,8 +87,8 @@ class Llama(nn.Module):
     def grow(self, layers: int) -> None:
         """Deepen the model to `layers` layers without changing its function.
 
-        Each new layer is a copy of the one below it whose output matrices are zero, so it adds nothing to the residual stream yet.
-        Stacking as in "Stacking Your Transformers" (arXiv:2405.15319); the zero outputs are this project's.
+        Each new layer is a copy of the one below it whose output matrices are zero, so it adds nothing to the residual
+        stream yet. Stacking as in "Stacking Your Transformers" (arXiv:2405.15319); the zero outputs are this project's.
         """
         old, grown, last = list(self.layers), [], -1
         for index in range(layers):
@@ -134,7 +136,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def save(model: Llama, folder: Path, ends: tuple[int, ...], drafted: Tensor | None = None) -> None:
     """Write config.json, generation_config.json and model.safetensors (fp32) for `AutoModelForCausalLM`.
 
-    ends: the tokens that end a text. drafted: the tokens that it drafts among, where these are not all (`decoding.vocabulary`).
+    ends: the tokens that end a text. drafted: the tokens that it drafts among, where these are not all
+    (`decoding.vocabulary`).
     """
     eos = ends[0]
     shape = model.shape

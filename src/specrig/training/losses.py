@@ -1,7 +1,7 @@
 """Losses over a vocabulary that compute their gradient in the forward pass, a few rows at a time.
 
-The usual way makes several `[N, V]` float32 arrays, which do not fit a CPU's cache; on two cores that takes longer than the layers of a
-small model. Values and gradients are the same (a test compares). Shapes: N tokens, V vocabulary.
+The usual way makes several `[N, V]` float32 arrays, which do not fit a CPU's cache; on two cores that takes longer than
+the layers of a small model. Values and gradients are the same (a test compares). Shapes: N tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def distillation(logits: Tensor, goal: Tensor, labels: Tensor, kl_weight: float) -> Tensor:
     """Mean of kl_weight x KL(goal || given) + (1 - kl_weight) x cross-entropy, nats a token. One backward only.
 
-    `logits` and `goal`, the teacher's logits, are `[N, V]`; the goal gets no gradient. A label below 0 is none: that token's
-    cross-entropy is left out.
+    `logits` and `goal`, the teacher's logits, are `[N, V]`; the goal gets no gradient. A label below 0 is none: that
+    token's cross-entropy is left out.
     """
     loss: Tensor = _Distillation.apply(logits, goal, labels, kl_weight)
     return loss
@@ -116,8 +116,9 @@ def distillation(logits: Tensor, goal: Tensor, labels: Tensor, kl_weight: float)
 def likeness(logits: Tensor, goal: Tensor, kind: str) -> Tensor:
     """How far the model's distributions are from the teacher's: the mean over N tokens. One backward only.
 
-    `logits` and `goal`, the teacher's, are `[N, V]`. kind: `kl`, the KL divergence, nats a token; or `lk`, w KL + (1 - w) (1 - a), where
-    a is the acceptance rate and w = exp(-3 a), taken as a constant, leans on KL while a is low (LK losses, arXiv:2602.23881).
+    `logits` and `goal`, the teacher's, are `[N, V]`. kind: `kl`, the KL divergence, nats a token; or `lk`, w KL + (1 -
+    w) (1 - a), where a is the acceptance rate and w = exp(-3 a), taken as a constant, leans on KL while a is low (LK
+    losses, arXiv:2602.23881).
     """
     if kind == "lk":
         loss: Tensor = _Acceptance.apply(logits, goal, 3.0)

@@ -1,7 +1,8 @@
-"""Training of Medusa heads (Cai et al., 2401.10774, section 2.2): on a frozen model (Medusa-1) or together with it (Medusa-2).
+"""Training of Medusa heads (Cai et al., 2401.10774, section 2.2): on a frozen model (Medusa-1) or together with it
+(Medusa-2).
 
-A frozen model's hidden states are computed once and the heads train on them, so a step costs the heads alone. The text is part
-corpus, part what the target itself wrote. Shapes: N sequences, T tokens, D hidden, V vocabulary, K heads.
+A frozen model's hidden states are computed once and the heads train on them, so a step costs the heads alone. The text
+is part corpus, part what the target itself wrote. Shapes: N sequences, T tokens, D hidden, V vocabulary, K heads.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from specrig.training.trainer import autocast, moved, place
 def train_heads(
     recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
 ) -> None:
-    """Medusa-1: train heads on the frozen model in `target` and write the folder `models`/medusa (config.json, model.safetensors).
+    """Medusa-1: train heads on the frozen model in `target` and write the folder `models`/medusa (config.json,
+    model.safetensors).
 
-    Also writes its `training.jsonl`: the loss, and at the end how often each head's first choice is what the target says to held-out
-    prompts. Raises CorpusError for a missing corpus, TrainingError when there is no model or text, or the loss is not finite.
+    Also writes its `training.jsonl`: the loss, and at the end how often each head's first choice is what the target
+    says to held-out prompts. Raises CorpusError for a missing corpus, TrainingError when there is no model or text, or
+    the loss is not finite.
     """
     _train_frozen(recipe, corpus_dir, models, target, of=target, name="medusa", progress=progress, device=device)
 
@@ -69,11 +72,13 @@ def _train_frozen(
 def train_jointly(
     recipe: Recipe, corpus_dir: Path, base: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
 ) -> None:
-    """Medusa-2: train `target`, the target of the pair folder `base`, further, together with its heads; writes `models`/target and /medusa.
+    """Medusa-2: train `target`, the target of the pair folder `base`, further, together with its heads; writes
+    `models`/target and /medusa.
 
-    The heads begin as `base`/medusa, which were trained alone, as in the paper's warm-up (section 2.2.2). The model's own loss is its
-    KL divergence from the model before this training, so that it changes little (self-distillation, section 2.3.2). The model and its
-    optimiser need 12 bytes a weight besides its activations. Raises like `train_heads`.
+    The heads begin as `base`/medusa, which were trained alone, as in the paper's warm-up (section 2.2.2). The model's
+    own loss is its KL divergence from the model before this training, so that it changes little (self-distillation,
+    section 2.3.2). The model and its optimiser need 12 bytes a weight besides its activations. Raises like
+    `train_heads`.
     """
     steps = recipe.medusa.joint.steps
     session = Session(recipe, corpus_dir, base, target, target, device, learns=True)
@@ -137,7 +142,9 @@ class Session:
                 run.curve.write(step, **acceptance.report(*measured(heads, *shown)))
 
     def fit_jointly(self, heads: Heads, own_curve: Curve, run: Run) -> None:
-        """Train heads and model together. The teacher is the model before this training, by its LM head and stored hidden states."""
+        """Train heads and model together. The teacher is the model before this training, by its LM head and stored
+        hidden states.
+        """
         settings, joint, model = self.settings, self.settings.joint, self.model
         taught = StoredStates(run.folder, self.of, model, self.texts.tokens)
         before = Output(model.output.weight.clone(), model.output.bias)

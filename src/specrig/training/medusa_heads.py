@@ -24,7 +24,9 @@ RANKS = 10
 
 
 class Head(nn.Module):
-    """One head while it trains. The residual block starts at zero and the LM head as the model's, so at first both predict the same."""
+    """One head while it trains. The residual block starts at zero and the LM head as the model's, so at first both
+    predict the same.
+    """
 
     def __init__(self, output: Output, own_lm_head: bool) -> None:
         super().__init__()
@@ -80,8 +82,9 @@ def heads_loss(
 ) -> Tensor:
     """The sum over heads i of decay^i times the head's loss (2401.10774, equation 1).
 
-    batch: B texts of T tokens; hidden: the model's states of them, `[B, T, D]`; taught: the teacher's, `[B, T, D']`, and `teaching` its LM
-    head. At position t head i predicts token t + 2 + i, which the teacher predicts at position t + 1 + i. Only what the target wrote is
+    batch: B texts of T tokens; hidden: the model's states of them, `[B, T, D]`; taught: the teacher's, `[B, T, D']`,
+    and `teaching` its LM head. At position t head i predicts token t + 2 + i, which the teacher predicts at position t
+    + 1 + i. Only what the target wrote is
     learnt: those are the places at which the heads will draft.
     """
     B, T = batch.tokens.shape
@@ -104,10 +107,12 @@ def heads_loss(
 
 @torch.no_grad()
 def rank_accuracies(heads: Heads, model: Teacher, heldout: Texts, hidden: Tensor) -> list[list[float]]:
-    """How often the choice of each rank is the token that came, `[1 + K][RANKS]`: of the model's LM head, then of every head.
+    """How often the choice of each rank is the token that came, `[1 + K][RANKS]`: of the model's LM head, then of every
+    head.
 
-    heldout: texts that the target wrote greedily; hidden: the model's states of them, `[N, T, D]`. Only positions count at which a draft would be made: the next token and the predicted
-    token were both chosen by the target. A token that the heads cannot draft is of no rank.
+    heldout: texts that the target wrote greedily; hidden: the model's states of them, `[N, T, D]`. Only positions count
+    at which a draft would be made: the next token and the predicted token were both chosen by the target. A token that
+    the heads cannot draft is of no rank.
     """
     choices = heldout.written
     found: list[list[float]] = []
@@ -131,7 +136,9 @@ def rank_accuracies(heads: Heads, model: Teacher, heldout: Texts, hidden: Tensor
 
 @torch.no_grad()
 def measured(heads: Heads, model: Teacher, heldout: Texts, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """For `acceptance.report`, see `rank_accuracies`: a round at position t drafts token t + 2 + i by head i; `[K, N, T]`."""
+    """For `acceptance.report`, see `rank_accuracies`: a round at position t drafts token t + 2 + i by head i; `[K, N,
+    T]`.
+    """
     choices = heldout.written
     right, asked = [], []
     for index, head in enumerate(heads):

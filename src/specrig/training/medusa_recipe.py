@@ -1,4 +1,6 @@
-"""The recipe of Medusa heads: the `training.medusa:` block of a study's config. Its defaults train the quick embedded pair's. No torch."""
+"""The recipe of Medusa heads: the `training.medusa:` block of a study's config. Its defaults train the quick embedded
+pair's. No torch.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class HeadsTraining(Settings):
     decay: float = Field(default=0.8, gt=0, le=1)
     """Head i's loss weighs decay to the power i."""
     kl_weight: float = Field(default=0.5, ge=0, le=1)
-    """Loss of a head = kl_weight x KL(what the model itself says there, head) + (1 - kl_weight) x cross-entropy of the token there."""
+    """Loss of a head = kl_weight x KL(what the model itself says there, head) + (1 - kl_weight) x cross-entropy of the
+    token there.
+    """
     corpus_sequences: int = Field(default=128, ge=0)
     """Sequences of the corpus to learn from, besides the target's own text; their hidden states are computed once."""
     evaluations: int = Field(default=2, ge=1)
@@ -56,8 +60,9 @@ class MedusaTraining(HeadsTraining):
     """And which LM heads they read out with, and how a model learns with them."""
 
     own_lm_heads: bool | None = None
-    """Whether every head trains an LM head of its own, as the paper does; else all share the model's, frozen. Sharing learns slowly: SiLU
-    is bounded below, so h + SiLU(Wh + b) can hardly lower any part of h. null: own ones for up to 16,384 tokens to draft."""
+    """Whether every head trains an LM head of its own, as the paper does; else all share the model's, frozen. Sharing
+    learns slowly: SiLU is bounded below, so h + SiLU(Wh + b) can hardly lower any part of h. null: own ones for up to
+    16,384 tokens to draft."""
     joint: JointTraining = JointTraining()
     """How a `medusa2:` pair trains its model and its heads together."""
 

@@ -1,6 +1,7 @@
 """What the target is asked, so that it writes the text from which its draft and heads learn. No torch here.
 
-Training prompts come from the study's corpus, or from the file `training.prompts`. None of them is a prompt of the study's evaluation.
+Training prompts come from the study's corpus, or from the file `training.prompts`. None of them is a prompt of the
+study's evaluation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from specrig.training.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a user may ask. text: for a target that continues texts; turns: for one with a chat template, `role` and `content` each."""
+    """What a user may ask. text: for a target that continues texts; turns: for one with a chat template, `role` and
+    `content` each.
+    """
 
     text: str
     turns: tuple[dict[str, str], ...]
@@ -35,9 +38,10 @@ class Ask:
 def training_prompts(recipe: Recipe, corpus_dir: Path, target: Path, without: Collection[str] = ()) -> list[list[int]]:
     """Token ids of training prompts for the model in the folder `target`, shortest first.
 
-    Of the corpus equally many of every task; of the user's file as many as `text.sequences`. A prompt takes at most half of a sequence.
-    without: prompts that must not be among them, as `plain` writes them; how many were is said on standard error. Raises PromptError for
-    a file that cannot be used, and where `chat` is true and the tokenizer has no chat template.
+    Of the corpus equally many of every task; of the user's file as many as `text.sequences`. A prompt takes at most
+    half of a sequence.
+    without: prompts that must not be among them, as `plain` writes them; how many were is said on standard error.
+    Raises PromptError for a file that cannot be used, and where `chat` is true and the tokenizer has no chat template.
     """
     groups, left_out = kept(asked(recipe, corpus_dir, heldout=False), without)
     if left_out:
@@ -51,7 +55,9 @@ def heldout_prompts(recipe: Recipe, corpus_dir: Path, target: Path) -> list[list
 
 
 def asked(recipe: Recipe, corpus_dir: Path, *, heldout: bool) -> list[list[Ask]]:
-    """What may be asked in training, or (heldout) to measure what was learnt: a group for each task, of the user's file one."""
+    """What may be asked in training, or (heldout) to measure what was learnt: a group for each task, of the user's file
+    one.
+    """
     if recipe.prompts is not None:
         return [_in_file(recipe, heldout=heldout)]
     rows = gather.read(corpus_dir / ("heldout.jsonl" if heldout else "train.jsonl"))

@@ -64,7 +64,9 @@ class Optimisation(Settings):
     sequence: int = Field(default=256, ge=8)
     """Tokens a sequence."""
     accumulate: int = Field(default=1, ge=1)
-    """Parts in which a step's batch goes through the model one after another, where it does not fit into memory at once."""
+    """Parts in which a step's batch goes through the model one after another, where it does not fit into memory at
+    once.
+    """
     compile: bool = False
     """torch.compile for the layers: a minute at the start, worth it for trainings of many minutes on a GPU."""
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -105,7 +107,9 @@ class TargetText(Settings):
     heldout_sequences: int = Field(default=32, ge=4)
     """Greedy continuations of held-out prompts, on which finished heads are measured."""
     batch: int = Field(default=128, ge=1)
-    """Continuations written side by side: on a GPU as many as its memory has keys and values for, since a step takes as long for one."""
+    """Continuations written side by side: on a GPU as many as its memory has keys and values for, since a step takes as
+    long for one.
+    """
 
 
 class Distillation(Settings):
@@ -120,7 +124,9 @@ class Distillation(Settings):
     draft_vocabulary: int | None = Field(default=None, ge=1)
     """So many of the target's tokens can be drafted, those it most often writes (FR-Spec, 2502.14856); null: all."""
     start: Literal["random", "embedding"] = "random"
-    """`embedding`: the draft starts from the principal directions of the target's embedding, which pays with a large vocabulary."""
+    """`embedding`: the draft starts from the principal directions of the target's embedding, which pays with a large
+    vocabulary.
+    """
 
 
 class Recipe(Settings):
@@ -131,8 +137,9 @@ class Recipe(Settings):
     corpus: Corpus = Corpus()
     """The text to learn from, and how much of it is held out."""
     prompts: AnyPath | None = None
-    """What a target is asked in training: a JSONL, CSV or Parquet file whose rows have `prompt`, `turns` or `messages`; null: the corpus,
-    as instructions where the target has a chat template. Prompts of the study's tasks are left out."""
+    """What a target is asked in training: a JSONL, CSV or Parquet file whose rows have `prompt`, `turns` or `messages`;
+    null: the corpus, as instructions where the target has a chat template. Prompts of the study's tasks are left
+    out."""
     chat: Literal["auto"] | bool = "auto"
     """Whether they are put into the chat template of the target's tokenizer; auto: where it has one."""
     vocabulary: int = Field(default=4096, ge=300)
@@ -198,4 +205,6 @@ TINY: dict[str, Any] = {
     "draft_training": {"steps": 30, "batch": 4, "evaluations": 2},
     "text": {"sequences": 16, "heldout_sequences": 8},
 }
-"""A pair for tests, trained in seconds: `Recipe.model_validate(TINY)`. It shows that the rules work, not how models behave."""
+"""A pair for tests, trained in seconds: `Recipe.model_validate(TINY)`. It shows that the rules work, not how models
+behave.
+"""

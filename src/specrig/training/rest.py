@@ -23,8 +23,8 @@ def make_datastore(
 ) -> None:
     """Sort the text of `models` and write the folder `models`/rest; prompts stay in it, since answers copy from them.
 
-    Its `training.jsonl` says how many tokens there are, and the acceptance length to expect. Raises TrainingError when there is no
-    target or no text of it.
+    Its `training.jsonl` says how many tokens there are, and the acceptance length to expect. Raises TrainingError when
+    there is no target or no text of it.
     """
     text, config = read_text(models), AutoConfig.from_pretrained(present(target, "target"))
     with training(models / "rest", 1, progress, learnt_from(recipe, corpus_dir, models, target)) as run:
@@ -54,7 +54,9 @@ def _finish(store: Datastore, heldout: Texts, run: Run) -> None:
 
 
 def expected(store: Datastore, texts: Sequence[Sequence[int]], starts: Sequence[int]) -> float:
-    """Tokens a round of drafting `texts`, which the target wrote greedily from `starts` on: what it would emit a pass at temperature 0."""
+    """Tokens a round of drafting `texts`, which the target wrote greedily from `starts` on: what it would emit a pass
+    at temperature 0.
+    """
     options, rounds, tokens = Rest.Options.model_validate({}), 0, 0
     for text, start in zip(texts, starts, strict=True):
         at = start + 1  # the first token comes before any draft

@@ -28,7 +28,9 @@ STATES = ".states"
 """In the folder of an unfinished training: the target's states that it learns from (`training.states`)."""
 _LOG_EVERY_S = 10.0
 _READ_EVERY = {"cpu": 1, "cuda": 10}
-"""Every how many steps the loss is read. To read it, the CPU must wait until the GPU has done all the work in its queue."""
+"""Every how many steps the loss is read. To read it, the CPU must wait until the GPU has done all the work in its
+queue.
+"""
 
 
 class TrainingError(RuntimeError):
@@ -36,7 +38,8 @@ class TrainingError(RuntimeError):
 
 
 class Curve:
-    """Writes `training.jsonl`, one JSON object a line, and shows progress: a bar with `progress` on a terminal, else a line every ten seconds.
+    """Writes `training.jsonl`, one JSON object a line, and shows progress: a bar with `progress` on a terminal, else a
+    line every ten seconds.
 
     done: steps that a training took before it was cut; their lines in the file are kept.
     """
@@ -74,7 +77,9 @@ class Curve:
             self.file.close()
 
     def note(self, step: int, loss: Tensor, **values: Any) -> None:
-        """Append a line with the loss, read every few steps on a GPU. Raises TrainingError for a loss that is not finite."""
+        """Append a line with the loss, read every few steps on a GPU. Raises TrainingError for a loss that is not
+        finite.
+        """
         self.pending.append((step, loss.detach(), {**values, "seconds": self._seconds()}))
         if len(self.pending) >= _READ_EVERY[loss.device.type]:
             self.flush()
@@ -129,14 +134,17 @@ class Run:
     def begin(
         self, parts: Mapping[str, tuple[nn.Module, Optimizer]], generators: Sequence[torch.Generator] = ()
     ) -> None:
-        """Name what the training changes (see `checkpoint.State`). If a checkpoint of the same training is there, it is restored."""
+        """Name what the training changes (see `checkpoint.State`). If a checkpoint of the same training is there, it is
+        restored.
+        """
         self.state = State(self.folder, self.key, parts, generators)
 
     def take_step(self, step: int, losses: Iterable[Tensor], *, parts: int = 1, tokens: int, lr: float) -> None:
         """Take one optimiser step on the mean of `parts` losses, each of a part of the batch.
 
-        losses: computed one by one, each after the backward pass of the one before, so that only one part takes memory. tokens: seen so
-        far; lr: the peak rate. Raises TrainingError for a loss that is not finite, on a GPU some steps later.
+        losses: computed one by one, each after the backward pass of the one before, so that only one part takes memory.
+        tokens: seen so far; lr: the peak rate. Raises TrainingError for a loss that is not finite, on a GPU some steps
+        later.
         """
         found = []
         for loss in losses:
@@ -186,8 +194,8 @@ def key_of(recipe: Recipe, *files: Path) -> str:
 def model_folder(out: Path, key: str = "") -> Iterator[Path]:
     """A hidden sibling of `out` to write a model into; renamed to `out` at the end, removed on an error.
 
-    A killed or interrupted training leaves at most the hidden folder, never a model folder that looks finished; the next one goes
-    on from its checkpoint, or clears it when that is another training's.
+    A killed or interrupted training leaves at most the hidden folder, never a model folder that looks finished; the
+    next one goes on from its checkpoint, or clears it when that is another training's.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.parent / f".{out.name}.unfinished"

@@ -1,7 +1,8 @@
-"""What the DAG can train, one row a model: its code, what it needs first, which keys of the recipe decide it. No torch here.
+"""What the DAG can train, one row a model: its code, what it needs first, which keys of the recipe decide it. No torch
+here.
 
-Every stage writes models/<pair>/<name>/{config.json, model.safetensors, training.jsonl}, whole or not at all. All but the target
-also learn from `TEXT`, what the target wrote.
+Every stage writes models/<pair>/<name>/{config.json, model.safetensors, training.jsonl}, whole or not at all. All but
+the target also learn from `TEXT`, what the target wrote.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def train(
     device: str,
     draft: Path | None = None,
 ) -> None:
-    """Train `models`/<name> (a pair's folder) on `device` from the study's corpus, the model folder `target` and the models it needs.
+    """Train `models`/<name> (a pair's folder) on `device` from the study's corpus, the model folder `target` and the
+    models it needs.
 
     draft: the folder of the draft whose heads `draft_medusa` trains; None: `models`/draft.
     """

@@ -1,7 +1,7 @@
 """A model's states of the texts that heads learn from: computed once, kept on disk in shards, read a batch at a time.
 
-So memory holds one shard at most, whatever the text, and a training that was cut finds the shards it has made. Those of moderate size
-are kept beside the pair's models, so that its other trainings find them too.
+So memory holds one shard at most, whatever the text, and a training that was cut finds the shards it has made. Those of
+moderate size are kept beside the pair's models, so that its other trainings find them too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ SHARD = 1 << 28
 TEXTS = 16
 """Texts of a shard at most: trainings whose texts begin alike share the shards of these."""
 KEPT = 1 << 31
-"""Bytes of states at most that outlast a training; larger ones go with it. A workflow that has succeeded removes them all."""
+"""Bytes of states at most that outlast a training; larger ones go with it. A workflow that has succeeded removes them
+all.
+"""
 
 
 def prepare(
@@ -38,8 +40,8 @@ def prepare(
 ) -> None:
     """Compute, in one pass over the texts, the states that the trainings of the models `trained` of a pair will read.
 
-    models: the pair's folder, in which the target's text is; target: the folder of the target. States that are too large to be kept
-    are left to the trainings.
+    models: the pair's folder, in which the target's text is; target: the folder of the target. States that are too
+    large to be kept are left to the trainings.
     """
     readers = [stage for name in trained if (stage := STAGES[name]).reads is not None]
     if not readers:
@@ -82,7 +84,9 @@ class StoredStates:
                     self._make(lacking, key, tutor, part)
 
     def _make(self, lacking: dict[int | None, Path], key: str, tutor: Teacher, texts: Tensor) -> None:
-        """Write the shards of the streams that are lacking. A pass gives the state after the final norm, stream None, in any case."""
+        """Write the shards of the streams that are lacking. A pass gives the state after the final norm, stream None,
+        in any case.
+        """
         streams = tuple(stream for stream in lacking if stream is not None)
         made = {stream: torch.empty(*texts.shape, tutor.hidden, dtype=torch.bfloat16) for stream in (*streams, None)}
         for start, rows in _few(texts, rows_at_once(self.where)):

@@ -1,7 +1,7 @@
 """Text that the target writes, once a pair; the pair's draft and heads learn from it.
 
-On the target's own text a draft sees the states that it will meet when it drafts (DistillSpec, arXiv:2310.08461). Shapes: N sequences,
-T tokens, D hidden.
+On the target's own text a draft sees the states that it will meet when it drafts (DistillSpec, arXiv:2310.08461).
+Shapes: N sequences, T tokens, D hidden.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def write_text(
 ) -> None:
     """Let the model in the folder `target` continue prompts and write `models`/text.safetensors.
 
-    without: prompts that it must not be asked (`prompts.training_prompts`). Raises CorpusError for a missing corpus, TrainingError when
-    there is no target or it cannot write.
+    without: prompts that it must not be asked (`prompts.training_prompts`). Raises CorpusError for a missing corpus,
+    TrainingError when there is no target or it cannot write.
     """
     eos, settings = end_tokens(present(target, "target")), recipe.text
     to_learn_from = training_prompts(recipe, corpus_dir, target, without)
@@ -83,7 +83,9 @@ def write_text(
 
 
 class Journal:
-    """What was written already, batch by batch, so that a writing that was cut goes on: JSON lines, the first says of which writing."""
+    """What was written already, batch by batch, so that a writing that was cut goes on: JSON lines, the first says of
+    which writing.
+    """
 
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.lines = path, []
@@ -115,7 +117,9 @@ def read_text(models: Path) -> TargetText:
 
 
 def learnt_from(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path) -> str:
-    """`key_of` a training that learns from the corpus, from the text of the pair's target, and from the models in `folders`."""
+    """`key_of` a training that learns from the corpus, from the text of the pair's target, and from the models in
+    `folders`.
+    """
     weights = (file for folder in folders for file in weights_of(folder))
     return key_of(recipe, corpus_dir / "train.jsonl", models / TEXT, *weights)
 
@@ -138,7 +142,9 @@ def with_corpus(own: Texts, count: int, corpus_dir: Path, target: Path, seed: in
 
 
 def frequent(texts: Texts, count: int | None, vocabulary: int) -> Tensor | None:
-    """The `count` tokens that the target most often wrote, rising ids `[count]`; among equals the lower id. None: that is all of them."""
+    """The `count` tokens that the target most often wrote, rising ids `[count]`; among equals the lower id. None: that
+    is all of them.
+    """
     if count is None or count >= vocabulary:
         return None
     found = torch.bincount(texts.tokens[texts.written], minlength=vocabulary).argsort(descending=True, stable=True)

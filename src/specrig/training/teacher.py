@@ -1,7 +1,7 @@
 """The target as a teacher: any causal language model of transformers, read from a model folder.
 
-Heads and draft learn from its states after the final norm, which its LM head reads, and from its logits. Shapes: B sequences, T tokens,
-D hidden, V vocabulary, Vd the tokens that a draft may offer, F residual streams.
+Heads and draft learn from its states after the final norm, which its LM head reads, and from its logits. Shapes: B
+sequences, T tokens, D hidden, V vocabulary, Vd the tokens that a draft may offer, F residual streams.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Output:
 
 
 class Teacher:
-    """A frozen causal language model. Matrix products run in bfloat16, the residual stream in the weights' own precision."""
+    """A frozen causal language model. Matrix products run in bfloat16, the residual stream in the weights' own
+    precision.
+    """
 
     def __init__(self, model: Any, eos: tuple[int, ...], where: torch.device) -> None:
         """`model`: a `…ForCausalLM`. Raises TrainingError for one whose logits are more than its LM head's product."""
@@ -83,7 +85,9 @@ class Teacher:
 
     @torch.no_grad()
     def states(self, tokens: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
-        """Of tokens `[B, T]` the states after the final norm, `[B, T, (F + 1) D]`, behind the streams asked for: j is the one after j layers."""
+        """Of tokens `[B, T]` the states after the final norm, `[B, T, (F + 1) D]`, behind the streams asked for: j is
+        the one after j layers.
+        """
         with autocast(self.where):
             said: Any = self.body(input_ids=tokens, use_cache=False, output_hidden_states=bool(streams))
         return torch.cat((*(said.hidden_states[layer] for layer in streams), said.last_hidden_state), -1)
@@ -114,7 +118,8 @@ class Teacher:
 def load(folder: Path, where: torch.device, *, learns: bool = False) -> Teacher:
     """The model of a folder, in the precision it is stored in; in float32 where its weights are to learn.
 
-    Raises TrainingError for a folder that transformers cannot load, that names no end token, or whose model cannot teach.
+    Raises TrainingError for a folder that transformers cannot load, that names no end token, or whose model cannot
+    teach.
     """
     return Teacher(read_model(folder, torch.float32 if learns else "auto"), end_tokens(folder), where)
 
@@ -128,7 +133,9 @@ def read_model(folder: Path, dtype: Any) -> Any:
 
 
 def end_tokens(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text, by the folder's generation config, else its config. Raises TrainingError where neither names one."""
+    """The ids that end a text, by the folder's generation config, else its config. Raises TrainingError where neither
+    names one.
+    """
     try:
         config = GenerationConfig.from_pretrained(folder)
     except OSError:

@@ -11,8 +11,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 END_OF_TEXT = "<|endoftext|>"
 """The token that ends every training text: id 0, and the tokenizer's eos, bos and pad token."""
 _WORDS = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+ *|\s+(?!\S)|\s+"
-# Digits stand alone so that numbers are copied digit by digit; a newline takes its indentation with it, which makes code
-# shorter.
+# Digits stand alone so that numbers are copied digit by digit; a newline takes its indentation with it, which makes
+# code shorter.
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:

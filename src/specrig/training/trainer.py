@@ -1,7 +1,9 @@
-"""The training loop that every embedded model shares: packed batches, optimiser, schedule, evaluation, curve, safe folder.
+"""The training loop that every embedded model shares: packed batches, optimiser, schedule, evaluation, curve, safe
+folder.
 
-A trained model depends only on the recipe, the corpus and the machine: budgets are in steps, and all randomness is seeded. On a CPU a
-run gives the same bits again. On a GPU sums have no fixed order, so two runs give models that differ in the last digits.
+A trained model depends only on the recipe, the corpus and the machine: budgets are in steps, and all randomness is
+seeded. On a CPU a run gives the same bits again. On a GPU sums have no fixed order, so two runs give models that differ
+in the last digits.
 """
 
 from __future__ import annotations
@@ -163,7 +165,8 @@ def train(
 ) -> None:
     """Take `settings.steps` steps, less those that a cut training took before.
 
-    batches: of `settings.batch // settings.accumulate` sequences; `loss_of(batch)` is the mean loss in nats a token; `measure()`
+    batches: of `settings.batch // settings.accumulate` sequences; `loss_of(batch)` is the mean loss in nats a token;
+    `measure()`
     evaluates: what the curve says of it, and a line for a person. Raises TrainingError when the loss is not finite.
     """
     due = {round(settings.steps * (i + 1) / settings.evaluations) for i in range(settings.evaluations)}

@@ -1,7 +1,7 @@
 """Adaptive k: draft more while the target agrees, less while it does not. Wraps a chain drafter.
 
-Where the acceptance rate over the last `window` rounds is above `raise_above`, k rises by one, up to the cell's k; where it is below
-`lower_below`, k falls by one, down to `minimum`. Each row of a batch has its own k.
+Where the acceptance rate over the last `window` rounds is above `raise_above`, k rises by one, up to the cell's k;
+where it is below `lower_below`, k falls by one, down to `minimum`. Each row of a batch has its own k.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """EAGLE: a head of one decoder layer continues the target's features, the target's own LM head names the tokens.
 
-Li et al., 2401.15077. A chain of k tokens; above temperature 0 each is sampled from the head's distribution, so exact rejection
-sampling applies. After each target pass the true features of the accepted tokens replace the predicted ones.
+Li et al., 2401.15077. A chain of k tokens; above temperature 0 each is sampled from the head's distribution, so exact
+rejection sampling applies. After each target pass the true features of the accepted tokens replace the predicted ones.
 """
 
 from __future__ import annotations

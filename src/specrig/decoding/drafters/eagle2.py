@@ -1,22 +1,24 @@
 """EAGLE-2: the same head as EAGLE drafts a tree whose shape follows its own confidence.
 
-Li et al., 2406.16858. A node's value is the product of the head's probabilities along its path, which tracks the chance that the
-path is accepted (section 3). Expansion (4.1): on each level the top_k nodes of highest value get top_k children each. Reranking
-(4.2): of all nodes drafted, on all levels, the `nodes` of highest value are verified. A child is never worth more than its parent,
-so with parents first among equals the chosen nodes form a tree.
+Li et al., 2406.16858. A node's value is the product of the head's probabilities along its path, which tracks the chance
+that the path is accepted (section 3). Expansion (4.1): on each level the top_k nodes of highest value get top_k
+children each. Reranking (4.2): of all nodes drafted, on all levels, the `nodes` of highest value are verified. A child
+is never worth more than its parent, so with parents first among equals the chosen nodes form a tree.
 
 Example, values: a .6, b .3 below the root; aa .5, ab .05 below a; ba .2, bb .01 below b. The best 3 are a, aa, b.
 
-Above temperature 0 a node's children are drawn from the head's distribution q without replacement. Then the shape of the tree must
-not depend on what was drawn. If a sibling were kept because it turned out likely, or dropped because its descendants turned out
-unlikely, it would no longer be a draw from q, and rejection sampling would no longer be exact. So a place in the tree gets its worth
-before its token is drawn: the worth of its parent, times the chance that the j-th child drawn there is the one that is accepted. That
-chance is estimated from q alone (see `DRAWN`).
+Above temperature 0 a node's children are drawn from the head's distribution q without replacement. Then the shape of
+the tree must not depend on what was drawn. If a sibling were kept because it turned out likely, or dropped because its
+descendants turned out unlikely, it would no longer be a draw from q, and rejection sampling would no longer be exact.
+So a place in the tree gets its worth
+before its token is drawn: the worth of its parent, times the chance that the j-th child drawn there is the one that is
+accepted. That chance is estimated from q alone (see `DRAWN`).
 
-Why this is exact: worth falls from parent to child and from sibling to sibling. So the chosen places are those that a best-first search
-would find one by one, and it decides on each place knowing only the tokens found before. Given those, the place's token is a fresh draw
-from q without its elder siblings, which is all that multi-candidate rejection needs. Expansion finds the same places, because whatever
-outranks a place also outranks everything below that place. Of equals, elders and parents come first.
+Why this is exact: worth falls from parent to child and from sibling to sibling. So the chosen places are those that a
+best-first search would find one by one, and it decides on each place knowing only the tokens found before. Given those,
+the place's token is a fresh draw from q without its elder siblings, which is all that multi-candidate rejection needs.
+Expansion finds the same places, because whatever outranks a place also outranks everything below that place. Of equals,
+elders and parents come first.
 """
 
 from __future__ import annotations
@@ -33,23 +35,25 @@ if TYPE_CHECKING:
 
 
 DRAWN = 0.5
-"""How the worth of a draw is estimated. At this share of positions the target is taken to have the head's own distribution, so that
-the first draw is accepted. At the others the target is taken to be certain of its next token, and the j-th draw is that token about as
-often as the head's j-th most likely one is. A wrong share costs speed, not exactness."""
+"""How the worth of a draw is estimated. At this share of positions the target is taken to have the head's own
+distribution, so that the first draw is accepted. At the others the target is taken to be certain of its next token, and
+the j-th draw is that token about as often as the head's j-th most likely one is. A wrong share costs speed, not
+exactness."""
 
 
 def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     """Choose each row's `nodes` nodes of highest value (2406.16858, section 4.2); they stay in their old order.
 
-    values: `[B, N]`, log-probabilities of paths; parents: `[B, N]`, indices of earlier nodes, -1 for the root. Returns the chosen
-    indices `[B, n]` and, as places among the chosen, their parents `[B, n]`.
+    values: `[B, N]`, log-probabilities of paths; parents: `[B, N]`, indices of earlier nodes, -1 for the root. Returns
+    the chosen indices `[B, n]` and, as places among the chosen, their parents `[B, n]`.
     """
     import torch
 
     # Stable: of a parent and a child of equal value the parent, which has the lower index, comes first.
     order = torch.sort(values, dim=-1, descending=True, stable=True).indices
     chosen = torch.sort(order[:, :nodes], dim=-1).values
-    # place[b, i]: where node i stands among the chosen. A chosen node's parent is chosen too, since its value is no lower.
+    # place[b, i]: where node i stands among the chosen. A chosen node's parent is chosen too, since its value is no
+    # lower.
     place = torch.full_like(parents, -1).scatter_(
         1, chosen, torch.arange(chosen.shape[1], device=chosen.device).expand_as(chosen)
     )
@@ -58,17 +62,20 @@ def rerank(values: Tensor, parents: Tensor, nodes: int) -> tuple[Tensor, Tensor]
 
 
 def _sources(q: Tensor | None, parents: Tensor, chosen: Tensor, width: int) -> Tensor | None:
-    """`[B, 1 + n, Vd]`: the distributions that the children of the root and of each chosen node were drawn from; None if greedy.
+    """`[B, 1 + n, Vd]`: the distributions that the children of the root and of each chosen node were drawn from; None
+    if greedy.
 
-    q: `[B, M, Vd]`, the root's and then those of the expanded nodes, in the order of their children, `width` children each. parents:
-    `[B, N]`, of all nodes drafted; chosen: `[B, n]`. A node without children gets the root's distribution, which nobody reads.
+    q: `[B, M, Vd]`, the root's and then those of the expanded nodes, in the order of their children, `width` children
+    each. parents: `[B, N]`, of all nodes drafted; chosen: `[B, n]`. A node without children gets the root's
+    distribution, which nobody reads.
     """
     import torch
 
     if q is None:
         return None
     B, N = parents.shape
-    # source[b, i + 1]: the row of q that the children of node i come from. Every `width`-th node is the first child of a new parent.
+    # source[b, i + 1]: the row of q that the children of node i come from. Every `width`-th node is the first child of
+    # a new parent.
     source = torch.zeros(B, N + 1, dtype=torch.long, device=q.device)
     source.scatter_(1, parents[:, ::width] + 1, torch.arange(q.shape[1], device=q.device).expand(B, -1))
     rows = torch.cat((source[:, :1], source[:, 1:].gather(1, chosen)), 1)
@@ -82,7 +89,9 @@ class Eagle2(Eagle):
     summary = "EAGLE's head drafts a tree by its confidence, the best nodes are verified (EAGLE-2, 2406.16858)"
 
     class Options(MethodOptions):
-        """nodes: tree size m that is verified (the paper's 60 is for GPUs); top_k: nodes expanded a level, and their children."""
+        """nodes: tree size m that is verified (the paper's 60 is for GPUs); top_k: nodes expanded a level, and their
+        children.
+        """
 
         nodes: int = Field(60, ge=1, le=128)
         top_k: int = Field(10, ge=1, le=16)
@@ -90,7 +99,8 @@ class Eagle2(Eagle):
     def propose(self, context: Context, k: int) -> Draft:
         """Expand k levels (2406.16858, section 4.1), then rerank (4.2).
 
-        w: nodes expanded a level, and children of each, so a level below the first drafts w · w nodes. Lists hold a tensor a level.
+        w: nodes expanded a level, and children of each, so a level below the first drafts w · w nodes. Lists hold a
+        tensor a level.
         """
         import torch
 
@@ -134,8 +144,9 @@ class Eagle2(Eagle):
     def _children(self, context: Context, logits: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """`width` children of each of m nodes by their `logits` `[B, m, Vd]`.
 
-        Returns tokens and the logarithms of their worths, `[B, m, width]` each, and the distributions q `[B, m, Vd]` that they were drawn
-        from; None if greedy, where the children are the most likely tokens and their worths the probabilities.
+        Returns tokens and the logarithms of their worths, `[B, m, width]` each, and the distributions q `[B, m, Vd]`
+        that they were drawn from; None if greedy, where the children are the most likely tokens and their worths the
+        probabilities.
         """
         if context.sampler.greedy:
             best = logits.float().log_softmax(-1).topk(width, -1)

@@ -1,7 +1,8 @@
 """EAGLE-3: EAGLE's loop with a head that reads three layers of the target and is trained on its own output.
 
-Li et al., 2503.01840. The head need not predict the target's features, so it keeps gaining from more training data. It reads a low, a
-middle and a high layer instead of the last layer alone. It drafts a chain of k tokens or, with `nodes`, EAGLE-2's tree, as in the paper.
+Li et al., 2503.01840. The head need not predict the target's features, so it keeps gaining from more training data. It
+reads a low, a middle and a high layer instead of the last layer alone. It drafts a chain of k tokens or, with `nodes`,
+EAGLE-2's tree, as in the paper.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Eagle3(Eagle2):
     head: Eagle3Head
 
     class Options(MethodOptions):
-        """nodes: 0 drafts a chain, else the size of a tree grown as EAGLE-2's; top_k: nodes expanded a level, and their children."""
+        """nodes: 0 drafts a chain, else the size of a tree grown as EAGLE-2's; top_k: nodes expanded a level, and their
+        children.
+        """
 
         nodes: int = Field(0, ge=0, le=128)
         top_k: int = Field(10, ge=1, le=16)

@@ -1,10 +1,12 @@
 """Hydra: Medusa's static tree, filled by heads that read the tokens drafted above them.
 
-Ankner et al., 2402.05109. A level is one pass of its head over all nodes that have children, each with its own path. Medusa's heads give
-every node of a level the same choices instead; here a choice fits the one before it, for one pass a level instead of one in all.
+Ankner et al., 2402.05109. A level is one pass of its head over all nodes that have children, each with its own path.
+Medusa's heads give every node of a level the same choices instead; here a choice fits the one before it, for one pass a
+level instead of one in all.
 
-Above temperature 0 each node's children are drawn from its own distribution without replacement. The shape of the tree is fixed before
-anything is drawn, and a node takes its draws in their order, whatever ranks the layout gave its children.
+Above temperature 0 each node's children are drawn from its own distribution without replacement. The shape of the tree
+is fixed before anything is drawn, and a node takes its draws in their order, whatever ranks the layout gave its
+children.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 class Level:
     """How one level of a static tree is filled from its m parents' choices, a table `[m x width]`.
 
-    open: m. places, draws: each node's entry in that table, by its rank, or by how many siblings were born before it. opened: which
-    of the level's nodes have children; origins: the place of their parents among this level's m.
+    open: m. places, draws: each node's entry in that table, by its rank, or by how many siblings were born before it.
+    opened: which of the level's nodes have children; origins: the place of their parents among this level's m.
     """
 
     open: int
@@ -49,9 +51,11 @@ class Plan:
 
     @classmethod
     def of(cls, paths: Sequence[Ranks], vocabulary: int) -> Plan:
-        """The plan of nodes in topological order, level by level. Nodes whose rank is beyond the vocabulary are left out.
+        """The plan of nodes in topological order, level by level. Nodes whose rank is beyond the vocabulary are left
+        out.
 
-        Example: (0,) (1,) (0, 0): the first level has one parent, the root, and two nodes, of which the first has a child.
+        Example: (0,) (1,) (0, 0): the first level has one parent, the root, and two nodes, of which the first has a
+        child.
         """
         paths = [path for path in paths if max(path) < vocabulary]
         index = {path: node for node, path in enumerate(paths)}
@@ -82,7 +86,9 @@ class Plan:
 
 
 class Hydra(Medusa):
-    """The heads read the state that the LM head chose the last token from, the last token, and what was drafted behind it."""
+    """The heads read the state that the LM head chose the last token from, the last token, and what was drafted behind
+    it.
+    """
 
     name = "hydra"
     summary = "Medusa heads that read the tokens drafted before, a static tree (Hydra 2402.05109)"
@@ -109,10 +115,12 @@ class Hydra(Medusa):
         if plan is None:
             paths = self.options.paths(heads.accuracy, min(k, heads.count))
             plan = self.plans[k] = Plan.of(paths, heads.tokens)
-        # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely ones.
+        # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely
+        # ones.
         ranked = sampler.greedy or self.options.acceptance == "typical"
         device = self.hidden.device
-        # What each of the m nodes with children is continued from, [B, m, (depth + 2) D]: the state and the tokens of its path.
+        # What each of the m nodes with children is continued from, [B, m, (depth + 2) D]: the state and the tokens of
+        # its path.
         last = on_device([tokens[-1:] for tokens in context.tokens], device)
         inputs = torch.cat((self.hidden.unsqueeze(1), heads.embed(last)), -1)
         tokens: list[Tensor] = []

@@ -1,9 +1,9 @@
 """Self-speculation: the target drafts for itself with some of its layers left out, then verifies with all of them.
 
-Zhang et al., Draft & Verify, 2309.08168; Xia et al., SWIFT, 2410.06916. There is no draft model to train or to hold in memory: the
-drafting passes run the target's own embedding, the layers that are kept, and its LM head. They read the keys and values that the target
-wrote for the context, so they have no prompt to run and nothing to catch up with. Both papers also leave out attention or MLP of
-a layer alone; here whole layers are, which every architecture allows.
+Zhang et al., Draft & Verify, 2309.08168; Xia et al., SWIFT, 2410.06916. There is no draft model to train or to hold in
+memory: the drafting passes run the target's own embedding, the layers that are kept, and its LM head. They read the
+keys and values that the target wrote for the context, so they have no prompt to run and nothing to catch up with. Both
+papers also leave out attention or MLP of a layer alone; here whole layers are, which every architecture allows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class LayerSkip(DraftModel):
     needs = ("layer_skip",)
 
     class Options(ChainOptions):
-        """skip: which layers are left out: a share of them, evenly spaced, or their numbers from 0; None: those that the search found."""
+        """skip: which layers are left out: a share of them, evenly spaced, or their numbers from 0; None: those that
+        the search found.
+        """
 
         skip: Annotated[float, Field(gt=0, lt=1)] | tuple[int, ...] | None = None
 

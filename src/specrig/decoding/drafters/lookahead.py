@@ -1,12 +1,13 @@
 """Lookahead decoding: Jacobi iteration over a window yields n-grams, a pool keeps them, the fitting ones are verified.
 
-Fu et al., 2402.02057. One target pass runs both the guesses that are to be verified and the window. The window is a matrix of W columns
-and N - 1 levels, N = k + 1. Column i of level 0 stands i + 1 positions behind the last token and sees the columns before it; level l + 1
-continues level l of its own column. So every window token has one parent (its left neighbour on level 0, the level below elsewhere),
-the tree mask is the lookahead mask, and the window can be part of the draft, as `Draft.probes`.
+Fu et al., 2402.02057. One target pass runs both the guesses that are to be verified and the window. The window is a
+matrix of W columns and N - 1 levels, N = k + 1. Column i of level 0 stands i + 1 positions behind the last token and
+sees the columns before it; level l + 1 continues level l of its own column. So every window token has one parent (its
+left neighbour on level 0, the level below elsewhere), the tree mask is the lookahead mask, and the window can be part
+of the draft, as `Draft.probes`.
 
-Each pass extends every column by the target's choice at its top level. The column with its new token is an n-gram for the pool. Then
-level 0 is dropped and the other levels move down.
+Each pass extends every column by the target's choice at its top level. The column with its new token is an n-gram for
+the pool. Then level 0 is dropped and the other levels move down.
 """
 
 from __future__ import annotations
@@ -44,13 +45,17 @@ class Pool:
 
 
 class Lookahead(Drafter):
-    """Needs no draft and no training. It pays where a target pass over a hundred tokens costs about as much as one over a single token."""
+    """Needs no draft and no training. It pays where a target pass over a hundred tokens costs about as much as one over
+    a single token.
+    """
 
     name = "lookahead"
     summary = "Jacobi window and n-gram pool, both branches in one target pass (2402.02057)"
 
     class Options(MethodOptions):
-        """window: columns W; guesses: pool n-grams verified a round, G; from_prompt: fill the pool with the prompt's n-grams."""
+        """window: columns W; guesses: pool n-grams verified a round, G; from_prompt: fill the pool with the prompt's
+        n-grams.
+        """
 
         window: int = Field(15, ge=1, le=40)
         guesses: int = Field(5, ge=1, le=40)
@@ -64,7 +69,9 @@ class Lookahead(Drafter):
         self.fed = False
 
     def _fill(self, context: Context, levels: int) -> None:
-        """Before the first proposal of a batch: windows of `levels` levels of tokens picked from the prompts, pools of their n-grams."""
+        """Before the first proposal of a batch: windows of `levels` levels of tokens picked from the prompts, pools of
+        their n-grams.
+        """
         for row, tokens in enumerate(context.tokens):
             self.windows[row] = [self.random[row].choices(tokens, k=self.options.window) for _ in range(levels)]
             if self.options.from_prompt:
@@ -89,7 +96,8 @@ class Lookahead(Drafter):
         for row, (tokens, parents) in enumerate(tries):
             missing = width - len(tokens)
             tokens, parents = tokens + [0] * missing, parents + [-1] * missing
-            # The window follows: on level 0 a token hangs on its left neighbour, above on the level below in its own column.
+            # The window follows: on level 0 a token hangs on its left neighbour, above on the level below in its own
+            # column.
             for level, column_tokens in enumerate(self.windows[row]):
                 base = width + (level - 1) * self.options.window
                 for column in range(self.options.window):
@@ -108,7 +116,9 @@ class Lookahead(Drafter):
         )
 
     def observe(self, verdict: Verdict) -> None:
-        """Read the target's choices at the window's top level: they complete n-grams and become the window's new top level."""
+        """Read the target's choices at the window's top level: they complete n-grams and become the window's new top
+        level.
+        """
         assert verdict.logits is not None
         top = 1 + self.width + (self.levels - 1) * self.options.window
         if verdict.logits.shape[1] < top + self.options.window:

@@ -1,13 +1,15 @@
-"""Medusa: heads on the target's last hidden state draft all positions at once, a static tree of their choices is verified.
+"""Medusa: heads on the target's last hidden state draft all positions at once, a static tree of their choices is
+verified.
 
-Cai et al., 2401.10774. The heads need no pass through a model of their own, but no head knows what the head before it chose. So
-several choices of each head are offered, as a tree. A node is named by the path of ranks that leads to it: (0, 2) is the second head's
-third choice below the first head's first choice.
+Cai et al., 2401.10774. The heads need no pass through a model of their own, but no head knows what the head before it
+chose. So several choices of each head are offered, as a tree. A node is named by the path of ranks that leads to it:
+(0, 2) is the second head's third choice below the first head's first choice.
 
-Above temperature 0 a head's choices are drawn from its distribution without replacement, once a level, and every node's children on that
-level are the first few of these draws. This is exact for three reasons: the shape of the tree is fixed before anything is drawn, levels
-are drawn independently of each other, and verification walks down one path, so it meets each level's draws once. A node takes the draws
-in their order, whatever ranks the layout gave its children, because leaving out a draw would change the distribution of the later ones.
+Above temperature 0 a head's choices are drawn from its distribution without replacement, once a level, and every node's
+children on that level are the first few of these draws. This is exact for three reasons: the shape of the tree is fixed
+before anything is drawn, levels are drawn independently of each other, and verification walks down one path, so it
+meets each level's draws once. A node takes the draws in their order, whatever ranks the layout gave its children,
+because leaving out a draw would change the distribution of the later ones.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ FALLBACK = (4, 2, 1)
 
 
 def regular_tree(branching: Sequence[int], depth: int) -> list[Ranks]:
-    """The nodes of a tree in which every node of level l has `branching[l]` children, or one where `branching` is shorter.
+    """The nodes of a tree in which every node of level l has `branching[l]` children, or one where `branching` is
+    shorter.
 
     Example: branching 2-1, depth 2 -> (0,) (1,) (0, 0) (1, 0).
     """
@@ -48,9 +51,9 @@ def regular_tree(branching: Sequence[int], depth: int) -> list[Ranks]:
 def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> list[Ranks]:
     """The `nodes` most promising nodes that form a tree (2401.10774, section 2.3.3), level by level.
 
-    accuracy: per head and rank the chance that this choice is right. A node's promise is the product of the chances along its path; that
-    is how much it adds to the expected acceptance length. Products only fall along a path, so the next best node always hangs on one
-    that is chosen already.
+    accuracy: per head and rank the chance that this choice is right. A node's promise is the product of the chances
+    along its path; that is how much it adds to the expected acceptance length. Products only fall along a path, so the
+    next best node always hangs on one that is chosen already.
 
     Example: accuracy [[0.6, 0.2], [0.5, 0.1]], 3 nodes -> (0,) 0.6, (0, 0) 0.3, (1,) 0.2.
     """
@@ -72,11 +75,13 @@ def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A static tree, ready to be filled with tokens from a table `[depth x width]` of each level's choices, width ranks a level.
+    """A static tree, ready to be filled with tokens from a table `[depth x width]` of each level's choices, width ranks
+    a level.
 
-    places: each node's entry in that table where it holds the most likely tokens: (level, rank). draws: its entry where the table holds
-    draws: (level, i) for the i-th child of a node. sources: the level from whose distribution the children of the root and of each node
-    are drawn, up to the last node that has children.
+    places: each node's entry in that table where it holds the most likely tokens: (level, rank). draws: its entry where
+    the table holds
+    draws: (level, i) for the i-th child of a node. sources: the level from whose distribution the children of the root
+    and of each node are drawn, up to the last node that has children.
     """
 
     depth: int
@@ -106,7 +111,8 @@ class Layout:
     def fill(
         self, logits: Tensor, context: Context, *, ranked: bool = False, vocabulary: Tensor | None = None
     ) -> Draft:
-        """The tree filled with tokens by `logits` `[B, depth, Vd]`: the most likely ones if greedy or `ranked`, else drawn ones.
+        """The tree filled with tokens by `logits` `[B, depth, Vd]`: the most likely ones if greedy or `ranked`, else
+        drawn ones.
 
         vocabulary: `[Vd]`, the target's tokens that the logits are of; None: all.
         """
@@ -134,7 +140,9 @@ class Layout:
 
 
 class TreeOptions(MethodOptions):
-    """tree: branching per level of a regular tree; None: the `nodes` most promising nodes by the heads' measured accuracies."""
+    """tree: branching per level of a regular tree; None: the `nodes` most promising nodes by the heads' measured
+    accuracies.
+    """
 
     tree: tuple[int, ...] | None = Field(None, min_length=1)
     nodes: int = Field(16, ge=1, le=200)
@@ -151,14 +159,17 @@ class TreeOptions(MethodOptions):
 
 
 class Medusa(Drafter):
-    """The heads read the hidden state that the LM head chose the last token from; head 0 drafts the token after that one."""
+    """The heads read the hidden state that the LM head chose the last token from; head 0 drafts the token after that
+    one.
+    """
 
     name = "medusa"
     summary = "heads on the target's hidden state draft a static tree (Medusa 2401.10774)"
     needs = ("medusa",)
 
     class Options(TreeOptions):
-        """acceptance: `exact` is lossless; `typical` (by posterior_threshold and posterior_alpha) is lossy above temperature 0.
+        """acceptance: `exact` is lossless; `typical` (by posterior_threshold and posterior_alpha) is lossy above
+        temperature 0.
 
         `k` bounds the tree's depth, which cannot exceed the number of trained heads.
         """
@@ -199,7 +210,8 @@ class Medusa(Drafter):
         if layout is None:
             depth = min(k, self.heads.count)
             layout = self.layouts[k] = self.options.layout(self.heads.accuracy, depth, self.heads.tokens)
-        # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely ones.
+        # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely
+        # ones.
         ranked = self.options.acceptance == "typical"
         return layout.fill(
             self.heads(self.hidden, layout.depth), context, ranked=ranked, vocabulary=self.heads.vocabulary

@@ -1,7 +1,8 @@
-"""Medusa heads on the draft model: k tokens take one pass of the draft model instead of k, and the larger target verifies them.
+"""Medusa heads on the draft model: k tokens take one pass of the draft model instead of k, and the larger target
+verifies them.
 
-The draft model runs what is new of the context. From its last hidden state its LM head drafts the next token, and its Medusa heads
-(2401.10774) draft the tokens after that.
+The draft model runs what is new of the context. From its last hidden state its LM head drafts the next token, and its
+Medusa heads (2401.10774) draft the tokens after that.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class MedusaDraft(Drafter):
         return layout.fill(logits, context)
 
     def _advance(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Run what is new of every unfinished row: next-token logits `[B, 1, V]`, hidden states `[B, D]` of the last tokens."""
+        """Run what is new of every unfinished row: next-token logits `[B, 1, V]`, hidden states `[B, D]` of the last
+        tokens.
+        """
         from specrig.decoding.device import at_each, padded
 
         model = self.model

@@ -1,4 +1,5 @@
-"""Naive batching: the target alone, several prompts in one pass. The throughput that any batched speculation has to beat.
+"""Naive batching: the target alone, several prompts in one pass. The throughput that any batched speculation has to
+beat.
 
 Its baseline decodes the same prompts one after another, so its speedup is what batching by itself is worth.
 """

@@ -1,7 +1,8 @@
 """N-gram speculation (prompt lookup): what followed the last tokens the last time they occurred is the draft.
 
-Example, n = 2: context `a b c d a b`. The suffix `a b` occurred before, followed by `c d a`: that is the draft for k = 3.
-Without a match nothing is drafted, and the round is a plain decoding step. No model runs; it pays where outputs copy from the prompt.
+Example, n = 2: context `a b c d a b`. The suffix `a b` occurred before, followed by `c d a`: that is the draft for k =
+3. Without a match nothing is drafted, and the round is a plain decoding step. No model runs; it pays where outputs copy
+from the prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class NgramIndex:
-    """For each n-gram of one growing sequence the position behind its last occurrence; a lookup is one dictionary access."""
+    """For each n-gram of one growing sequence the position behind its last occurrence; a lookup is one dictionary
+    access.
+    """
 
     def __init__(self, longest: int, shortest: int) -> None:
         self.sizes = range(longest, shortest - 1, -1)

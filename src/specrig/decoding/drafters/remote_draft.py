@@ -1,7 +1,7 @@
 """Draft-model speculation whose draft model is a service of its own: what the network between draft and target costs.
 
-The same chains as `draft_model` (Leviathan et al., 2211.17192), drawn with the same random numbers, so acceptance is the same and only
-time differs.
+The same chains as `draft_model` (Leviathan et al., 2211.17192), drawn with the same random numbers, so acceptance is
+the same and only time differs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class RemoteDraft(Drafter):
     needs = ("draft",)
 
     class Options(ChainOptions):
-        """Those of a chain; latency_ms: added to each round trip; precision: in which the draft's probabilities are sent."""
+        """Those of a chain; latency_ms: added to each round trip; precision: in which the draft's probabilities are
+        sent.
+        """
 
         latency_ms: float = Field(0.0, ge=0, le=10_000)
         precision: Literal["float32", "float16"] = "float32"

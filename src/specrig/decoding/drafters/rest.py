@@ -1,9 +1,9 @@
 """REST: the draft is what followed the longest suffix of the context in a datastore of text that the target wrote.
 
-He et al., 2311.08252. All occurrences of the longest suffix that the datastore holds are looked up; what followed them is merged into a
-tree, of which the continuations that occurred most often are verified (section 3). Candidates are deterministic at every temperature.
-The datastore never changes, so a prompt decodes the same in a batch as alone. `suffix` and `ngram` look into the context itself
-instead, so they draft nothing that is not there yet; this one does.
+He et al., 2311.08252. All occurrences of the longest suffix that the datastore holds are looked up; what followed them
+is merged into a tree, of which the continuations that occurred most often are verified (section 3). Candidates are
+deterministic at every temperature. The datastore never changes, so a prompt decodes the same in a batch as alone.
+`suffix` and `ngram` look into the context itself instead, so they draft nothing that is not there yet; this one does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def tree(store: Datastore, text: Sequence[int], options: Rest.Options, depth: int) -> tuple[list[int], list[int]]:
-    """(tokens, parents) of the tree of at most `depth` levels that is drafted behind `text`; both empty where no suffix is known."""
+    """(tokens, parents) of the tree of at most `depth` levels that is drafted behind `text`; both empty where no suffix
+    is known.
+    """
     span = store.longest_suffix(text, options.longest, options.shortest)
     return ([], []) if span is None else likeliest(span, store.followers, options.nodes, depth)[1:]
 
@@ -35,7 +37,9 @@ class Rest(Drafter):
     needs = ("rest",)
 
     class Options(MethodOptions):
-        """longest, shortest: tokens of the suffix that is looked up; nodes: size of the tree (the paper's 64 is for GPUs)."""
+        """longest, shortest: tokens of the suffix that is looked up; nodes: size of the tree (the paper's 64 is for
+        GPUs).
+        """
 
         longest: int = Field(16, ge=1, le=32)
         shortest: int = Field(2, ge=1, le=32)

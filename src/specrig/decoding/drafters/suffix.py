@@ -1,15 +1,18 @@
 """Suffix decoding: the draft is what most often followed the current suffix earlier in prompt and output.
 
-Oliaro et al., 2411.04975. A suffix tree counts every substring of the sequence. The suffixes of the sequence that occurred before
-are its match nodes; below each, continuations are tried by their empirical probability (the product of a node's share among its
-siblings, section 4.2). The longer the match, the more is drafted: at most `max_spec_factor` tokens for each matched one. Of the
-drafts for all match lengths the one with the largest sum of probabilities, which is the expected number of accepted tokens, is verified.
+Oliaro et al., 2411.04975. A suffix tree counts every substring of the sequence. The suffixes of the sequence that
+occurred before are its match nodes; below each, continuations are tried by their empirical probability (the product of
+a node's share among its siblings, section 4.2). The longer the match, the more is drafted: at most `max_spec_factor`
+tokens for each matched one. Of the drafts for all match lengths the one with the largest sum of probabilities, which is
+the expected number of accepted tokens, is verified.
 
-Example: `a b c a b d a b`. The suffix `a b` occurred twice, followed once by c and once by d: each has probability 1/2; with factor
+Example: `a b c a b d a b`. The suffix `a b` occurred twice, followed once by c and once by d: each has probability 1/2;
+with factor
 1 two tokens may be drafted: d (the later one), then what followed it, a.
 
-The paper also keeps a tree of earlier requests. A draft would then depend on what the process served before, and a prompt would decode
-differently in a batch, or in a run that was resumed, than it does alone. So here each sequence has only its own tree.
+The paper also keeps a tree of earlier requests. A draft would then depend on what the process served before, and a
+prompt would decode differently in a batch, or in a run that was resumed, than it does alone. So here each sequence has
+only its own tree.
 """
 
 from __future__ import annotations
@@ -32,16 +35,20 @@ MOST = 64
 
 N = TypeVar("N")
 Child = tuple[float, int, int, N]
-"""A child of a node of any kind: its share among its siblings, its place among equals (the lowest first), its token, and the node."""
+"""A child of a node of any kind: its share among its siblings, its place among equals (the lowest first), its token,
+and the node.
+"""
 
 
 def likeliest(
     start: N, children: Callable[[N], Iterable[Child[N]]], nodes: int, depth: int, least: float = 0.0
 ) -> tuple[float, list[int], list[int]]:
-    """The most probable continuations of `start` as a tree: (sum of their probabilities, tokens, parents; -1 is `start` itself).
+    """The most probable continuations of `start` as a tree: (sum of their probabilities, tokens, parents; -1 is `start`
+    itself).
 
-    A node's probability is the product of the shares along its path. nodes: at most so many; depth: at most so many levels; least: the
-    lowest probability. A child is never more probable than its parent, so the best of what is known is always the best of all.
+    A node's probability is the product of the shares along its path. nodes: at most so many; depth: at most so many
+    levels; least: the lowest probability. A child is never more probable than its parent, so the best of what is known
+    is always the best of all.
     """
     score, tokens, parents = 0.0, list[int](), list[int]()
     # Probability (negative), place among equals, parent, level, token, node; the first three tell all apart.
@@ -66,8 +73,8 @@ def likeliest(
 class Node:
     """A substring of the text: how often it occurred, and the index behind its last occurrence.
 
-    children: by next token; None where they are not counted, because the substring occurred once or is as long as the tree is deep.
-    What follows it then is read from the text itself.
+    children: by next token; None where they are not counted, because the substring occurred once or is as long as the
+    tree is deep. What follows it then is read from the text itself.
     """
 
     __slots__ = ("after", "children", "count")
@@ -90,7 +97,9 @@ class SuffixTree:
         self.root = Node(0)
         self.root.children = {}
         self.matches: list[Node] = []
-        """The suffixes of the text that occurred before, by length: the first has one token. Each is shorter than `depth`."""
+        """The suffixes of the text that occurred before, by length: the first has one token. Each is shorter than
+        `depth`.
+        """
 
     def extend(self, tokens: list[int]) -> None:
         """Count what is new in `tokens`, the whole sequence so far."""
@@ -98,7 +107,8 @@ class SuffixTree:
             self.text.append(token)
             end = len(self.text)
             longer: list[Node] = []
-            # Every suffix that occurred before, the empty one included, grows by the token: its child is a longer match, or new.
+            # Every suffix that occurred before, the empty one included, grows by the token: its child is a longer
+            # match, or new.
             for node in (self.root, *self.matches):
                 assert node.children is not None
                 child = node.children.get(token)
@@ -123,7 +133,8 @@ class SuffixTree:
     def draft(
         self, start: Node, nodes: int, depth: int, least: float, *, branch: bool
     ) -> tuple[float, list[int], list[int]]:
-        """The most probable continuations of `start`, see `likeliest`; among equals the later one. least: the lowest probability.
+        """The most probable continuations of `start`, see `likeliest`; among equals the later one. least: the lowest
+        probability.
 
         Without `branch` each node gets only its most frequent child, so that the draft is a chain.
         """
@@ -139,7 +150,9 @@ class SuffixTree:
         return likeliest(start, children, nodes, depth, least)
 
     def best(self, factor: float, depth: int, least: float, *, branch: bool) -> tuple[float, list[int], list[int]]:
-        """The draft with the largest sum of probabilities, over all match lengths: (that sum, tokens, parents); empty without a match."""
+        """The draft with the largest sum of probabilities, over all match lengths: (that sum, tokens, parents); empty
+        without a match.
+        """
         score, tokens, parents, count = 0.0, list[int](), list[int](), 0
         for length in range(len(self.matches), 0, -1):
             node = self.matches[length - 1]
@@ -156,14 +169,17 @@ class SuffixTree:
 
 
 class Suffix(Drafter):
-    """Needs no model and no training, only some dictionary accesses a token. k bounds the draft's depth; the match decides its length."""
+    """Needs no model and no training, only some dictionary accesses a token. k bounds the draft's depth; the match
+    decides its length.
+    """
 
     name = "suffix"
     summary = "continuations by how often they followed the current suffix, longer after longer matches (SuffixDecoding 2411.04975)"
 
     class Options(MethodOptions):
-        """max_tree_depth: the longest substring that is counted, in tokens; max_spec_factor: how many tokens may be drafted for each
-        matched one; min_token_prob: the lowest probability of a drafted token, given the match; tree: draft a tree instead of a chain.
+        """max_tree_depth: the longest substring that is counted, in tokens; max_spec_factor: how many tokens may be
+        drafted for each matched one; min_token_prob: the lowest probability of a drafted token, given the match; tree:
+        draft a tree instead of a chain.
         """
 
         max_tree_depth: int = Field(24, ge=2, le=64)

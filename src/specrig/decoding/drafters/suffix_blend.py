@@ -1,17 +1,19 @@
 """What followed the last tokens in this sequence and in text that the target wrote before, blended into one tree.
 
-`suffix` drafts from the sequence alone, `rest` from a datastore alone, and each knows continuations that the other has not seen. Here both
-are asked about every node of one tree: the matches of up to `lengths` lengths in the sequence, and the longest one in the datastore. A
-source that saw a token n times behind its match, which occurred N times and is m tokens long, gives it the chance m / (m + 1) · n / (N + 1/2):
-short and rare matches are trusted less. The chance of a node is that at least one source is right, taken as independent,
-1 - Π (1 - chance). The tree with the largest sum of chances is verified. Only candidates come from this, so any chances leave the output
-the target's own.
+`suffix` drafts from the sequence alone, `rest` from a datastore alone, and each knows continuations that the other has
+not seen. Here both
+are asked about every node of one tree: the matches of up to `lengths` lengths in the sequence, and the longest one in
+the datastore. A source that saw a token n times behind its match, which occurred N times and is m tokens long, gives it
+the chance m / (m + 1) · n / (N + 1/2): short and rare matches are trusted less. The chance of a node is that at least
+one source is right, taken as independent, 1 - Π (1 - chance). The tree with the largest sum of chances is verified.
+Only candidates come from this, so any chances leave the output the target's own.
 
-Static and growing text side by side, one of them a round: SAM Decoding (Hu et al., 2411.10666); the paper of suffix decoding (2411.04975)
-keeps a tree of earlier outputs too. To blend both within one tree is this project's.
+Static and growing text side by side, one of them a round: SAM Decoding (Hu et al., 2411.10666); the paper of suffix
+decoding (2411.04975) keeps a tree of earlier outputs too. To blend both within one tree is this project's.
 
-Example: the sequence went on with x both times after `a b`, the datastore 3 of 9 times with x and 6 times with y. Chances: x from the
-sequence 2/3 · 2/2.5 = .53 and from the datastore 2/3 · 3/9.5 = .21, together 1 - .47 · .79 = .63; y .42. Both are drafted.
+Example: the sequence went on with x both times after `a b`, the datastore 3 of 9 times with x and 6 times with y.
+Chances: x from the sequence 2/3 · 2/2.5 = .53 and from the datastore 2/3 · 3/9.5 = .21, together 1 - .47 · .79 = .63; y
+.42. Both are drafted.
 """
 
 from __future__ import annotations
@@ -51,8 +53,9 @@ class SuffixBlend(Suffix):
     needs = ("rest",)
 
     class Options(MethodOptions):
-        """nodes: size of the tree; min_token_prob: the lowest chance of a drafted token; lengths: how many match lengths in the sequence
-        are asked; longest: tokens of the suffix that is looked up in the datastore; max_tree_depth: the longest match in the sequence.
+        """nodes: size of the tree; min_token_prob: the lowest chance of a drafted token; lengths: how many match
+        lengths in the sequence are asked; longest: tokens of the suffix that is looked up in the datastore;
+        max_tree_depth: the longest match in the sequence.
         """
 
         nodes: int = Field(8, ge=1, le=MOST)

@@ -1,10 +1,12 @@
 """Suffix decoding where the text repeats itself, a draft model where it does not.
 
-Hybrid SuffixDecoding (Oliaro et al., 2411.04975): the suffix tree says how many tokens of its draft it expects to be accepted, the sum of their
-probabilities. Where that is at least `least`, its draft is verified and the draft model is not run; else the draft model drafts `draft_k`
-tokens. The choice depends on the text alone, before anything is drawn, so the output stays the target's.
+Hybrid SuffixDecoding (Oliaro et al., 2411.04975): the suffix tree says how many tokens of its draft it expects to be
+accepted, the sum of their probabilities. Where that is at least `least`, its draft is verified and the draft model is
+not run; else the draft model drafts `draft_k` tokens. The choice depends on the text alone, before anything is drawn,
+so the output stays the target's.
 
-Example: least 2. After a match of five tokens that always went on alike the tree expects up to five: it drafts. After a match of one token it
+Example: least 2. After a match of five tokens that always went on alike the tree expects up to five: it drafts. After a
+match of one token it
 expects one at most: the draft model does.
 """
 
@@ -30,7 +32,9 @@ class SuffixHybrid(Suffix):
     needs = ("draft",)
 
     class Options(MethodOptions):
-        """Those of suffix decoding's chains; least: the accepted tokens that the tree must expect to draft; draft_k: tokens of the draft model."""
+        """Those of suffix decoding's chains; least: the accepted tokens that the tree must expect to draft; draft_k:
+        tokens of the draft model.
+        """
 
         max_tree_depth: int = Field(24, ge=2, le=64)
         max_spec_factor: float = Field(1.0, gt=0, le=16)

@@ -1,12 +1,13 @@
 """Token recycling: after a token it drafts what the target found likely when it last scored that token.
 
-Luo et al., 2408.08696. An adjacency matrix holds, for every token of the vocabulary, the `top_k` tokens that the target found most
-likely behind it when it last scored it, as an accepted token or as a rejected candidate. A static tree is filled from it breadth
-first: the children of the last token come from its row, their children from theirs, and so on (section 3.2). Each verification writes
-the rows of all tokens that it scored anew (3.3).
+Luo et al., 2408.08696. An adjacency matrix holds, for every token of the vocabulary, the `top_k` tokens that the target
+found most likely behind it when it last scored it, as an accepted token or as a rejected candidate. A static tree is
+filled from it breadth
+first: the children of the last token come from its row, their children from theirs, and so on (section 3.2). Each
+verification writes the rows of all tokens that it scored anew (3.3).
 
-Candidates are deterministic at every temperature. The paper carries the matrix over from prompt to prompt. Here each sequence has its
-own, so that a prompt decodes the same alone, in a batch, and in a run that was resumed.
+Candidates are deterministic at every temperature. The paper carries the matrix over from prompt to prompt. Here each
+sequence has its own, so that a prompt decodes the same alone, in a batch, and in a run that was resumed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
 
 def levels(top_k: int, nodes: int, depth: int) -> list[tuple[list[int], list[int]]]:
-    """The static tree, level by level: (each node's parent within the level above, each node's rank in its parent's row).
+    """The static tree, level by level: (each node's parent within the level above, each node's rank in its parent's
+    row).
 
-    It holds the `nodes` most promising nodes under the assumption that the choice of rank r (from 0) is right with chance 1 / (2r + 2).
-    Such a tree is wide below first choices and narrow below late ones; 80 nodes reach five or six levels deep, as the paper's do.
+    It holds the `nodes` most promising nodes under the assumption that the choice of rank r (from 0) is right with
+    chance 1 / (2r + 2). Such a tree is wide below first choices and narrow below late ones; 80 nodes reach five or six
+    levels deep, as the paper's do.
     Example: top_k 2, 3 nodes -> ([0, 0], [0, 1]), ([0], [0]).
     """
     shares = [0.5 / (rank + 1) for rank in range(top_k)]
@@ -41,14 +44,16 @@ def levels(top_k: int, nodes: int, depth: int) -> list[tuple[list[int], list[int
 
 
 class TokenRecycling(Drafter):
-    """Needs no model and no training: a few look-ups a level, and one top-k over the logits that verification computes anyway."""
+    """Needs no model and no training: a few look-ups a level, and one top-k over the logits that verification computes
+    anyway.
+    """
 
     name = "token_recycling"
     summary = "a tree of what the target last thought likely after each token (Token Recycling 2408.08696)"
 
     class Options(MethodOptions):
-        """top_k: how many successors of each token are kept; nodes: size of the tree (the paper's 80 is for GPUs); from_prompt: start with
-        what followed each token in the prompt.
+        """top_k: how many successors of each token are kept; nodes: size of the tree (the paper's 80 is for GPUs);
+        from_prompt: start with what followed each token in the prompt.
         """
 
         top_k: int = Field(8, ge=1, le=32)
@@ -109,7 +114,9 @@ class TokenRecycling(Drafter):
         return Draft(torch.cat(filled, 1), parents, lengths=lengths)
 
     def observe(self, verdict: Verdict) -> None:
-        """Write the successors of every token that was scored. Of a token scored twice the one on the accepted path counts, else the later."""
+        """Write the successors of every token that was scored. Of a token scored twice the one on the accepted path
+        counts, else the later.
+        """
         from specrig.decoding.device import on_device
 
         assert verdict.logits is not None
@@ -122,7 +129,8 @@ class TokenRecycling(Drafter):
             if not root:
                 continue
             scored = [*root, *drafted[:length]]
-            # Token -> the place whose logits count for it, 0 being the last token's: later places win, then those of the path.
+            # Token -> the place whose logits count for it, 0 being the last token's: later places win, then those of
+            # the path.
             last = {token: node for node, token in enumerate(scored)}
             last |= {scored[node]: node for node in (0, *(node + 1 for node in path))}
             rows += [row] * len(last)

@@ -1,7 +1,7 @@
 """Tree speculation with a draft model: several continuations a level, verified in one target pass.
 
-SpecInfer, 2305.09781. At temperature 0 a node's children are the draft's most likely tokens. Above it they are drawn from the draft's
-distribution without replacement, as multi-candidate rejection sampling needs them (Algorithm 2 there).
+SpecInfer, 2305.09781. At temperature 0 a node's children are the draft's most likely tokens. Above it they are drawn
+from the draft's distribution without replacement, as multi-candidate rejection sampling needs them (Algorithm 2 there).
 """
 
 from __future__ import annotations

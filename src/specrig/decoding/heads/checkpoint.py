@@ -1,4 +1,6 @@
-"""What all head checkpoints share: reading and writing tensors, drawing an untrained one, finding tensors that do not belong."""
+"""What all head checkpoints share: reading and writing tensors, drawing an untrained one, finding tensors that do not
+belong.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes)
 
 
 def read(folder: Path) -> dict[str, Tensor]:
-    """Tensors of model.safetensors, or of pytorch_model.bin as older heads were published. Raises OSError where there is neither."""
+    """Tensors of model.safetensors, or of pytorch_model.bin as older heads were published. Raises OSError where there
+    is neither.
+    """
     older = folder / "pytorch_model.bin"
     if older.is_file() and not (folder / "model.safetensors").is_file():
         tensors: dict[str, Tensor] = torch.load(older, map_location="cpu", weights_only=True)

@@ -1,18 +1,21 @@
 """The EAGLE head: one decoder layer that continues the target's features (Li et al., 2401.15077, section 4.1).
 
-The feature of position t is the target's hidden state after the final norm, which its LM head reads to predict token t + 1. From the
-feature of t and the embedding of token t + 1 the head predicts the feature of t + 1, and the target's own LM head turns that into the
-distribution of token t + 2. The head goes on without the target by reading the features that it predicted itself.
+The feature of position t is the target's hidden state after the final norm, which its LM head reads to predict token t
++ 1. From the feature of t and the embedding of token t + 1 the head predicts the feature of t + 1, and the target's own
+LM head turns that into the distribution of token t + 2. The head goes on without the target by reading the features
+that it predicted itself.
 
     tokens     x0  x1  x2  x3       context: prompt and output so far, x3 not yet run by the target
     features   f0  f1  f2           true, from target passes
     entries    f0+x1  f1+x2  f2+x3  -> f3', and LM head(f3') drafts x4; then f3'+x4 -> f4' and so on
 
-The head's cache holds such entries. Entries made of true features stay. Entries made of predicted features are dropped after each round;
-for the accepted tokens they are computed again from the true features, which the target's pass has given by then.
+The head's cache holds such entries. Entries made of true features stay. Entries made of predicted features are dropped
+after each round; for the accepted tokens they are computed again from the true features, which the target's pass has
+given by then.
 
-Checkpoint (what vLLM loads): config.json of a Llama with one layer, model.safetensors with `fc.weight` `[D, 2D]` (embedding first),
-`layers.0.{self_attn,mlp}.*` and `layers.0.post_attention_layernorm.weight`; no input norm, no final norm, no embedding, no LM head.
+Checkpoint (what vLLM loads): config.json of a Llama with one layer, model.safetensors with `fc.weight` `[D, 2D]`
+(embedding first), `layers.0.{self_attn,mlp}.*` and `layers.0.post_attention_layernorm.weight`; no input norm, no final
+norm, no embedding, no LM head.
 """
 
 from __future__ import annotations
@@ -41,11 +44,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NOT_READ = ("embed_tokens.weight", "t2d")
-"""What published checkpoints hold besides: the target's embedding again, and which of its tokens `d2t` reaches (a mask `[V]`)."""
+"""What published checkpoints hold besides: the target's embedding again, and which of its tokens `d2t` reaches (a mask
+`[V]`).
+"""
 
 
 class EagleHead(LlamaModel):
-    """The head with its cache, and with the target's embedding and LM head. B rows, D hidden width, V vocabulary, Vd the head's."""
+    """The head with its cache, and with the target's embedding and LM head. B rows, D hidden width, V vocabulary, Vd
+    the head's.
+    """
 
     title: ClassVar[str] = "EAGLE"
     norm: Tensor | None = None
@@ -55,7 +62,9 @@ class EagleHead(LlamaModel):
     """`[Vd]` rising ids of the target's tokens that its logits are of; None: of all V."""
 
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do not fit."""
+        """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do
+        not fit.
+        """
         CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)
         self.patterns, self.pattern_of = [FULL], [0]  # whatever its config repeats of the target's
         self._check(tensors, target)
@@ -100,21 +109,27 @@ class EagleHead(LlamaModel):
         self.blocks = [layer_of(weights, "layers.0")]
 
     def cut_to(self, places: Tensor) -> Tensor:
-        """Draft none but the target's tokens `places` `[Vd]`; returns the order that makes them rise, which its LM head must follow."""
+        """Draft none but the target's tokens `places` `[Vd]`; returns the order that makes them rise, which its LM head
+        must follow.
+        """
         # Rising, so that the tokens below a bound are the first ones.
         self._every, order = places.sort()
         self._ids = self._every.tolist()
         return order
 
     def run(self, tokens: Tensor, features: Tensor, *, last: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Entries of `tokens` `[B, n]`, each with the `features` `[B, n, D]` of the position before it, behind the cache.
+        """Entries of `tokens` `[B, n]`, each with the `features` `[B, n, D]` of the position before it, behind the
+        cache.
 
-        Returns logits `[B, n, Vd]` of the tokens that follow (with `last` `[B, 1, Vd]`) and the predicted features `[B, n, D]`.
+        Returns logits `[B, n, Vd]` of the tokens that follow (with `last` `[B, 1, Vd]`) and the predicted features `[B,
+        n, D]`.
         """
         return self.forward(tokens, last=last, features=features)
 
     def offer_first(self, V: int) -> None:
-        """Draft none but the target's first V tokens, and of a cut vocabulary those among them: what follows is padding, no text."""
+        """Draft none but the target's first V tokens, and of a cut vocabulary those among them: what follows is
+        padding, no text.
+        """
         self.vocab_size = V
         if self._ids:
             self.vocab_size = bisect_left(self._ids, V)
@@ -125,7 +140,9 @@ class EagleHead(LlamaModel):
         return drafted if self.vocabulary is None else self.vocabulary[drafted]
 
     def begin(self, context: Context, features: Tensor) -> None:
-        """Run the prompts' entries but for each row's last, which `advance` runs. features: `[B, P, D]`, rows left-aligned."""
+        """Run the prompts' entries but for each row's last, which `advance` runs. features: `[B, P, D]`, rows
+        left-aligned.
+        """
         self.offer_first(self.target.vocab_size)
         self.start_like(self.target)
         self._above = None
@@ -140,7 +157,9 @@ class EagleHead(LlamaModel):
         self._wait(features, [[end] for end in last])
 
     def advance(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Run the entries of the tokens that were accepted; returns next-token logits `[B, Vd]` and the last token's predicted feature `[B, D]`."""
+        """Run the entries of the tokens that were accepted; returns next-token logits `[B, Vd]` and the last token's
+        predicted feature `[B, D]`.
+        """
         rows = [
             [] if done else tokens[-count:]
             for tokens, done, count in zip(context.tokens, context.done, self._counts, strict=True)
@@ -150,7 +169,9 @@ class EagleHead(LlamaModel):
         return logits[:, 0], at_each(features, [max(len(row) - 1, 0) for row in rows])
 
     def step(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Run one drafted token a row, `[B]`, with the predicted `features` `[B, D]` before it; returns logits `[B, Vd]`, feature `[B, D]`."""
+        """Run one drafted token a row, `[B]`, with the predicted `features` `[B, D]` before it; returns logits `[B,
+        Vd]`, feature `[B, D]`.
+        """
         logits, predicted = self.run(tokens.unsqueeze(1), features.unsqueeze(1))
         self.keep([[0]] * len(tokens))
         return logits[:, 0], predicted[:, 0]
@@ -158,8 +179,9 @@ class EagleHead(LlamaModel):
     def branch(self, tokens: Tensor, features: Tensor, above: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Run one level of a tree: `tokens` `[B, w]`, each with its parent's `features` `[B, w, D]`.
 
-        Returns logits `[B, w, Vd]` and predicted features `[B, w, D]`. above: `[B, w]`, each node's parent among the nodes of the level
-        before; None for the first level. Only the new level runs: it sees the context and its ancestors, whose entries are in the cache.
+        Returns logits `[B, w, Vd]` and predicted features `[B, w, D]`. above: `[B, w]`, each node's parent among the
+        nodes of the level before; None for the first level. Only the new level runs: it sees the context and its
+        ancestors, whose entries are in the cache.
         """
         B, w = tokens.shape
         # own: [B, w, m], what each node sees among the m nodes of all levels so far: what its parent sees, and itself.
@@ -179,7 +201,8 @@ class EagleHead(LlamaModel):
         self._above = None
 
     def learn(self, hidden: Tensor, verdict: Verdict) -> None:
-        """Drop the predicted entries, and set aside for `advance` the true features of the last token and the accepted path.
+        """Drop the predicted entries, and set aside for `advance` the true features of the last token and the accepted
+        path.
 
         hidden: `[B, n + 1, D]`, the target's states at the root and every node.
         """
@@ -194,7 +217,9 @@ class EagleHead(LlamaModel):
         self._features = features[torch.arange(len(positions), device=self.device).unsqueeze(1), index]
 
     def _take(self, rows: list[list[int]], features: Tensor) -> tuple[Tensor, Tensor]:
-        """Run and keep entries of true features; returns logits behind each row's last entry `[B, 1, Vd]` and features `[B, n, D]`."""
+        """Run and keep entries of true features; returns logits behind each row's last entry `[B, 1, Vd]` and features
+        `[B, n, D]`.
+        """
         width = features.shape[1]
         result = self.run(padded(rows, width, self.device), features, last=[max(len(row) - 1, 0) for row in rows])
         self.keep([range(len(row)) for row in rows])
@@ -299,7 +324,9 @@ def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
 
 
 def shared(target: CachedModel) -> tuple[Tensor, Linear]:
-    """The target's embedding `[V, D]` and LM head: the same weights in a layer of its own, whose kernel is chosen for itself."""
+    """The target's embedding `[V, D]` and LM head: the same weights in a layer of its own, whose kernel is chosen for
+    itself.
+    """
     if isinstance(target, LlamaModel):
         return target.embedding, copy.copy(target.head)
     model: Any = target.model  # type: ignore[attr-defined]

@@ -1,20 +1,22 @@
 """The EAGLE-3 head: one decoder layer on three of the target's residual streams (Li et al., 2503.01840, section 3).
 
-It differs from EAGLE's head in what it reads and in what it predicts. It reads the target's residual stream after a low, a middle and a
-high layer; `fc` turns the three vectors of position t into one vector g of width D. The layer's residual stream is g, and its attention
-reads the normed embedding of token t + 1 beside the normed g. The output a need not resemble any state of the target: the head's own
-norm and LM head turn it into the distribution of token t + 2, and a itself, before that norm, is used as the next position's g.
+It differs from EAGLE's head in what it reads and in what it predicts. It reads the target's residual stream after a
+low, a middle and a high layer; `fc` turns the three vectors of position t into one vector g of width D. The layer's
+residual stream is g, and its attention reads the normed embedding of token t + 1 beside the normed g. The output a need
+not resemble any state of the target: the head's own norm and LM head turn it into the distribution of token t + 2, and
+a itself, before that norm, is used as the next position's g.
 
     features   g0  g1  g2           g = fc(low, middle, high), true, from target passes
     entries    g0+x1  g1+x2  g2+x3  -> a3, and LM head(norm(a3)) drafts x4; then a3+x4 -> a4 and so on
 
 Cache and rounds are EAGLE's (`heads.eagle`).
 
-Checkpoint (what vLLM loads): config.json of a Llama with one layer and `eagle_config.eagle_aux_hidden_state_layer_ids` (j is the
-stream after j layers), model.safetensors with `fc.weight` `[D, 3D]` (low first), `midlayer.*` with `self_attn.{q,k,v}_proj.weight`
-`[., 2D]` (embedding first), `norm.weight`, `lm_head.weight` `[Vd, D]`. With a reduced vocabulary (`draft_vocab_size` Vd < V)
-`d2t` `[Vd]` int64: draft token i is the target's token i + d2t[i]. Logits stay those of the Vd tokens: to draft one costs what a
-vocabulary of Vd costs, and only ids are mapped. Published heads carry `t2d` too, the mask `[V]` of the tokens that d2t reaches.
+Checkpoint (what vLLM loads): config.json of a Llama with one layer and `eagle_config.eagle_aux_hidden_state_layer_ids`
+(j is the stream after j layers), model.safetensors with `fc.weight` `[D, 3D]` (low first), `midlayer.*` with
+`self_attn.{q,k,v}_proj.weight` `[., 2D]` (embedding first), `norm.weight`, `lm_head.weight` `[Vd, D]`. With a reduced
+vocabulary (`draft_vocab_size` Vd < V) `d2t` `[Vd]` int64: draft token i is the target's token i + d2t[i]. Logits stay
+those of the Vd tokens: to draft one costs what a vocabulary of Vd costs, and only ids are mapped. Published heads carry
+`t2d` too, the mask `[V]` of the tokens that d2t reaches.
 """
 
 from __future__ import annotations
@@ -106,7 +108,9 @@ def choose_aux_layers(layers: int) -> tuple[int, int, int]:
 
 
 def read_aux_layers(config: Any, layers: int) -> tuple[int, ...]:
-    """The streams that a checkpoint names for a target of `layers` layers; those of the paper's code where it names none."""
+    """The streams that a checkpoint names for a target of `layers` layers; those of the paper's code where it names
+    none.
+    """
     named = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
     found = tuple(named or (2, layers // 2, layers - 3))
     if len(found) != 3 or any(low >= high for low, high in pairwise((-1, *found, layers))):

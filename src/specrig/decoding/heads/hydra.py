@@ -1,14 +1,16 @@
 """Hydra heads: Medusa heads that know what was drafted before them (Ankner et al., 2402.05109, section 3).
 
-Head i, counted from 0, reads the hidden state h of position t (after the final norm) and the embeddings of tokens t + 1 … t + 1 + i: the
-last token of the context, which h itself names, and the i tokens drafted behind it. From the joined input x, `[(i + 2) D]`, it makes the
-state R_i x + SiLU(W_i x + b_i), `[D]`, from which the target's own LM head reads token t + 2 + i. So each node of a tree has children
-that follow from its own path, where all nodes of one of Medusa's levels share theirs.
+Head i, counted from 0, reads the hidden state h of position t (after the final norm) and the embeddings of tokens t + 1
+… t + 1 + i: the last token of the context, which h itself names, and the i tokens drafted behind it. From the joined
+input x, `[(i + 2) D]`, it makes the state R_i x + SiLU(W_i x + b_i), `[D]`, from which the target's own LM head reads
+token t + 2 + i. So each node of a tree has children that follow from its own path, where all nodes of one of Medusa's
+levels share theirs.
 
-Checkpoint: config.json of model type "hydra" and model.safetensors with `heads.{i}.linear.weight` and `heads.{i}.res_connection.weight`
-`[D, (i + 2) D]` (the hidden state first, then the tokens in their order) and `heads.{i}.linear.bias` `[D]`. No LM head, no embedding.
-With a reduced vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]` int64 names the target's tokens that can be drafted.
-D hidden width, V vocabulary, Vd the heads', K heads.
+Checkpoint: config.json of model type "hydra" and model.safetensors with `heads.{i}.linear.weight` and
+`heads.{i}.res_connection.weight` `[D, (i + 2) D]` (the hidden state first, then the tokens in their order) and
+`heads.{i}.linear.bias` `[D]`. No LM head, no embedding. With a reduced vocabulary (`truncated_vocab_size` Vd < V)
+`token_map` `[Vd]` int64 names the target's tokens that can be drafted. D hidden width, V vocabulary, Vd the heads', K
+heads.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class HydraHeads:
     """K heads on one target, with a stopwatch over their passes."""
 
     def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do not fit."""
+        """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do
+        not fit.
+        """
         _check(config, tensors, target)
         drafted = tensors.get("token_map")
         self.vocabulary: Tensor | None = None if drafted is None else drafted.to(target.device)
@@ -63,7 +67,9 @@ class HydraHeads:
             self.blocks.append(Linear(torch.cat(both), torch.cat((bias, torch.zeros_like(bias)))))
         measured = getattr(config, "specrig", None) or {}
         self.accuracy: list[list[float]] = measured.get("accuracy", [])
-        """Per head, by rank: how often the token that came was its choice of that rank, given the tokens before. Empty: not measured."""
+        """Per head, by rank: how often the token that came was its choice of that rank, given the tokens before. Empty:
+        not measured.
+        """
         self.watch = Stopwatch(target.device)
         self.replay = Replay(target.device) if target.device.type == "cuda" else None
 
@@ -102,7 +108,9 @@ class HydraHeads:
 def heads_config(
     *, hidden: int, vocabulary: int, heads: int, drafted: int | None = None, measured: dict[str, Any] | None = None
 ) -> HydraConfig:
-    """The configuration of K = `heads` heads; `drafted`: so many tokens can be drafted, None: all; `measured`: see `HydraHeads.accuracy`."""
+    """The configuration of K = `heads` heads; `drafted`: so many tokens can be drafted, None: all; `measured`: see
+    `HydraHeads.accuracy`.
+    """
     return HydraConfig(
         hidden_size=hidden,
         vocab_size=vocabulary,

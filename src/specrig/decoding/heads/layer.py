@@ -19,7 +19,8 @@ _TAKEN_OVER = (
 def layer_like(text: Any) -> dict[str, Any]:
     """Settings for the `LlamaConfig` of a layer with the sizes of a target. text: the target's configuration.
 
-    What a target of another architecture lacks is Llama's: rotary positions, as many key heads as heads, an inner width of 4 D.
+    What a target of another architecture lacks is Llama's: rotary positions, as many key heads as heads, an inner width
+    of 4 D.
     """
     given = {name: getattr(text, name) for name in _TAKEN_OVER if getattr(text, name, None) is not None}
     sizes = {
@@ -36,7 +37,9 @@ def _first(config: Any, *names: str) -> Any:
 
 
 def _rotary(config: Any) -> dict[str, Any]:
-    """The target's rotary positions, over the whole width of a head; those of its full attention where each type of layer has its own."""
+    """The target's rotary positions, over the whole width of a head; those of its full attention where each type of
+    layer has its own.
+    """
     given = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(part, dict) for part in given.values()):
         given = given.get("full_attention") or next(part for part in given.values() if isinstance(part, dict))

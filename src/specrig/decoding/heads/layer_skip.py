@@ -1,7 +1,9 @@
-"""Which layers a target leaves out when it drafts for itself: what a search found (`training.layer_skip`), or an even spread.
+"""Which layers a target leaves out when it drafts for itself: what a search found (`training.layer_skip`), or an even
+spread.
 
-Checkpoint: config.json of model type "layer_skip" with `num_hidden_layers` (of the target) and `skipped`, the numbers of the layers that
-are left out, from 0. The search also writes model.safetensors with what it measured; only config.json is read.
+Checkpoint: config.json of model type "layer_skip" with `num_hidden_layers` (of the target) and `skipped`, the numbers
+of the layers that are left out, from 0. The search also writes model.safetensors with what it measured; only
+config.json is read.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def spread(layers: int, share: float) -> list[int]:
-    """The numbers of `share` of the layers, evenly spaced, the first and the last kept: what surrounds them matters most.
+    """The numbers of `share` of the layers, evenly spaced, the first and the last kept: what surrounds them matters
+    most.
 
     Example: half of 8 layers -> 1, 3, 4, 6. Of fewer than three layers none can be left out.
     """

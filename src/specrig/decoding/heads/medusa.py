@@ -1,12 +1,14 @@
-"""Medusa heads: each predicts one further token from the model's last hidden state alone (Cai et al., 2401.10774, section 2.1.1).
+"""Medusa heads: each predicts one further token from the model's last hidden state alone (Cai et al., 2401.10774,
+section 2.1.1).
 
-The LM head reads token t + 1 from the hidden state h of position t (after the final norm). Head i, counted from 0, reads token
-t + 2 + i from the same h: LM_i(h + SiLU(W_i h + b_i)). One call drafts all positions; no head knows what another head chose.
+The LM head reads token t + 1 from the hidden state h of position t (after the final norm). Head i, counted from 0,
+reads token t + 2 + i from the same h: LM_i(h + SiLU(W_i h + b_i)). One call drafts all positions; no head knows what
+another head chose.
 
-Checkpoint (what vLLM loads): config.json of model type "medusa" and model.safetensors with `blocks.{i}.layers.0.weight` `[D, D]`,
-`.bias` `[D]` and `lm_heads.{i}.weight` `[Vd, D]`. With `original_lm_head` one `lm_head.weight` `[Vd, D]` serves all heads. With a reduced
-vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]` int64 says which of the target's tokens each place stands for.
-D hidden width, V vocabulary, Vd the heads', K heads.
+Checkpoint (what vLLM loads): config.json of model type "medusa" and model.safetensors with `blocks.{i}.layers.0.weight`
+`[D, D]`, `.bias` `[D]` and `lm_heads.{i}.weight` `[Vd, D]`. With `original_lm_head` one `lm_head.weight` `[Vd, D]`
+serves all heads. With a reduced vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]` int64 says which of the
+target's tokens each place stands for. D hidden width, V vocabulary, Vd the heads', K heads.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class MedusaHeads:
     """K heads on one model, with a stopwatch over their passes."""
 
     def __init__(self, config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:
-        """`tensors`: see the module; they take the model's device and precision. Raises DecodingError where they do not fit."""
+        """`tensors`: see the module; they take the model's device and precision. Raises DecodingError where they do not
+        fit.
+        """
         _check(config, tensors, model)
         drafted = tensors.get("token_map")
         self.vocabulary: Tensor | None = None if drafted is None else drafted.to(model.device)
@@ -50,8 +54,8 @@ class MedusaHeads:
         }
         self.model = model
         self.count: int = config.num_heads
-        # All residual blocks read the same h, so they are one matrix product. The LM heads read different states, so they are not,
-        # unless one LM head serves all.
+        # All residual blocks read the same h, so they are one matrix product. The LM heads read different states, so
+        # they are not, unless one LM head serves all.
         self.blocks = Linear(
             torch.cat([weights[f"blocks.{head}.layers.0.weight"] for head in range(self.count)]),
             torch.cat([weights[f"blocks.{head}.layers.0.bias"] for head in range(self.count)]),
@@ -59,7 +63,9 @@ class MedusaHeads:
         self.outputs = [Linear(weights[name]) for name in shapes(config) if name.startswith("lm_head")]
         measured = getattr(config, "specrig", None) or {}
         self.accuracy: list[list[float]] = measured.get("accuracy", [])
-        """Per head, by rank: how often the token that came was its choice of that rank. Empty where nobody has measured."""
+        """Per head, by rank: how often the token that came was its choice of that rank. Empty where nobody has
+        measured.
+        """
         self.first: list[float] = measured.get("first", [])
         """The same for token t + 1 and the model's own LM head."""
         self.watch = Stopwatch(model.device)
@@ -77,7 +83,9 @@ class MedusaHeads:
         return logits[..., : self.model.vocab_size] if self.vocabulary is None else logits
 
     def widened(self, logits: Tensor) -> Tensor:
-        """Logits `[..., Vd]` as ones of all the model's tokens, `[..., V]`: minus infinity for those that the heads cannot draft."""
+        """Logits `[..., Vd]` as ones of all the model's tokens, `[..., V]`: minus infinity for those that the heads
+        cannot draft.
+        """
         if self.vocabulary is None:
             return logits
         every = logits.new_full((*logits.shape[:-1], self.model.vocab_size), -torch.inf)
@@ -110,8 +118,8 @@ def heads_config(
     shared: bool = False,
     measured: dict[str, Any] | None = None,
 ) -> MedusaConfig:
-    """The configuration of K = `heads` heads; `drafted`: so many tokens can be drafted, None: all; `shared`: one LM head for all;
-    `measured`: see `MedusaHeads.accuracy`.
+    """The configuration of K = `heads` heads; `drafted`: so many tokens can be drafted, None: all; `shared`: one LM
+    head for all; `measured`: see `MedusaHeads.accuracy`.
     """
     return MedusaConfig(
         architectures=["MedusaModel"],

@@ -1,13 +1,16 @@
-"""The datastore of REST: text that the target wrote, and the order of its suffixes, by which any part of it is found (He et al., 2311.08252).
+"""The datastore of REST: text that the target wrote, and the order of its suffixes, by which any part of it is found
+(He et al., 2311.08252).
 
-The order is a suffix array: the places of the text, sorted by what stands there. All places where a given run of tokens occurs then lie
-side by side, and two binary searches find the first and the last of them. What followed there, and how often, is read off the same range.
+The order is a suffix array: the places of the text, sorted by what stands there. All places where a given run of tokens
+occurs then lie side by side, and two binary searches find the first and the last of them. What followed there, and how
+often, is read off the same range.
 
-Example: the text `a b c a b d`, places 0 to 5, sorted: 0 (a b c), 3 (a b d), 1 (b c), 4 (b d), 2 (c), 5 (d). The run `a b` occurs in
-the range from the first to the second of these; one place goes on with c, the other with d.
+Example: the text `a b c a b d`, places 0 to 5, sorted: 0 (a b c), 3 (a b d), 1 (b c), 4 (b d), 2 (c), 5 (d). The run `a
+b` occurs in the range from the first to the second of these; one place goes on with c, the other with d.
 
-Checkpoint: config.json of model type "rest" and model.safetensors with `tokens` `[N]` and `order` `[N]`, int32. Each of the texts ends
-with the number V, which no token has (V: the vocabulary), so that no run of tokens reaches from one text into the next.
+Checkpoint: config.json of model type "rest" and model.safetensors with `tokens` `[N]` and `order` `[N]`, int32. Each of
+the texts ends with the number V, which no token has (V: the vocabulary), so that no run of tokens reaches from one text
+into the next.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
     from specrig.decoding.model import CachedModel
 
 SORTED = 64
-"""The order sorts suffixes by so many of their first tokens at least: a match and what is drafted behind it are shorter together."""
+"""The order sorts suffixes by so many of their first tokens at least: a match and what is drafted behind it are shorter
+together.
+"""
 
 
 class Span(NamedTuple):
@@ -74,7 +79,9 @@ class Datastore:
         return Span(first, bisect_right(self._places, wanted, first, key=here), len(run))
 
     def longest_suffix(self, text: Sequence[int], longest: int, shortest: int) -> Span | None:
-        """Where the longest suffix of `text` occurs that has between `shortest` and `longest` tokens; None where none of these does."""
+        """Where the longest suffix of `text` occurs that has between `shortest` and `longest` tokens; None where none
+        of these does.
+        """
         # If a suffix occurs, so does every shorter one: the longest that does is found by halving.
         low, high, best = shortest, min(longest, len(text)), None
         while low <= high:
@@ -91,8 +98,8 @@ class Datastore:
     ) -> Iterator[tuple[float, int, int, Span]]:
         """The tokens that follow a run: (share of its occurrences, `first`, token, where the run and the token occur).
 
-        times: only those that follow so often at least, and the tokens `besides`. The shares of a run that ends a text now and then sum
-        to less than 1.
+        times: only those that follow so often at least, and the tokens `besides`. The shares of a run that ends a text
+        now and then sum to less than 1.
         """
         if span.last == span.first + 1:  # nearly every run that is long: its place alone says what follows
             token = self._text[self._places[span.first] + span.length]
@@ -114,9 +121,11 @@ class Datastore:
 
 
 def suffix_order(tokens: NDArray[np.int32], depth: int = SORTED) -> NDArray[np.int32]:
-    """The places of `tokens` `[N]`, sorted by at least `depth` tokens that stand there; among equals the earlier place first.
+    """The places of `tokens` `[N]`, sorted by at least `depth` tokens that stand there; among equals the earlier place
+    first.
 
-    Prefix doubling (Manber and Myers, 1993): from ranks by w tokens follow those by 2w, from each place's and the one w behind it.
+    Prefix doubling (Manber and Myers, 1993): from ranks by w tokens follow those by 2w, from each place's and the one w
+    behind it.
     """
     N, width = len(tokens), 1
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)

@@ -1,7 +1,7 @@
 """What engines behind HTTP share: the client, the timing of the stream, and prompts in token ids. No engine by itself.
 
-Times are measured by the client, from sending a request to each arrival, so they include the network. Token ids are the server's own;
-text is never tokenized again.
+Times are measured by the client, from sending a request to each arrival, so they include the network. Token ids are the
+server's own; text is never tokenized again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ READ_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class Reply:
-    """One streamed completion. `arrivals`: (seconds since the request was sent, tokens that had arrived by then), growing."""
+    """One streamed completion. `arrivals`: (seconds since the request was sent, tokens that had arrived by then),
+    growing.
+    """
 
     tokens: list[int] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -59,7 +61,8 @@ class Client:
     """
 
     def __init__(self, url: str, *, key_env: str | None = None) -> None:
-        # Here and below, not above: every planning of a study imports every engine, and requests takes as long as pydantic.
+        # Here and below, not above: every planning of a study imports every engine, and requests takes as long as
+        # pydantic.
         from requests import Session
         from requests.adapters import HTTPAdapter
 
@@ -206,9 +209,10 @@ def _message(event: Any) -> str:
 def timed(replies: Sequence[Reply], k: int) -> list[Generation]:
     """Generations of a batch that was sent at once; times are the batch's.
 
-    `ttft_s` ends with the batch's first token, `decode_s` runs from there to its last. Tokens that came together with the first
-    took no measurable time of their own, so decode time is scaled to all decode tokens: it is that of the others, per token.
-    Raises EngineError for an answer that came in one piece though it is too long for one round: the server does not stream.
+    `ttft_s` ends with the batch's first token, `decode_s` runs from there to its last. Tokens that came together with
+    the first took no measurable time of their own, so decode time is scaled to all decode tokens: it is that of the
+    others, per token. Raises EngineError for an answer that came in one piece though it is too long for one round: the
+    server does not stream.
     """
     first = min(reply.arrivals[0][0] for reply in replies)
     last = max(reply.arrivals[-1][0] for reply in replies)
@@ -245,7 +249,9 @@ class HttpEngine(TokenizerEngine):
 
     @abstractmethod
     def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
-        """The completion of one prompt. alone: no other request runs, so what the server's counters add belongs to this prompt."""
+        """The completion of one prompt. alone: no other request runs, so what the server's counters add belongs to this
+        prompt.
+        """
 
     def ready(self, cell: Cell) -> None:
         """Make sure that the cell's server runs, before any time is measured."""

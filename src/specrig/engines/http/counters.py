@@ -1,8 +1,8 @@
 """A server's own speculation counters, read from its `/metrics` page in Prometheus' text format.
 
 vLLM names them `vllm:spec_decode_num_drafts_total`, `…_num_draft_tokens_total`, `…_num_accepted_tokens_total` and
-`…_num_accepted_tokens_per_pos_total{position="0"}` (docs.vllm.ai, "Production metrics"); llama.cpp's server has the same names behind
-`llamacpp:`. A counter without labels summed over its label sets is what is read here.
+`…_num_accepted_tokens_per_pos_total{position="0"}` (docs.vllm.ai, "Production metrics"); llama.cpp's server has the
+same names behind `llamacpp:`. A counter without labels summed over its label sets is what is read here.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def parse(text: str) -> Counters:
 
 
 def counts(before: Counters, after: Counters, tokens: int, events: int = 0) -> Counts | None:
-    """The counts of one answer of `tokens` tokens, from the counters before and after it; None for a server that does not count drafts.
+    """The counts of one answer of `tokens` tokens, from the counters before and after it; None for a server that does
+    not count drafts.
 
-    The number of passes is the largest of three lower bounds. (1) The drafts that were counted: vLLM counts a pass only if it had a draft.
-    (2) Decoded tokens less accepted ones: every pass emits its accepted tokens and one more. This counts passes without a draft too, but
-    is too low where the output was cut behind accepted tokens. (3) `events`, the stream's token events, less one: a pass sends at most
-    one, and the first event is prefill's.
+    The number of passes is the largest of three lower bounds. (1) The drafts that were counted: vLLM counts a pass only
+    if it had a draft. (2) Decoded tokens less accepted ones: every pass emits its accepted tokens and one more. This
+    counts passes without a draft too, but is too low where the output was cut behind accepted tokens. (3) `events`, the
+    stream's token events, less one: a pass sends at most one, and the first event is prefill's.
     """
     if (DRAFTS, -1) not in after:
         return None

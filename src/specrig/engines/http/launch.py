@@ -1,4 +1,6 @@
-"""A server as a child process: starting it, waiting until it is ready, and ending it with all it started. No engine by itself."""
+"""A server as a child process: starting it, waiting until it is ready, and ending it with all it started. No engine by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ PR_SET_PDEATHSIG = 1
 class ServerProcess:
     """`command` in a process group of its own, its output in a log, ready once `health` answers with success.
 
-    It dies with this process, also when that is killed (on Linux). Raises EngineError, which quotes the log's end, if it ends or
-    `ready_s` pass before it is ready.
+    It dies with this process, also when that is killed (on Linux). Raises EngineError, which quotes the log's end, if
+    it ends or `ready_s` pass before it is ready.
     """
 
     def __init__(self, command: Sequence[str], url: str, *, health: str, ready_s: float = READY_S) -> None:
@@ -73,7 +75,9 @@ class ServerProcess:
         return self.process.poll() is None
 
     def died(self, within_s: float = 1.0) -> bool:
-        """Whether the process has ended; it waits up to `within_s`, since connections may break a moment before the process ends."""
+        """Whether the process has ended; it waits up to `within_s`, since connections may break a moment before the
+        process ends.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(within_s)
         return not self.alive

@@ -1,4 +1,6 @@
-"""A draft or target service as its clients see it: a connection that stays open, and texts of which only what is new is sent."""
+"""A draft or target service as its clients see it: a connection that stays open, and texts of which only what is new is
+sent.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Text:
         return Ask(self.session, self.held, list(tokens[self.held :]), **more)
 
     def told(self, tokens: Sequence[int], answer: Answer) -> bool:
-        """Note the answer to a question about `tokens`; False where the service does not know the text and must be asked anew."""
+        """Note the answer to a question about `tokens`; False where the service does not know the text and must be
+        asked anew.
+        """
         self.held = len(tokens) if answer.known else 0
         return answer.known
 
@@ -100,8 +104,8 @@ class RowsClient:
 class Remote:
     """`decoding.types.RemoteModel` over HTTP: the draft model of the native engine in a service.
 
-    latency_s: seconds that each round trip is made longer by. A service that fails raises ServiceError: in a measurement a method that
-    silently goes on without its draft would be another method.
+    latency_s: seconds that each round trip is made longer by. A service that fails raises ServiceError: in a
+    measurement a method that silently goes on without its draft would be another method.
     """
 
     def __init__(self, client: RowsClient, *, latency_s: float, half: bool) -> None:
@@ -152,7 +156,9 @@ class Remote:
         return dict(self._passes)
 
     def _ask(self, wanted: Sequence[tuple[int, Sequence[int]]], more: Sequence[dict[str, Any]]) -> list[Answer]:
-        """Ask about the texts of some rows, and once more, with their whole texts, about those that the service does not hold."""
+        """Ask about the texts of some rows, and once more, with their whole texts, about those that the service does
+        not hold.
+        """
         found: dict[int, Answer] = {}
         for _ in range(2):
             open_rows = [(at, number, tokens) for at, (number, tokens) in enumerate(wanted) if number not in found]

@@ -14,7 +14,9 @@ BATCH = 32
 
 
 class DraftProcess:
-    """`specrig serve draft` on this machine, for a pair's draft. It ends with this process. Raises EngineError where it does not start."""
+    """`specrig serve draft` on this machine, for a pair's draft. It ends with this process. Raises EngineError where it
+    does not start.
+    """
 
     def __init__(
         self, pair: PairFiles, rows: int, context: int, vocabulary: int, device: str, threads: int | None

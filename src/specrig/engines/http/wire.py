@@ -1,14 +1,16 @@
-"""What a client and the services of draft and target send each other: the rows of a batch, as arrays one behind the other.
+"""What a client and the services of draft and target send each other: the rows of a batch, as arrays one behind the
+other.
 
-A message is `MAGIC` and then its arrays in a fixed order, each as one character for its type, the number of its elements (uint32) and
-the elements, all little-endian. Types are those of Python's `struct`: B uint8, I uint32, Q uint64, e float16, f float32, d float64.
+A message is `MAGIC` and then its arrays in a fixed order, each as one character for its type, the number of its
+elements (uint32) and the elements, all little-endian. Types are those of Python's `struct`: B uint8, I uint32, Q
+uint64, e float16, f float32, d float64.
 
-A question (`Ask` a row; B rows): sessions Q[B], held I[B], numbers of tokens I[B], tokens I[…], depths I[B], numbers of drafted tokens
-I[B], these I[…], temperatures d[B], numbers of uniforms I[B], uniforms f[…], whether a row has probabilities B[B], V I[1], probabilities
-e or f […], half B[1], ended sessions Q[…].
-An answer (`Answer` a row): known B[B], numbers of tokens I[B], tokens I[…], whether a row has probabilities B[B], V I[1], probabilities e
-or f […], overlaps d[B], reached I[B], and of the model's passes the widths I[…], calls I[…], seconds d[…].
-Where a row has probabilities, it has V for each drafted token.
+A question (`Ask` a row; B rows): sessions Q[B], held I[B], numbers of tokens I[B], tokens I[…], depths I[B], numbers of
+drafted tokens I[B], these I[…], temperatures d[B], numbers of uniforms I[B], uniforms f[…], whether a row has
+probabilities B[B], V I[1], probabilities e or f […], half B[1], ended sessions Q[…]. An answer (`Answer` a row): known
+B[B], numbers of tokens I[B], tokens I[…], whether a row has probabilities B[B], V I[1], probabilities e or f […],
+overlaps d[B], reached I[B], and of the model's passes the widths I[…], calls I[…], seconds d[…]. Where a row has
+probabilities, it has V for each drafted token.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ class WireError(ValueError):
 
 @dataclass(slots=True)
 class Ask:
-    """One row of a question. The row's text is what the service holds of its session, cut to `held` tokens, and then `tokens`.
+    """One row of a question. The row's text is what the service holds of its session, cut to `held` tokens, and then
+    `tokens`.
 
-    depth: how many tokens a draft service is to draft; 0: it only runs the text. draft: the tokens that a target service is to judge.
+    depth: how many tokens a draft service is to draft; 0: it only runs the text. draft: the tokens that a target
+    service is to judge.
     uniforms: one for each token to draft, or for each to judge and one more; none at temperature 0.
     q: `[n, V]`, what each of `draft` was drawn from; None: nothing was drawn.
     """
@@ -63,7 +67,8 @@ class Ask:
 
 @dataclass(slots=True)
 class Answer:
-    """One row of an answer. known: False where the service does not hold the session so far; then the whole text has to be sent.
+    """One row of an answer. known: False where the service does not hold the session so far; then the whole text has to
+    be sent.
 
     tokens: the drafted ones; or the accepted ones and then one of the target's own. overlap, reached: see `Verdict`.
     """
@@ -76,7 +81,9 @@ class Answer:
 
 
 def pack_asks(asks: Sequence[Ask], *, half: bool = False, ended: Sequence[int] = ()) -> bytes:
-    """A question. half: a draft service is to draw from, and send, probabilities in half precision. ended: sessions to forget."""
+    """A question. half: a draft service is to draw from, and send, probabilities in half precision. ended: sessions to
+    forget.
+    """
     return b"".join(
         [
             MAGIC,
@@ -140,7 +147,9 @@ def unpack_answers(message: bytes) -> tuple[list[Answer], Passes]:
 
 
 def distributions(q: Floats) -> Floats:
-    """What tokens were drawn from, `[n, V]` float32, from the weights that were sent: rounded ones do not add up to 1, `draw` divides by the sum."""
+    """What tokens were drawn from, `[n, V]` float32, from the weights that were sent: rounded ones do not add up to 1,
+    `draw` divides by the sum.
+    """
     import numpy as np
 
     if q.dtype != np.float16:
@@ -170,7 +179,9 @@ def _check(number: int, ask: Ask) -> None:
 
 
 def _can_be_drawn_from(q: Floats) -> bool:
-    """Whether each of the distributions `[n, V]` has finite weights from 0 up, and not only zeros. A NaN passes neither comparison."""
+    """Whether each of the distributions `[n, V]` has finite weights from 0 up, and not only zeros. A NaN passes neither
+    comparison.
+    """
     import numpy as np
 
     with np.errstate(over="ignore", invalid="ignore"):

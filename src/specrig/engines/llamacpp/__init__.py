@@ -1,8 +1,9 @@
 """llama.cpp, what people run on a laptop: its server, from the package xllamacpp, in child processes.
 
-Fields of `/completion` and of its `timings` are those of llama.cpp's documentation ("llama.cpp HTTP Server"). Speculation is fixed when a
-server starts. So each method, k and set of options has a server of its own, beside the baseline's, and they take turns prompt by prompt:
-a server that waits costs memory, of which the weights are shared (they are mapped from one file), but no time.
+Fields of `/completion` and of its `timings` are those of llama.cpp's documentation ("llama.cpp HTTP Server").
+Speculation is fixed when a server starts. So each method, k and set of options has a server of its own, beside the
+baseline's, and they take turns prompt by prompt: a server that waits costs memory, of which the weights are shared
+(they are mapped from one file), but no time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ GREEDY = "above temperature 0 llama.cpp drafts greedily and keeps a draft token 
 
 
 class LlamaCpp(HttpEngine):
-    """Writes the pair as GGUF files when a cell first needs them and keeps one server for each (method, k, options, batch size)."""
+    """Writes the pair as GGUF files when a cell first needs them and keeps one server for each (method, k, options,
+    batch size).
+    """
 
     name = "llamacpp"
     in_process = False
@@ -61,10 +64,12 @@ class LlamaCpp(HttpEngine):
         """How llama.cpp runs a pair."""
 
         weights: Literal["file", "pair"] = "file"
-        """Of a target that comes as a GGUF file. file: its weights as they are, quantized; pair: spread out in the pair's dtype, as in
-        the other engines."""
+        """Of a target that comes as a GGUF file. file: its weights as they are, quantized; pair: spread out in the
+        pair's dtype, as in the other engines."""
         ngram: Literal["simple", "map-k", "map-k4v", "mod"] = "simple"
-        """Which of llama.cpp's n-gram types stands for `ngram`. Its `ngram-cache` is left out: without a file of n-grams it drafted nothing."""
+        """Which of llama.cpp's n-gram types stands for `ngram`. Its `ngram-cache` is left out: without a file of
+        n-grams it drafted nothing.
+        """
         draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
         """How drafts are drawn above temperature 0."""
         context: int = Field(8192, ge=1)
@@ -176,7 +181,9 @@ class LlamaCpp(HttpEngine):
             self._servers[self._key] = ServerProcess(command, url, health="/health"), self.client(url)
 
     def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
-        """See `HttpEngine`. The times are the server's own, from a prompt's first pass to its last token: no stream disturbs its threads."""
+        """See `HttpEngine`. The times are the server's own, from a prompt's first pass to its last token: no stream
+        disturbs its threads.
+        """
         server, client = self._servers[self._key]
         body = {
             "prompt": list(prompt),
@@ -212,7 +219,9 @@ class LlamaCpp(HttpEngine):
         return counters.parse(client.get("/metrics").text)
 
     def peak_memory_mb(self) -> float:
-        """Resident memory of the cell's server after its last answer, of which the weights are shared with the other servers."""
+        """Resident memory of the cell's server after its last answer, of which the weights are shared with the other
+        servers.
+        """
         return self._peak_mb
 
     def close(self) -> None:
@@ -225,7 +234,9 @@ class LlamaCpp(HttpEngine):
 
 
 def answer(said: dict[str, Any], url: str) -> Reply:
-    """The reply that an answer of `/completion` holds. Raises EngineError for one that ended for another reason than ours."""
+    """The reply that an answer of `/completion` holds. Raises EngineError for one that ended for another reason than
+    ours.
+    """
     tokens, timings = [int(token) for token in said["tokens"]], said["timings"]
     if said["stop_type"] not in ("limit", "word") or said["truncated"]:
         raise EngineError(

@@ -1,4 +1,5 @@
-"""llama.cpp's server in a process of its own, which runs `main` with the server's settings as JSON. No engine by itself.
+"""llama.cpp's server in a process of its own, which runs `main` with the server's settings as JSON. No engine by
+itself.
 
 It ends when it is told to (SIGTERM) or with the process that started it.
 """
@@ -12,7 +13,9 @@ import sys
 from typing import Any
 
 DRAFT_TOP_K = 10
-"""Of so many likeliest tokens llama.cpp's drafts choose; it aborts where it would choose them in the model's graph and there are fewer."""
+"""Of so many likeliest tokens llama.cpp's drafts choose; it aborts where it would choose them in the model's graph and
+there are fewer.
+"""
 
 
 def parameters(settings: dict[str, Any]) -> Any:
@@ -40,7 +43,9 @@ def parameters(settings: dict[str, Any]) -> Any:
 
 
 def speculate(found: Any, asked: dict[str, Any] | None, types: Any) -> None:
-    """Set `CommonParamsSpeculative` as `asked`: its `type` as llama.cpp's command line names it, k, and what the type needs."""
+    """Set `CommonParamsSpeculative` as `asked`: its `type` as llama.cpp's command line names it, k, and what the type
+    needs.
+    """
     if asked is None:
         return
     found.types = [getattr(types, "COMMON_SPECULATIVE_TYPE_" + asked["type"].upper().replace("-", "_"))]

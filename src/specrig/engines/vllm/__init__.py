@@ -1,8 +1,8 @@
 """vLLM in this process or a child of it: its drafters, its scheduler, its own acceptance metrics request by request.
 
-`speculative_config`, `per_request_spec_decode_metrics` and the request metrics are those of vLLM 0.32 (docs.vllm.ai, "Speculative
-Decoding"). Speculation is fixed when an engine starts, so one (method, k, options) is one engine, and the next one replaces it.
-What vLLM and its processes write goes into a log (`engines.said`).
+`speculative_config`, `per_request_spec_decode_metrics` and the request metrics are those of vLLM 0.32 (docs.vllm.ai,
+"Speculative Decoding"). Speculation is fixed when an engine starts, so one (method, k, options) is one engine, and the
+next one replaces it. What vLLM and its processes write goes into a log (`engines.said`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from specrig.engines.vllm.speculation import ARCTIC, CHAINS, METHODS, Request, s
 from specrig.models.pair import PairFiles
 
 KV_CACHE_BYTES = 1 << 30
-"""Cache of the CPU build, unless the pair's row gives its share of memory; by default it would take half the machine's memory."""
+"""Cache of the CPU build, unless the pair's row gives its share of memory; by default it would take half the machine's
+memory.
+"""
 
 
 @dataclass(slots=True)
@@ -42,7 +44,9 @@ class Started:
 
 
 class Vllm(TokenizedEngine):
-    """Starts vLLM when a cell first needs it. One start serves all cells of one (method, k, options), which the runner asks for in turn."""
+    """Starts vLLM when a cell first needs it. One start serves all cells of one (method, k, options), which the runner
+    asks for in turn.
+    """
 
     name = "vllm"
     paired = False
@@ -119,7 +123,8 @@ class Vllm(TokenizedEngine):
         if started.wanted != self._measured:
             self._peak_mb, self._measured = 0.0, started.wanted
         self._peak_mb = max(self._peak_mb, resident_mb(started.processes.all))
-        # Engine clocks: the core's timestamps of the first and last token; the first token's latency from the request's arrival.
+        # Engine clocks: the core's timestamps of the first and last token; the first token's latency from the request's
+        # arrival.
         first = max(request.times.first_token_ts for request in requests)
         ended = max(request.times.last_token_ts for request in requests)
         ttft = max(request.times.first_token_latency for request in requests)
@@ -174,8 +179,8 @@ class Vllm(TokenizedEngine):
     def _ready(self, cell: Cell) -> Started:
         """The engine with the cell's method, k and options. Raises EngineError where it does not start.
 
-        One that speculates replaces the last one. The baseline's is kept beside it where the memory is the machine's, not a GPU's: then it
-        starts once for both of its turns.
+        One that speculates replaces the last one. The baseline's is kept beside it where the memory is the machine's,
+        not a GPU's: then it starts once for both of its turns.
         """
         speculation = speculation_of(cell, self.pair, self.options.draft_sampling)
         wanted, beside = digest(speculation), self.options.multiprocessing and self.device == "cpu"
@@ -210,7 +215,9 @@ class Vllm(TokenizedEngine):
         return started
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `vllm.LLM` without those of speculation. The prefix cache is off, so that a prompt measured twice is prefilled twice."""
+        """Arguments of `vllm.LLM` without those of speculation. The prefix cache is off, so that a prompt measured
+        twice is prefilled twice.
+        """
         pair = self.pair
         optional = {
             "revision": pair.target_revision,

@@ -1,8 +1,10 @@
-"""Opt-in cure for speculative sampling in vLLM's CPU build, a plugin of vLLM (`vllm.general_plugins`). No engine by itself.
+"""Opt-in cure for speculative sampling in vLLM's CPU build, a plugin of vLLM (`vllm.general_plugins`). No engine by
+itself.
 
-Up to 0.32 the CPU build expands each request's temperature, top-k and top-p to its draft tokens with a native kernel that drops the
-result, so that above temperature 0 the target's logits are divided by uninitialised memory (vLLM issue 55005). The cure replaces that
-one function by the same expansion in torch. It acts only where the environment variable asks for it, in every process of vLLM.
+Up to 0.32 the CPU build expands each request's temperature, top-k and top-p to its draft tokens with a native kernel
+that drops the result, so that above temperature 0 the target's logits are divided by uninitialised memory (vLLM issue
+55005). The cure replaces that one function by the same expansion in torch. It acts only where the environment variable
+asks for it, in every process of vLLM.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ CURED = "cured"
 
 
 def choose(cured: bool) -> None:
-    """Ask for the cure, or for the sampler as shipped, in the engines that start from now on in this process and its children."""
+    """Ask for the cure, or for the sampler as shipped, in the engines that start from now on in this process and its
+    children.
+    """
     os.environ[VARIABLE] = CURED if cured else "stock"
     from vllm.v1.sample import rejection_sampler
 

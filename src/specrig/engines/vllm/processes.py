@@ -34,12 +34,16 @@ class Processes:
         self._cores: list[Any] = []
 
     def meet(self) -> None:
-        """Note the processes that are new. This must happen while they live: of a dead process nobody knows what it had started."""
+        """Note the processes that are new. This must happen while they live: of a dead process nobody knows what it had
+        started.
+        """
         self.all = list(children() - self._strangers)
         self._cores = [core for core in multiprocessing.active_children() if core not in self._strange_cores]
 
     def wake(self, outputs: Queue[Any]) -> None:
-        """Put an error into `outputs` when an engine core ends. vLLM 0.32 itself would leave whoever reads that queue waiting for ever."""
+        """Put an error into `outputs` when an engine core ends. vLLM 0.32 itself would leave whoever reads that queue
+        waiting for ever.
+        """
         sentinels = [core.sentinel for core in self._cores]
 
         def wait() -> None:
@@ -50,8 +54,11 @@ class Processes:
             Thread(target=wait, name="specrig-vllm-watch", daemon=True).start()
 
     def ended(self) -> str:
-        """How an engine core ended, for the error's message; empty while all of them run. vLLM's own error does not say how."""
-        # Its connection may break a moment before it ends; and where vLLM's own thread has waited for it too, the code comes a moment later.
+        """How an engine core ended, for the error's message; empty while all of them run. vLLM's own error does not say
+        how.
+        """
+        # Its connection may break a moment before it ends; and where vLLM's own thread has waited for it too, the code
+        # comes a moment later.
         deadline = time.monotonic() + 1
         while self._cores and time.monotonic() < deadline:
             for core in self._cores:
@@ -88,7 +95,8 @@ def resident_mb(processes: Iterable[psutil.Process]) -> float:
 def placing(threads: int) -> dict[str, str]:
     """Environment variables by which vLLM runs so many threads on a CPU.
 
-    They are bound to this process's cores if they take all of these. With fewer, another job may run beside this one and would be bound
+    They are bound to this process's cores if they take all of these. With fewer, another job may run beside this one
+    and would be bound
     to the same: then the system places them.
     """
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
@@ -98,9 +106,11 @@ def placing(threads: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def intel_openmp() -> Iterator[None]:
-    """Processes that start meanwhile get Intel's OpenMP, which comes with vLLM's CPU build: its speculation is slow without.
+    """Processes that start meanwhile get Intel's OpenMP, which comes with vLLM's CPU build: its speculation is slow
+    without.
 
-    Only meanwhile: it must be there when a process starts, and another engine's server would decode with it, llama.cpp's far slower.
+    Only meanwhile: it must be there when a process starts, and another engine's server would decode with it,
+    llama.cpp's far slower.
     """
     openmp, before = Path(sys.prefix, "lib", "libiomp5.so"), os.environ.get("LD_PRELOAD")
     if not openmp.is_file() or "omp" in (before or ""):
@@ -116,7 +126,8 @@ def intel_openmp() -> Iterator[None]:
 
 
 def register() -> None:
-    """Let an engine core end with the process that started it; vLLM calls this when one of its processes starts (`vllm.general_plugins`).
+    """Let an engine core end with the process that started it; vLLM calls this when one of its processes starts
+    (`vllm.general_plugins`).
 
     Without it an engine core does not notice that its parent was killed, and keeps running with all its memory.
     """
@@ -137,8 +148,8 @@ def children() -> set[psutil.Process]:
 def quiet_llvmlite() -> None:
     """Let a second engine start in one process after n-gram drafting, which imports numba and with it llvmlite.
 
-    vLLM 0.32 looks through the values of every module for `__dict__`. llvmlite's library object takes any attribute, that one too, for a
-    function of the library and fails. Here it raises AttributeError instead, as it should.
+    vLLM 0.32 looks through the values of every module for `__dict__`. llvmlite's library object takes any attribute,
+    that one too, for a function of the library and fails. Here it raises AttributeError instead, as it should.
     """
     if "llvmlite.binding.ffi" not in sys.modules:
         return

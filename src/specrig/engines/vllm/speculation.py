@@ -26,7 +26,9 @@ def _head(cell: Cell, pair: PairFiles) -> dict[str, Any]:
 
 
 def _medusa(cell: Cell, pair: PairFiles) -> dict[str, Any]:
-    """Heads that vLLM 0.32 can load: of a cut vocabulary it can load none, since it misses `token_map` among what it has loaded."""
+    """Heads that vLLM 0.32 can load: of a cut vocabulary it can load none, since it misses `token_map` among what it
+    has loaded.
+    """
     found = _head(cell, pair)
     config = Path(found["model"], "config.json")
     # Of heads on the hub vLLM says itself what is wrong.
@@ -59,7 +61,9 @@ def _ngram(cell: Cell, _: PairFiles) -> dict[str, Any]:
 
 
 def _suffix(cell: Cell, _: PairFiles) -> dict[str, Any]:
-    """Suffix decoding without a cache of earlier requests: a prompt that is measured twice must not find its own answer."""
+    """Suffix decoding without a cache of earlier requests: a prompt that is measured twice must not find its own
+    answer.
+    """
     names = ("max_tree_depth", "max_spec_factor", "min_token_prob")
     given = {f"suffix_decoding_{name}": cell.options[name] for name in names if name in cell.options}
     return {"method": "suffix", "suffix_decoding_max_cached_requests": 0, **given}
@@ -93,9 +97,11 @@ CHAINS: dict[str, dict[str, Any]] = {
 
 
 def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` that make it speculate as `cell` says and report each request's steps; empty for a baseline.
+    """Arguments of `vllm.LLM` that make it speculate as `cell` says and report each request's steps; empty for a
+    baseline.
 
-    draft_sampling: how drafts are drawn above temperature 0, for the methods in `SAMPLED`. Raises EngineError where the pair lacks a part.
+    draft_sampling: how drafts are drawn above temperature 0, for the methods in `SAMPLED`. Raises EngineError where the
+    pair lacks a part.
     """
     configure = METHODS[cell.method]
     if configure is None:
@@ -108,7 +114,9 @@ def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str
 
 @dataclass(slots=True)
 class Request:
-    """One prompt's stream: how many tokens came with each engine step, and what vLLM reports about the request in the end."""
+    """One prompt's stream: how many tokens came with each engine step, and what vLLM reports about the request in the
+    end.
+    """
 
     emitted: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -119,9 +127,9 @@ class Request:
     def rounds(self) -> list[Round]:
         """One Round for each engine step after the first, which is prefill.
 
-        vLLM reports (drafted, accepted) only for the steps that had a draft, in order. They are matched to the steps by the number of tokens
-        that each emitted. A step that emitted one token may have had a rejected draft or none; vLLM does not say which, and no figure depends
-        on it.
+        vLLM reports (drafted, accepted) only for the steps that had a draft, in order. They are matched to the steps by
+        the number of tokens that each emitted. A step that emitted one token may have had a rejected draft or none;
+        vLLM does not say which, and no figure depends on it.
         """
         told = (
             list(zip(self.speculation.per_step_drafted, self.speculation.per_step_accepted, strict=True))

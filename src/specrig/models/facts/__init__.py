@@ -1,8 +1,9 @@
-"""The shapes of well-known models, shipped with the package, so that sizes, memory and pairs that cannot work are known before anything
-is downloaded. No torch here.
+"""The shapes of well-known models, shipped with the package, so that sizes, memory and pairs that cannot work are known
+before anything is downloaded. No torch here.
 
-`models.json` maps a hub id to its architecture in Hugging Face's own key names (`config`), the family of its tokenizer (two models
-of one family share their vocabulary id by id; null: not known, the gate compares the files), its licence, and what a gated model asks for.
+`models.json` maps a hub id to its architecture in Hugging Face's own key names (`config`), the family of its tokenizer
+(two models of one family share their vocabulary id by id; null: not known, the gate compares the files), its licence,
+and what a gated model asks for.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, tied embeddings counted once. Agrees with transformers' own count (a test builds them all).
+        """Number of weights, tied embeddings counted once. Agrees with transformers' own count (a test builds them
+        all).
 
         Raises KeyError for an architecture whose sizes are not known (`shape_of` gives None for it).
         """
@@ -41,7 +43,9 @@ class Shape:
 
     @property
     def active_parameters(self) -> int:
-        """The number of weights that one token uses: in a mixture of experts only those of the experts that it is sent to count."""
+        """The number of weights that one token uses: in a mixture of experts only those of the experts that it is sent
+        to count.
+        """
         idle = self.config.get("num_local_experts", 1) - self.config.get("num_experts_per_tok", 1)
         return self.parameters - self.layers * idle * 3 * self.config["hidden_size"] * self.config["intermediate_size"]
 
@@ -167,7 +171,9 @@ def impossible(target: str, draft: str | None) -> str | None:
 
 
 def config_at_hand(model: str) -> dict[str, Any] | None:
-    """A model's config by shipped facts, or by the config.json of its folder; None for one that is not here, or cannot be read."""
+    """A model's config by shipped facts, or by the config.json of its folder; None for one that is not here, or cannot
+    be read.
+    """
     if (found := known(model)) is not None:
         return found.config
     try:

@@ -1,7 +1,8 @@
 """Public specifications of accelerators, and sizes of models that are only known by name. No torch here.
 
-`devices.csv`: one row a device, `pattern` finds it in what a driver or a paper calls it, first match wins. `half_tflops`: dense FP16/BF16
-peak with FP32 accumulation. `sizes.csv`: parameters of models that papers name and nobody can load.
+`devices.csv`: one row a device, `pattern` finds it in what a driver or a paper calls it, first match wins.
+`half_tflops`: dense FP16/BF16 peak with FP32 accumulation. `sizes.csv`: parameters of models that papers name and
+nobody can load.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Device(BaseModel):
     source: str = Field(min_length=1)
 
     def times(self, count: int) -> Device:
-        """`count` devices as one: the sum of their memory, bandwidth and speed. An upper bound, since communication costs nothing here."""
+        """`count` devices as one: the sum of their memory, bandwidth and speed. An upper bound, since communication
+        costs nothing here.
+        """
         if count == 1:
             return self
         scaled = {name: count * getattr(self, name) for name in ("memory_gb", "bandwidth_gb_s", "half_tflops")}

@@ -10,7 +10,9 @@ from specrig.study.study import Study
 
 
 def check_cells(study: Study, problems: Problems) -> None:
-    """Add a problem for each entry that repeats a cell, and for each pair that lacks a model which one of its methods needs."""
+    """Add a problem for each entry that repeats a cell, and for each pair that lacks a model which one of its methods
+    needs.
+    """
     seen: dict[tuple[object, ...], int] = {}
     reported: set[tuple[int, str]] = set()
     for index, cell in study.grid.asked:

@@ -17,7 +17,9 @@ ENTRY_KEYS = {name for name in MethodEntry.model_fields if name != "options"}
 
 
 def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, Pair], problems: Problems) -> None:
-    """Add a problem for every mistake in entry number `index` of `methods:`; `pairs` are the rows of `pairs.tsv` by name."""
+    """Add a problem for every mistake in entry number `index` of `methods:`; `pairs` are the rows of `pairs.tsv` by
+    name.
+    """
     path: list[str | int] = ["methods", index]
     for name in entry.tasks or []:
         if name not in study.tasks:

@@ -50,7 +50,9 @@ def check_names(
 
 
 def check_engine_options(study: Study, problems: Problems) -> None:
-    """Add a problem for every key of `engine_options` that is no engine of the study, and for every option its engine refuses."""
+    """Add a problem for every key of `engine_options` that is no engine of the study, and for every option its engine
+    refuses.
+    """
     for name, options in study.engine_options.items():
         path: list[str | int] = ["engine_options", name]
         if name not in study.engines or name not in engines():

@@ -46,7 +46,9 @@ def check_pairs(study: Study, problems: Problems) -> None:
 
 
 def _check_folder_files(study: Study, name: str, problems: Problems) -> None:
-    """Check a pair's local folders for decoder-only models of one vocabulary; hub models are checked when their job starts."""
+    """Check a pair's local folders for decoder-only models of one vocabulary; hub models are checked when their job
+    starts.
+    """
     row = study.rows.pairs[name]
     local = {
         column: str(Path(model).expanduser())

@@ -1,4 +1,6 @@
-"""Checks of the servers that a study names: each runs its own cells, and each pair also has a server without speculation."""
+"""Checks of the servers that a study names: each runs its own cells, and each pair also has a server without
+speculation.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ BASELINE = "autoregressive"
 
 
 def check_servers(study: Study, problems: Problems) -> None:
-    """Add a problem for unknown names, for two servers of the same cells or address, and for a pair without a baseline server."""
+    """Add a problem for unknown names, for two servers of the same cells or address, and for a pair without a baseline
+    server.
+    """
     seen: dict[tuple[Any, ...], int] = {}
     answers: dict[str, int] = {}
     for index, server in enumerate(study.servers):

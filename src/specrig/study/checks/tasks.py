@@ -17,7 +17,8 @@ from specrig.tasks.scorers import registry as scorers
 
 
 def check_tasks(study: Study, problems: Problems) -> None:
-    """Add a problem for each task with an unknown scorer or source, with too few prompts in the corpus, or with unusable prompts.
+    """Add a problem for each task with an unknown scorer or source, with too few prompts in the corpus, or with
+    unusable prompts.
 
     Local files are read here; prompts from the network are checked by the job that fetches them.
     """
@@ -61,7 +62,9 @@ def check_tasks(study: Study, problems: Problems) -> None:
 
 
 def _check_templates(study: Study, problems: Problems) -> None:
-    """Targets at hand that no chat task can be put to, and none that `training.chat: true` can; one on the hub is asked by its jobs."""
+    """Targets at hand that no chat task can be put to, and none that `training.chat: true` can; one on the hub is asked
+    by its jobs.
+    """
     asked = {(cell.pair, cell.task) for cell in study.grid.cells if study.rows.tasks[cell.task].chat}
     if study.training.chat is True:
         asked |= {(pair, "training.chat") for pair, _ in study.grid.trained}

@@ -1,4 +1,6 @@
-"""Checks of what a study trains: there is a training for it, its target can teach, and models are shared only by pairs of one target."""
+"""Checks of what a study trains: there is a training for it, its target can teach, and models are shared only by pairs
+of one target.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ HEADS = [name for name in STAGES if name not in ("target", "draft")]
 
 
 def check_trained(study: Study, problems: Problems) -> None:
-    """Add a problem for each model that a row calls `trained` and that the workflow cannot train, or cannot take from the row it names.
+    """Add a problem for each model that a row calls `trained` and that the workflow cannot train, or cannot take from
+    the row it names.
 
     Also for a draft or head in a folder that was trained for another target, as far as the target is at hand.
     """

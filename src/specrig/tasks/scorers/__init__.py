@@ -1,4 +1,6 @@
-"""Scorers measure how good a task's outputs are. Each has a file here and is found by its place; importing loads no library."""
+"""Scorers measure how good a task's outputs are. Each has a file here and is found by its place; importing loads no
+library.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ __all__ = ["Output", "Scorer", "registry"]
 
 @cache
 def registry() -> dict[str, type[Scorer]]:
-    """Return name of a scorer -> its class, in alphabetical order. Raises TypeError if a scorer is not named like its file."""
+    """Return name of a scorer -> its class, in alphabetical order. Raises TypeError if a scorer is not named like its
+    file.
+    """
     found: dict[str, type[Scorer]] = {}
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{__name__}.{info.name}")

@@ -1,4 +1,5 @@
-"""The interface of scorers: each output gives statistics that can be added up, and the score is computed from their sum.
+"""The interface of scorers: each output gives statistics that can be added up, and the score is computed from their
+sum.
 
 So the score of a subset of the prompts, which intervals need, costs only a sum.
 """
@@ -32,7 +33,9 @@ class Scorer(ABC):
     """Name of the module that must be installed; empty if none is needed."""
     needs_reference: ClassVar[bool] = True
     runs_code: ClassVar[bool] = False
-    """Whether the scorer executes what a model wrote. It is then used only if the study says `run_generated_code: true`."""
+    """Whether the scorer executes what a model wrote. It is then used only if the study says `run_generated_code:
+    true`.
+    """
 
     @classmethod
     def missing(cls) -> str | None:
@@ -87,7 +90,9 @@ class Sacrebleu(Scorer):
 
 
 def first_line(text: str) -> str:
-    """The first line that is not blank, stripped. A base model writes on after its translation, so only this line is scored."""
+    """The first line that is not blank, stripped. A base model writes on after its translation, so only this line is
+    scored.
+    """
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 

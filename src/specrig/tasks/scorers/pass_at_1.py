@@ -1,8 +1,8 @@
 """pass@1 of programs: each program is run once with the tests in its reference.
 
-This EXECUTES WHAT A MODEL WROTE. The program runs in a subprocess with limits on time, memory, files and processes, an empty
-environment, its own folder and, where the system allows it, no network. None of this stops malicious code. So a study must ask
-for it; run such a study in a container or on a machine with nothing to lose.
+This EXECUTES WHAT A MODEL WROTE. The program runs in a subprocess with limits on time, memory, files and processes, an
+empty environment, its own folder and, where the system allows it, no network. None of this stops malicious code. So a
+study must ask for it; run such a study in a container or on a machine with nothing to lose.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def _compiles(code: str) -> bool:
 
 @cache
 def passes(code: str, tests: str) -> bool:
-    """Whether `code` followed by `tests` runs to its end within the limits. A program that exits earlier has not passed."""
+    """Whether `code` followed by `tests` runs to its end within the limits. A program that exits earlier has not
+    passed.
+    """
     token = secrets.token_hex(16)
     with TemporaryDirectory(prefix="specrig-") as folder:
         file = Path(folder) / "program.py"
