@@ -13,12 +13,12 @@ from architectures import REFUSED, RUN, VOCABULARY, WINDOW, tiny
 from models import Traced, perturbed
 
 from specrig.decoding.drafters import registry
-from specrig.decoding.heads import initialise
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.loop import generate
 from specrig.decoding.model import CachedModel
 from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import DecodingError, Drafter
+from specrig.heads import initialise
 from specrig.models import needs
 
 PROMPTS = [[(37 * at + 11 + 5 * row) % VOCABULARY for at in range(length)] for row, length in enumerate((14, 19))]

@@ -12,9 +12,9 @@ from models import STORIES, Lab, shared_lab
 
 from specrig.audit.distribution import exact_distribution, g_test
 from specrig.decoding.drafters import registry
-from specrig.decoding.heads import initialise
 from specrig.decoding.loop import generate
 from specrig.decoding.types import Generation
+from specrig.heads import initialise
 from specrig.models.pair import PairFiles
 
 METHODS = sorted(registry())

@@ -22,10 +22,10 @@ from specrig.audit.exact import exact_test
 from specrig.audit.laboratory import build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
-from specrig.decoding.heads import medusa
 from specrig.engines import registry
 from specrig.engines.base import Engine, EngineError
 from specrig.engines.vllm.speculation import speculation_of
+from specrig.heads import medusa
 from specrig.models.pair import PairFiles
 from specrig.study.load import load_study
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
-from specrig.decoding.heads import eagle, eagle3, hydra, medusa
 from specrig.decoding.loop import generate
 from specrig.decoding.transformers_model import cached_model
+from specrig.heads import eagle, eagle3, hydra, medusa
 
 PERIOD, D = 24, 32
 

@@ -23,14 +23,14 @@ from specrig import compiler
 from specrig.decoding import compiled, narrow
 from specrig.decoding.compiled import WIDEST
 from specrig.decoding.drafters import registry
-from specrig.decoding.heads import eagle, eagle3
-from specrig.decoding.heads.eagle import EagleHead
-from specrig.decoding.heads.eagle3 import Eagle3Head
 from specrig.decoding.linear import choice
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.loop import generate
 from specrig.decoding.thinned import join, thinned
 from specrig.decoding.transformers_model import cached_model
+from specrig.heads import eagle, eagle3
+from specrig.heads.eagle import EagleHead
+from specrig.heads.eagle3 import Eagle3Head
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 67,

@@ -19,11 +19,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.drafters.eagle import Eagle
 from specrig.decoding.drafters.eagle2 import Eagle2, rerank
-from specrig.decoding.heads.eagle import EagleHead, head_config, load, random_tensors, save
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import Context, DecodingError, Drafter, Verdict
+from specrig.heads.eagle import EagleHead, head_config, load, random_tensors, save
 from specrig.training import acceptance, llama
 from specrig.training.eagle import Layer, head_loss, measured
 from specrig.training.eagle_recipe import EagleTraining

@@ -18,11 +18,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.drafters.eagle3 import Eagle3
-from specrig.decoding.heads.eagle3 import Eagle3Head, choose_aux_layers, head_config, load, random_tensors, save
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import Context, DecodingError
+from specrig.heads.eagle3 import Eagle3Head, choose_aux_layers, head_config, load, random_tensors, save
 from specrig.training import acceptance, llama
 from specrig.training.checkpoint import State
 from specrig.training.eagle import measured

@@ -13,12 +13,12 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters.layer_skip import LayerSkip
-from specrig.decoding.heads import layer_skip
-from specrig.decoding.heads.layer_skip import spread
 from specrig.decoding.loop import generate
 from specrig.decoding.thinned import join, thinned
 from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import DecodingError
+from specrig.heads import layer_skip
+from specrig.heads.layer_skip import spread
 from specrig.study.entries import MethodEntry
 
 LAYERS, V = 5, 30

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from specrig.decoding.drafters.rest import Rest, tree
-from specrig.decoding.heads import rest
-from specrig.decoding.heads.rest import Datastore, datastore, suffix_order
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context, DecodingError
+from specrig.heads import rest
+from specrig.heads.rest import Datastore, datastore, suffix_order
 
 V = 5
 

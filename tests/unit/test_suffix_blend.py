@@ -9,7 +9,7 @@ import pytest
 
 from specrig.decoding.drafters.suffix import SuffixTree, likeliest
 from specrig.decoding.drafters.suffix_blend import Place, SuffixBlend, followers
-from specrig.decoding.heads.rest import Datastore, datastore
+from specrig.heads.rest import Datastore, datastore
 
 A, B, X, Y = 1, 2, 7, 8
 

@@ -85,8 +85,8 @@ def write_eagle3(folder: Path, target: dict[str, Any], out: Path, dtype: str) ->
     import torch
     from transformers import AutoConfig
 
-    from specrig.decoding.heads import checkpoint, eagle3
     from specrig.decoding.types import DecodingError
+    from specrig.heads import checkpoint, eagle3
 
     config = AutoConfig.from_pretrained(folder)
     try:

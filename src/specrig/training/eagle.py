@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specrig.decoding.heads import eagle as checkpoint
+from specrig.heads import eagle as checkpoint
 from specrig.training import acceptance, teacher
 from specrig.training.acceptance import ahead
 from specrig.training.eagle_recipe import EagleTraining, HeadTraining

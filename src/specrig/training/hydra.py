@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from specrig.decoding.heads import hydra as checkpoint
+from specrig.heads import hydra as checkpoint
 from specrig.training import acceptance, teacher
 from specrig.training.acceptance import ahead
 from specrig.training.hydra_recipe import HydraTraining

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from specrig.decoding.heads import medusa as checkpoint
+from specrig.heads import medusa as checkpoint
 from specrig.training import acceptance, teacher
 from specrig.training.losses import distillation
 from specrig.training.medusa_heads import Heads, heads_loss, measured, rank_accuracies

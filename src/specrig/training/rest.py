@@ -8,8 +8,8 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from specrig.decoding.drafters.rest import Rest, tree
-from specrig.decoding.heads import rest as checkpoint
-from specrig.decoding.heads.rest import Datastore
+from specrig.heads import rest as checkpoint
+from specrig.heads.rest import Datastore
 from specrig.training.recipe import Recipe
 from specrig.training.run import Run, training
 from specrig.training.target_text import Texts, learnt_from, present, read_text

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specrig.decoding.heads.eagle3 import choose_aux_layers
+from specrig.heads.eagle3 import choose_aux_layers
 from specrig.training import teacher
 from specrig.training.recipe import Recipe
 from specrig.training.run import STATES

@@ -100,7 +100,7 @@ class Hydra(Medusa):
 
     def load(self) -> Any:
         """The trained heads."""
-        from specrig.decoding.heads import hydra
+        from specrig.heads import hydra
 
         return hydra.load(self.resources.head("hydra"), self.resources.target)
 

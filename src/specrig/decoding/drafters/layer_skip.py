@@ -39,8 +39,8 @@ class LayerSkip(DraftModel):
         return cls.needs if getattr(options, "skip", None) is None else ()
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
-        from specrig.decoding.heads import layer_skip
         from specrig.decoding.thinned import thinned
+        from specrig.heads import layer_skip
 
         super().__init__(options, resources)
         target, skip = resources.target, self.options.skip

@@ -185,7 +185,7 @@ class Medusa(Drafter):
 
     def load(self) -> Any:
         """The trained heads."""
-        from specrig.decoding.heads import medusa
+        from specrig.heads import medusa
 
         return medusa.load(self.resources.head("medusa"), self.resources.target)
 

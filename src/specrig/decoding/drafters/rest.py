@@ -18,7 +18,7 @@ from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resou
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specrig.decoding.heads.rest import Datastore
+    from specrig.heads.rest import Datastore
 
 
 def tree(store: Datastore, text: Sequence[int], options: Rest.Options, depth: int) -> tuple[list[int], list[int]]:
@@ -52,7 +52,7 @@ class Rest(Drafter):
             return self
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
-        from specrig.decoding.heads import rest
+        from specrig.heads import rest
 
         super().__init__(options, resources)
         self.store: Datastore = rest.load(resources.head("rest"), resources.target)

@@ -28,7 +28,7 @@ from specrig.decoding.drafters.suffix import MOST, Child, Node, Suffix, SuffixTr
 from specrig.decoding.types import MethodOptions, Resources
 
 if TYPE_CHECKING:
-    from specrig.decoding.heads.rest import Datastore, Span
+    from specrig.heads.rest import Datastore, Span
 
 UNSEEN = 0.5
 """Occurrences that are added to those of every match, for what was not seen behind it."""
@@ -65,7 +65,7 @@ class SuffixBlend(Suffix):
         max_tree_depth: int = Field(24, ge=2, le=64)
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
-        from specrig.decoding.heads import rest
+        from specrig.heads import rest
 
         super().__init__(options, resources)
         self.store: Datastore = rest.load(resources.head("rest"), resources.target)

@@ -24,12 +24,12 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.decoding.device import Stopwatch
-from specrig.decoding.heads.checkpoint import Shapes, check_places, faults, normal, read, write
-from specrig.decoding.heads.eagle import shared
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
 from specrig.decoding.replay import Replay, as_it_is
 from specrig.decoding.types import DecodingError
+from specrig.heads.checkpoint import Shapes, check_places, faults, normal, read, write
+from specrig.heads.eagle import shared
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,11 +22,11 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.decoding.device import Stopwatch
-from specrig.decoding.heads.checkpoint import check_places, faults, normal, read, write
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
 from specrig.decoding.replay import Replay, as_it_is
 from specrig.decoding.types import DecodingError
+from specrig.heads.checkpoint import check_places, faults, normal, read, write
 
 if TYPE_CHECKING:
     from pathlib import Path

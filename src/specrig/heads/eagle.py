@@ -33,12 +33,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specrig.decoding.attention import FULL
 from specrig.decoding.device import at_each, padded
-from specrig.decoding.heads.checkpoint import Shapes, check_places, faults, read, untrained, write
-from specrig.decoding.heads.layer import layer_like, layer_of
 from specrig.decoding.linear import Linear, Widened
 from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.model import CachedModel, Step
 from specrig.decoding.types import Context, DecodingError, Parents, Verdict
+from specrig.heads.checkpoint import Shapes, check_places, faults, read, untrained, write
+from specrig.heads.layer import layer_like, layer_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.decoding.heads import eagle
-from specrig.decoding.heads.checkpoint import Shapes, check_places, untrained, write
-from specrig.decoding.heads.eagle import EagleHead, layer_shapes, load_as
-from specrig.decoding.heads.layer import layer_of
 from specrig.decoding.linear import Linear
 from specrig.decoding.model import CachedModel
 from specrig.decoding.types import DecodingError
+from specrig.heads import eagle
+from specrig.heads.checkpoint import Shapes, check_places, untrained, write
+from specrig.heads.eagle import EagleHead, layer_shapes, load_as
+from specrig.heads.layer import layer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
