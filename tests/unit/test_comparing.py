@@ -18,13 +18,13 @@ from synthetic import write_study
 
 from specrig.analysis.changes import Change, _difference, changes
 from specrig.cli import run
-from specrig.comparing.comparison import Comparison, Side
-from specrig.comparing.sentences import headline
-from specrig.comparing.sources import ComparisonError, opened
-from specrig.comparing.surroundings import BOTH, Difference
-from specrig.comparing.tables import _whose, as_values
 from specrig.reporting.exhibits import Exhibits
 from specrig.reporting.study_data import read_study
+from specrig.sharing.compare.comparison import Comparison, Side
+from specrig.sharing.compare.sentences import headline
+from specrig.sharing.compare.setup_differences import BOTH, Difference
+from specrig.sharing.compare.sources import ComparisonError, opened
+from specrig.sharing.compare.tables import _whose, as_values
 
 METHODS = ("draft_model", "ngram", "medusa")
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from specrig.cli import run
-from specrig.publishing.gallery import INDEX, PICTURE, Entered, draw_all, entered, text
+from specrig.sharing.gallery import INDEX, PICTURE, Entered, draw_all, entered, text
 
 LARGEST = 200_000
 """Bytes that the picture may have."""

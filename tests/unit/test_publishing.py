@@ -18,13 +18,13 @@ from synthetic import write_study
 
 from specrig.cli import run
 from specrig.measurement.records import SCHEMA_VERSION
-from specrig.publishing import archive, publish, scrub
-from specrig.publishing.compare import compare_csv
-from specrig.publishing.manifest import PublicationError, entries, read_manifest
-from specrig.publishing.publish import publish as publish_study
-from specrig.publishing.publish import unpacked
-from specrig.publishing.verify import verify
 from specrig.reporting.study_data import read_study
+from specrig.sharing import archive, publish, scrub
+from specrig.sharing.manifest import PublicationError, entries, read_manifest
+from specrig.sharing.publish import publish as publish_study
+from specrig.sharing.publish import unpacked
+from specrig.sharing.table_differences import compare_csv
+from specrig.sharing.verify import verify
 from specrig.study.load import load_study
 from specrig.study.study import Study
 

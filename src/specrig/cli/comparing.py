@@ -20,10 +20,10 @@ def compare(
     html: Annotated[Path | None, typer.Option("--html", help="Write a page to this file")] = None,
 ) -> None:
     """Say which cells of two studies differ beyond chance, by how much, and what else differs that could explain it."""
-    from specrig.comparing.apart import compared
-    from specrig.comparing.comparison import Side
-    from specrig.comparing.sources import opened
-    from specrig.comparing.view import as_values, show, write_page
+    from specrig.sharing.compare.apart import compared
+    from specrig.sharing.compare.comparison import Side
+    from specrig.sharing.compare.sources import opened
+    from specrig.sharing.compare.view import as_values, show, write_page
 
     with opened(a) as first, opened(b) as second:
         comparison = compared(Side(str(a), first), Side(str(b), second))

@@ -18,7 +18,7 @@ def publish(
     to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
 ) -> None:
     """Publish a finished study for others to check: compressed records, tables, figures, report; no weights or prompts."""
-    from specrig.publishing.publish import publish, render_again
+    from specrig.sharing.publish import publish, render_again
 
     if config.is_dir():
         typer.echo(render_again(config))
@@ -36,7 +36,7 @@ def verify(
     """Compute the tables of a published study again from its records, and say what differs; exit code 1 if anything
     does.
     """
-    from specrig.publishing.verify import verify
+    from specrig.sharing.verify import verify
 
     found = verify(folder, (lambda _: None) if as_json else typer.echo)
     if as_json:
@@ -60,7 +60,7 @@ def gallery(folder: Annotated[Path, typer.Argument(help="Folder of publications"
     """Write the index of published studies, with a picture of what each found: README.md and headline.svg in their
     folder.
     """
-    from specrig.publishing.gallery import write_gallery
+    from specrig.sharing.gallery import write_gallery
 
     for path in write_gallery(folder):
         typer.echo(path)

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from specrig.analysis.cells import IDENTITY, row_dicts
-from specrig.comparing.comparison import Comparison, Side
-from specrig.comparing.sources import ComparisonError
-from specrig.comparing.surroundings import Difference, whole_differences
 from specrig.reporting.study_data import StudyData
 from specrig.reporting.style import BASELINES, method_order
 from specrig.reporting.summary import MEAN, acceptance_summary, speedup_summary
+from specrig.sharing.compare.comparison import Comparison, Side
+from specrig.sharing.compare.setup_differences import Difference, whole_differences
+from specrig.sharing.compare.sources import ComparisonError
 
 SETTING = ("temperature", "batch_size")
 """What a method must have in common to stand in one row."""

@@ -14,10 +14,10 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from specrig.comparing.comparison import Comparison
 from specrig.reporting.panels import SCREEN, legend_below, make_panels
 from specrig.reporting.plots import TIMES
 from specrig.reporting.style import INK, PAPER, method_colour, method_marker, method_order, rc
+from specrig.sharing.compare.comparison import Comparison
 
 
 def draw(comparison: Comparison, path: Path) -> Path:

@@ -25,10 +25,10 @@ from typing import Any
 
 from specrig.analysis.quality import Score
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, replicate_folder, write_atomically
-from specrig.publishing.manifest import PublicationError
-from specrig.publishing.scrub import scrub_text, scrubbed, without_addresses
 from specrig.reporting.environment import model_rows
 from specrig.reporting.study_data import Job, StudyData
+from specrig.sharing.manifest import PublicationError
+from specrig.sharing.scrub import scrub_text, scrubbed, without_addresses
 
 LIMIT = 1 << 20
 """The largest size of a published file in bytes. Larger files are divided or compressed."""

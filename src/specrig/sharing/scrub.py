@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from specrig.publishing.manifest import PublicationError
+from specrig.sharing.manifest import PublicationError
 
 GENERIC = {
     "root",

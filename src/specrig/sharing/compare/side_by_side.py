@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specrig.comparing.apart import Apart, Held, Place, fair, values
-from specrig.comparing.surroundings import unrecorded
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.style import (
@@ -21,6 +19,8 @@ from specrig.reporting.style import (
     task_name,
 )
 from specrig.reporting.summary import MEAN
+from specrig.sharing.compare.apart import Apart, Held, Place, fair, values
+from specrig.sharing.compare.setup_differences import unrecorded
 
 WORDS = {
     "engine": "engines",

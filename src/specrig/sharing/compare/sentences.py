@@ -10,9 +10,9 @@ from scipy.special import ndtr
 
 from specrig.analysis.statistics import LEVEL as INTERVAL
 from specrig.analysis.statistics import student
-from specrig.comparing.comparison import LEVEL, Comparison, Row
-from specrig.comparing.surroundings import unrecorded
 from specrig.reporting.grid import interval, number, percent
+from specrig.sharing.compare.comparison import LEVEL, Comparison, Row
+from specrig.sharing.compare.setup_differences import unrecorded
 
 NOTES = (
     "A and B are the speedups as each study's report has them. B / A is the whole change; the own change is what it is beyond that of the median cell, "

@@ -11,10 +11,10 @@ from itertools import chain
 from pathlib import Path
 
 from specrig.measurement.records import SCHEMA_VERSIONS, Record
-from specrig.publishing.archive import read_lines
-from specrig.publishing.compare import compare_csv, compare_text, table_path
-from specrig.publishing.manifest import FILE, Manifest, PublicationError, entries, present, read_manifest
-from specrig.publishing.publish import TABLES, compute_tables, unpacked
+from specrig.sharing.archive import read_lines
+from specrig.sharing.manifest import FILE, Manifest, PublicationError, entries, present, read_manifest
+from specrig.sharing.publish import TABLES, compute_tables, unpacked
+from specrig.sharing.table_differences import compare_csv, compare_text, table_path
 
 
 @dataclass(slots=True)

@@ -14,10 +14,6 @@ from itertools import product
 from pathlib import Path
 
 from specrig.measurement.records import replicate_folder, write_atomically
-from specrig.publishing.archive import LIMIT, compressed, pack, read_scores, unpack
-from specrig.publishing.compare import compare_csv, header
-from specrig.publishing.manifest import FILE, PublicationError, entries, present, read_manifest
-from specrig.publishing.scrub import check_no_traces, machine_names, machine_paths
 from specrig.reporting.attachments import Beside
 from specrig.reporting.document import write_report
 from specrig.reporting.environment import processor_name
@@ -26,6 +22,10 @@ from specrig.reporting.names import TABLES as OWN_TABLES
 from specrig.reporting.quality import study_scores, write_quality_table
 from specrig.reporting.study_data import StudyData, read_study
 from specrig.reporting.tables import write_tables
+from specrig.sharing.archive import LIMIT, compressed, pack, read_scores, unpack
+from specrig.sharing.manifest import FILE, PublicationError, entries, present, read_manifest
+from specrig.sharing.scrub import check_no_traces, machine_names, machine_paths
+from specrig.sharing.table_differences import compare_csv, header
 from specrig.study.study import Study
 
 TABLES = (*OWN_TABLES, "quality")

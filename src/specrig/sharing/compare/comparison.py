@@ -19,11 +19,11 @@ from specrig.analysis.cells import Identity, identity, row_dicts, row_identity
 from specrig.analysis.changes import CellChange, Change, Changes, MeanChange, changes
 from specrig.analysis.disturbance import disturbed
 from specrig.audit.family import failures
-from specrig.comparing.sources import ComparisonError
-from specrig.comparing.surroundings import BOTH, NEITHER, ROUNDING, SPEED, Difference, differences
 from specrig.measurement.records import Record, Run
 from specrig.reporting.environment import commit, machine
 from specrig.reporting.study_data import StudyData
+from specrig.sharing.compare.setup_differences import BOTH, NEITHER, ROUNDING, SPEED, Difference, differences
+from specrig.sharing.compare.sources import ComparisonError
 
 LEVEL = 0.05
 """Chance that a family of tests finds any change where nothing changed."""

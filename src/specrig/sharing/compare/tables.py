@@ -10,12 +10,12 @@ import numpy as np
 from specrig.analysis.cells import IDENTITY
 from specrig.analysis.changes import Change
 from specrig.cell import Cell
-from specrig.comparing.comparison import Comparison, Row
-from specrig.comparing.sentences import headline
-from specrig.comparing.surroundings import Difference
 from specrig.reporting import grid
 from specrig.reporting.grid import Entry, Grid
 from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name, method_order, task_name
+from specrig.sharing.compare.comparison import Comparison, Row
+from specrig.sharing.compare.sentences import headline
+from specrig.sharing.compare.setup_differences import Difference
 
 LEVELS = ("engine", "pair", "temperature", "batch_size")
 """The levels that a table shows where they have more than one value."""

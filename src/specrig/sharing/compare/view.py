@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specrig.comparing import sentences, side_by_side, tables
-from specrig.comparing.apart import Apart
-from specrig.comparing.comparison import Comparison, Row
-from specrig.comparing.picture import draw
 from specrig.measurement.records import write_atomically
 from specrig.reporting.grid import Entry, Grid, interval, number, unbroken
 from specrig.reporting.inline_svg import inline_svg
 from specrig.reporting.style import method_name, task_name
+from specrig.sharing.compare import sentences, side_by_side, tables
+from specrig.sharing.compare.apart import Apart
+from specrig.sharing.compare.comparison import Comparison, Row
+from specrig.sharing.compare.scatter import draw
 
 WIDE = 20
 """So many signs wide a word or a note may be, that a line of a console's table is not broken for it."""
@@ -52,7 +52,7 @@ def show(comparison: Comparison | Apart, console: Console) -> None:
 def write_page(comparison: Comparison | Apart, out: Path) -> Path:
     """Write the comparison to `out` as one self-contained HTML file, completely or not at all; returns `out`."""
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader("specrig.comparing"), PackageLoader("specrig.reporting")]),
+        loader=ChoiceLoader([PackageLoader("specrig.sharing.compare"), PackageLoader("specrig.reporting")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
