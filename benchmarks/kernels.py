@@ -20,10 +20,10 @@ import torch
 from transformers import AutoModelForCausalLM, logging
 
 from specrig.analysis.statistics import mean_interval
-from specrig.decoding import narrow
-from specrig.decoding.linear import choice
-from specrig.decoding.llama_model import LlamaModel
-from specrig.decoding.transformers_model import cached_model
+from specrig.runtime import decode_pass as narrow
+from specrig.runtime.linear import choice
+from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.transformers_model import cached_model
 
 WAYS = {"plain": ("plain", "never"), "reordered": ("reordered", "never"), "compiled": ("reordered", "always")}
 

@@ -17,13 +17,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
-from specrig.decoding.model import CachedModel
-from specrig.decoding.replay import Function, Recording, Replay
-from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import Drafter
 from specrig.engines.http.launch import free_port
 from specrig.engines.http.remote import Remote, RowsClient
 from specrig.heads import eagle3, initialise
+from specrig.runtime.model import CachedModel
+from specrig.runtime.replay import Function, Recording, Replay
+from specrig.runtime.transformers_model import cached_model
 from specrig.services.draft import Draft
 from specrig.services.rows_service import rows_app
 

@@ -24,12 +24,12 @@ from references import (
     watched,
 )
 
-from specrig.decoding.device import padded
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
-from specrig.decoding.transformers_model import cached_model
 from specrig.decoding.types import Context, Draft, Drafter, Generation
+from specrig.runtime.device import padded
+from specrig.runtime.transformers_model import cached_model
 
 V, NOISE, K, LENGTH = 40, 0.05, 4, 32
 PROMPTS = [[5, 9, 11, 5, 9], [3, 7], [7, 7, 2, 30, 12, 7, 7]]

@@ -13,13 +13,14 @@ from architectures import REFUSED, RUN, VOCABULARY, WINDOW, tiny
 from models import Traced, perturbed
 
 from specrig.decoding.drafters import registry
-from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.loop import generate
-from specrig.decoding.model import CachedModel
-from specrig.decoding.transformers_model import cached_model
-from specrig.decoding.types import DecodingError, Drafter
+from specrig.decoding.types import Drafter
 from specrig.heads import initialise
 from specrig.models import needs
+from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.model import CachedModel
+from specrig.runtime.transformers_model import cached_model
+from specrig.runtime.types import DecodingError
 
 PROMPTS = [[(37 * at + 11 + 5 * row) % VOCABULARY for at in range(length)] for row, length in enumerate((14, 19))]
 """Longer than a window from the first token on, and of two lengths."""

@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
-from specrig.decoding.transformers_model import cached_model
 from specrig.heads import eagle, eagle3, hydra, medusa
+from specrig.runtime.transformers_model import cached_model
 
 PERIOD, D = 24, 32
 

@@ -19,18 +19,18 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from specrig import compiler
-from specrig.decoding import compiled, narrow
-from specrig.decoding.compiled import WIDEST
 from specrig.decoding.drafters import registry
-from specrig.decoding.linear import choice
-from specrig.decoding.llama_model import LlamaModel
 from specrig.decoding.loop import generate
-from specrig.decoding.thinned import join, thinned
-from specrig.decoding.transformers_model import cached_model
 from specrig.heads import eagle, eagle3
 from specrig.heads.eagle import EagleHead
 from specrig.heads.eagle3 import Eagle3Head
+from specrig.runtime import compiled, compiler
+from specrig.runtime import decode_pass as narrow
+from specrig.runtime.compiled import WIDEST
+from specrig.runtime.linear import choice
+from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.pruned import join, thinned
+from specrig.runtime.transformers_model import cached_model
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 67,

@@ -11,14 +11,15 @@ import torch
 from models import Lab, Traced, random_llama, shared_lab
 from torch.overrides import TorchFunctionMode
 
-from specrig.decoding import device, verify_tree
+from specrig.decoding import verify_tree
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
-from specrig.decoding.replay import Replay
 from specrig.decoding.sampling import Sampler
-from specrig.decoding.transformers_model import cached_model, float32_logits
 from specrig.decoding.types import Draft
 from specrig.heads import eagle
+from specrig.runtime import device
+from specrig.runtime.replay import Replay
+from specrig.runtime.transformers_model import cached_model, float32_logits
 
 METHODS = sorted(registry())
 READS = {"tolist", "item", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__iter__"}

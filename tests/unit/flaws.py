@@ -269,7 +269,7 @@ def tried(
 ) -> ExactTest | None:
     """The audit of a method with a flaw planted: of few samples first, of more where those do not show it.
 
-    None: the check of a model when it is loaded (`decoding.agreement`) refuses to decode with the flaw at all.
+    None: the check of a model when it is loaded (`runtime.agreement`) refuses to decode with the flaw at all.
     """
     asked = cell(label, flaw.temperature if flaw else 1.0)
     with planted(flaw) if flaw else nullcontext():

@@ -25,15 +25,15 @@ from architectures import VOCABULARY, tiny
 
 from specrig.audit import laboratory
 from specrig.cell import Cell
-from specrig.decoding.cache import KeyValueCache
 from specrig.decoding.drafters import registry
-from specrig.decoding.transformers_model import TransformersModel, cached_model, float32_logits
-from specrig.decoding.types import DecodingError
 from specrig.engines.native import Native
 from specrig.engines.transformers import Transformers
 from specrig.models import split
 from specrig.models.pair import PairFiles
 from specrig.models.random_weights import random_model
+from specrig.runtime.cache import KeyValueCache
+from specrig.runtime.transformers_model import TransformersModel, cached_model, float32_logits
+from specrig.runtime.types import DecodingError
 
 FIRST, SECOND = PLACES = "npy:0", "npy:1"
 """Where the target lies."""

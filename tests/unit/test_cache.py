@@ -19,11 +19,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from specrig.decoding.cache import KeyValueCache, LayerShape
-from specrig.decoding.llama_model import LlamaModel
-from specrig.decoding.model import CachedModel
-from specrig.decoding.transformers_model import TransformersModel, cached_model
-from specrig.decoding.types import DecodingError
+from specrig.runtime.cache import KeyValueCache, LayerShape
+from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.model import CachedModel
+from specrig.runtime.transformers_model import TransformersModel, cached_model
+from specrig.runtime.types import DecodingError
 
 SMALL = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,

@@ -21,9 +21,10 @@ from specrig.decoding.drafters.eagle import Eagle
 from specrig.decoding.drafters.eagle2 import Eagle2, rerank
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
-from specrig.decoding.transformers_model import cached_model
-from specrig.decoding.types import Context, DecodingError, Drafter, Verdict
+from specrig.decoding.types import Context, Drafter, Verdict
 from specrig.heads.eagle import EagleHead, head_config, load, random_tensors, save
+from specrig.runtime.transformers_model import cached_model
+from specrig.runtime.types import DecodingError
 from specrig.training import acceptance, llama
 from specrig.training.eagle import Layer, head_loss, measured
 from specrig.training.eagle_recipe import EagleTraining

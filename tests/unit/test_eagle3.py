@@ -20,9 +20,10 @@ from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.drafters.eagle3 import Eagle3
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
-from specrig.decoding.transformers_model import cached_model
-from specrig.decoding.types import Context, DecodingError
+from specrig.decoding.types import Context
 from specrig.heads.eagle3 import Eagle3Head, choose_aux_layers, head_config, load, random_tensors, save
+from specrig.runtime.transformers_model import cached_model
+from specrig.runtime.types import DecodingError
 from specrig.training import acceptance, llama
 from specrig.training.checkpoint import State
 from specrig.training.eagle import measured

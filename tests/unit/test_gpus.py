@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 import pytest
 
-from specrig.study import gpus
+from specrig.runtime import gpus
 
 HOLD = """
 import os, sys
-from specrig.study.gpus import take
+from specrig.runtime.gpus import take
 take(int(sys.argv[1]), every_s=0.02)
 print(os.environ["CUDA_VISIBLE_DEVICES"], "SPECRIG_OWN_GPU" in os.environ, flush=True)
 sys.stdin.read()

@@ -14,11 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters.hydra import Hydra, Plan
 from specrig.decoding.drafters.medusa import sparse_tree
-from specrig.decoding.linear import SMALL, Linear
 from specrig.decoding.sampling import Sampler
-from specrig.decoding.transformers_model import cached_model
-from specrig.decoding.types import Context, DecodingError
+from specrig.decoding.types import Context
 from specrig.heads import hydra
+from specrig.runtime.linear import SMALL, Linear
+from specrig.runtime.transformers_model import cached_model
+from specrig.runtime.types import DecodingError
 
 V, D, K = 30, 32, 3
 ACCURACY = [[0.5, 0.2, 0.1], [0.4, 0.3], [0.3, 0.1]]

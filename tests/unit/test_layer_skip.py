@@ -14,11 +14,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from specrig.decoding.drafters.layer_skip import LayerSkip
 from specrig.decoding.loop import generate
-from specrig.decoding.thinned import join, thinned
-from specrig.decoding.transformers_model import cached_model
-from specrig.decoding.types import DecodingError
 from specrig.heads import layer_skip
 from specrig.heads.layer_skip import spread
+from specrig.runtime.pruned import join, thinned
+from specrig.runtime.transformers_model import cached_model
+from specrig.runtime.types import DecodingError
 from specrig.study.entries import MethodEntry
 
 LAYERS, V = 5, 30

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from specrig.decoding import compiled, linear
-from specrig.decoding.linear import Choice, Linear, reorderable
+from specrig.runtime import compiled, linear
+from specrig.runtime.linear import Choice, Linear, reorderable
 
 
 @pytest.fixture(autouse=True)

@@ -19,11 +19,12 @@ from specrig.decoding.drafters import registry
 from specrig.decoding.drafters.medusa import Layout, Medusa, regular_tree, sparse_tree
 from specrig.decoding.drafters.tree import topology
 from specrig.decoding.loop import generate
-from specrig.decoding.model import CachedModel
 from specrig.decoding.sampling import Sampler
-from specrig.decoding.transformers_model import cached_model
-from specrig.decoding.types import Context, DecodingError, Drafter, Generation
+from specrig.decoding.types import Context, Drafter, Generation
 from specrig.heads import medusa as checkpoint
+from specrig.runtime.model import CachedModel
+from specrig.runtime.transformers_model import cached_model
+from specrig.runtime.types import DecodingError
 from specrig.training import llama
 from specrig.training.language_model import next_token_loss
 from specrig.training.llama import Llama

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from specrig.decoding import pointwise
-from specrig.decoding.linear import Linear
-from specrig.decoding.pointwise import fused, rotate, swiglu
+from specrig.runtime import pointwise
+from specrig.runtime.linear import Linear
+from specrig.runtime.pointwise import fused, rotate, swiglu
 
 
 def test_a_product_adds_itself_onto_the_residual() -> None:

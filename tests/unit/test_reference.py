@@ -18,13 +18,13 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 
 from specrig.audit import reference
 from specrig.audit.run import audit_records
-from specrig.decoding import agreement
-from specrig.decoding.attention import FULL
-from specrig.decoding.llama_model import LlamaModel
 from specrig.measurement.records import Record, study_records
 from specrig.measurement.runner import measure
 from specrig.reporting.summary import BASELINE_TEST, audit_failures
 from specrig.reporting.verdicts import sentence, verdict_grid
+from specrig.runtime import agreement
+from specrig.runtime.attention import FULL
+from specrig.runtime.llama_model import LlamaModel
 from specrig.study.load import load_study
 from specrig.study.study import Study
 

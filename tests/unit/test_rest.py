@@ -14,9 +14,10 @@ import torch
 
 from specrig.decoding.drafters.rest import Rest, tree
 from specrig.decoding.sampling import Sampler
-from specrig.decoding.types import Context, DecodingError
+from specrig.decoding.types import Context
 from specrig.heads import rest
 from specrig.heads.rest import Datastore, datastore, suffix_order
+from specrig.runtime.types import DecodingError
 
 V = 5
 

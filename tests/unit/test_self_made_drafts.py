@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
-from specrig.decoding.model import CachedModel
-from specrig.decoding.transformers_model import cached_model
 from specrig.heads import hydra, layer_skip, rest
+from specrig.runtime.model import CachedModel
+from specrig.runtime.transformers_model import cached_model
 from specrig.training.hydra import train_heads
 from specrig.training.hydra_recipe import HydraTraining
 from specrig.training.layer_skip import Search, excerpts, predicted, search

@@ -16,7 +16,6 @@ from specrig.analysis.cost_model import expected_tokens
 from specrig.audit.run import audit_records
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
-from specrig.decoding.llama_model import LlamaModel
 from specrig.engines.native import Native
 from specrig.measurement.records import Record, read_records, study_records
 from specrig.measurement.runner import measure
@@ -25,6 +24,7 @@ from specrig.models.pair import PairFiles
 from specrig.models.random_weights import random_model
 from specrig.reporting.study_data import read_study
 from specrig.reporting.tables import write_tables
+from specrig.runtime.llama_model import LlamaModel
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 

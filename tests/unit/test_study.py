@@ -18,6 +18,7 @@ from specrig.decoding.types import MethodOptions
 from specrig.engines import registry as engines
 from specrig.engines.native import Native
 from specrig.planning.schemas import SCHEMAS, schema_text
+from specrig.runtime.gpus import DeviceError, resolve_device
 from specrig.settings import Settings
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
@@ -241,10 +242,10 @@ def test_refused_cells_are_listed_and_not_run(workplace: Path, monkeypatch: pyte
 def test_a_gpu_that_is_not_there_is_named(workplace: Path) -> None:
     study = load_study(written(device="cuda"))  # planned without torch, perhaps on another machine than the jobs'
     if torch.cuda.is_available():
-        assert study.resolved_device() == "cuda"
+        assert resolve_device(study.device) == "cuda"
     else:
-        with pytest.raises(StudyError, match="finds no GPU on this machine"):
-            study.resolved_device()
+        with pytest.raises(DeviceError, match="finds no GPU on this machine"):
+            resolve_device(study.device)
 
 
 def test_every_config_of_the_repository_is_sound(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from specrig.decoding.drafters import registry
-from specrig.decoding.linear import Linear
 from specrig.decoding.loop import generate
 from specrig.engines.native import Native
 from specrig.models.pair import PairFiles
+from specrig.runtime.linear import Linear
 from specrig.training import acceptance, stages, teacher
 from specrig.training.distil import measured
 from specrig.training.generate import Writer

@@ -1,4 +1,4 @@
-"""Two GPUs on one machine, which are pretended: the jobs of a study run side by side, one a GPU, and see no other."""
+"""Two fake GPUs on one machine: the jobs of a study run side by side, one a GPU, and see no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runs import run
 
 pytestmark = pytest.mark.workflow
 
-PRETENDED = """
+FAKE_GPUS = """
 # Jobs that measure find a GPU and compute on the CPU; what they may see of the GPUs, and when, is written down. The
 # first waits for the second, so that one that is late does not find all GPUs free.
 import sys
@@ -23,16 +23,16 @@ if "measure" in sys.orig_argv:
     import atexit, json, os, time
     from pathlib import Path
     import torch
-    from specrig.study.study import Study
-    decided, seen = Study.resolved_device, {"begun": time.monotonic()}
+    from specrig.runtime import gpus
+    decided, seen = gpus.resolve_device, {"begun": time.monotonic()}
 
     def write():
         with open(f"gpu-{os.getpid()}.json", "w") as file:
             json.dump(seen | {"ended": time.monotonic()}, file)
 
-    def pretended(study, gpus=1):
+    def fake(device, count=1):
         available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
-        device, torch.cuda.is_available = decided(study, gpus), available
+        device, torch.cuda.is_available = decided(device, count), available
         assert device == "cuda"
         if "devices" not in seen:
             seen.update(devices=os.environ["CUDA_VISIBLE_DEVICES"], threads=os.environ["OMP_NUM_THREADS"], begun=time.monotonic())
@@ -42,7 +42,7 @@ if "measure" in sys.orig_argv:
                 time.sleep(0.05)
         return "cpu"
 
-    Study.resolved_device = pretended
+    gpus.resolve_device = fake
 """
 
 
@@ -50,7 +50,7 @@ def test_jobs_are_spread_over_the_gpus_one_a_gpu(finished: Path, tmp_path: Path)
     folder = tmp_path / "study"
     shutil.copytree(finished, folder)
     shutil.rmtree(folder / "results/test/records")
-    (folder / "sitecustomize.py").write_text(PRETENDED)
+    (folder / "sitecustomize.py").write_text(FAKE_GPUS)
     methods = [{"method": "draft_model", "k": 2}, {"method": "ngram", "k": 3}, {"method": "suffix", "k": 4}]
     changes = {"methods": methods, "jobs": "method", "device": "cuda"}
     config = yaml.safe_load((folder / "configs/test.yaml").read_text()) | changes

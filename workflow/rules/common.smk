@@ -33,7 +33,7 @@ from specrig.engines import registry as engines
 from specrig.study.load import load_study
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
-from specrig.study.gpus import OWN
+from specrig.runtime.gpus import OWN
 from specrig.study.grid import TOGETHER
 from specrig.study.lock import BusyError, claim
 from specrig.study.problems import StudyError
@@ -71,7 +71,7 @@ ALL_CORES = workflow.resource_settings.cores or 1
 GPU = int(STUDY.uses_gpu())
 # How many GPUs jobs may use at a time: profiles/default limits this resource to 1; on a cluster, which deals them out itself, nothing does.
 GPUS = int(workflow.global_resources.get("gpu").value or 0)
-# Where jobs share a machine's GPUs, each takes its own (`study.gpus`) and the same share of the cores.
+# Where jobs share a machine's GPUs, each takes its own (`runtime.gpus`) and the same share of the cores.
 SHARED = GPU and GPUS > 1 and workflow.local_exec and not workflow.remote_exec
 JOB_CORES = max(1, ALL_CORES // GPUS) if SHARED else ALL_CORES
 # Jobs run with the interpreter that runs Snakemake, which has the package; a conda environment brings its own interpreter.

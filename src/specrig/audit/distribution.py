@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2
 
-from specrig.decoding.model import CachedModel
+from specrig.runtime.model import CachedModel
 
 MINIMUM_EXPECTED = 25.0
 """What is expected more rarely is counted together: below, a statistic's law is not close enough to chi-squared in its

@@ -16,11 +16,11 @@ from specrig.audit.distribution import ChiSquared, conditionals, exact_distribut
 from specrig.audit.laboratory import PROMPT, build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
-from specrig.decoding.model import CachedModel
 from specrig.decoding.types import Generation
 from specrig.engines import registry
 from specrig.engines.base import Engine, EngineError
 from specrig.engines.native import Native
+from specrig.runtime.model import CachedModel
 
 LENGTH = 7
 """Tokens sampled: the target's first, a draft of four accepted to its end, the bonus token and one more of the next

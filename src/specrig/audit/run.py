@@ -28,6 +28,7 @@ from specrig.measurement.prompts import prepared
 from specrig.measurement.records import Record, write_atomically
 from specrig.measurement.runner import is_lossless
 from specrig.models.pair import ModelError
+from specrig.runtime.gpus import resolve_device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,7 +77,12 @@ def _exact(study: Study, probe: Cell) -> Outcome:
         with TemporaryDirectory() as folder:
             asked = probe.model_copy(update={"pair": "laboratory", "task": "exact"})
             found = exact_test(
-                probe.engine, asked, Path(folder), study.audit_samples, study.engine_options, study.resolved_device()
+                probe.engine,
+                asked,
+                Path(folder),
+                study.audit_samples,
+                study.engine_options,
+                resolve_device(study.device),
             )
     except (EngineError, ModelError) as error:
         # What could not be tested has not passed; the other verdicts, and the report, do not wait for it.
@@ -119,7 +125,9 @@ class Target:
         """The pair in the native engine."""
         from specrig.engines.native import Native
 
-        return Native(self.files, device=self.study.resolved_device(self.study.most_gpus()), threads=self.study.threads)
+        return Native(
+            self.files, device=resolve_device(self.study.device, self.study.most_gpus()), threads=self.study.threads
+        )
 
     @cache  # noqa: B019
     def prompts(self, task: str) -> dict[str, list[int]]:
@@ -146,7 +154,9 @@ class Target:
             return self.engine()
         files = replace(self.files, dtype="float32", engine_options={})
         try:
-            return Native(files, device=self.study.resolved_device(self.study.most_gpus()), threads=self.study.threads)
+            return Native(
+                files, device=resolve_device(self.study.device, self.study.most_gpus()), threads=self.study.threads
+            )
         except torch.OutOfMemoryError:
             return Native(files, threads=self.study.threads)
 

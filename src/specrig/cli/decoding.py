@@ -13,6 +13,7 @@ from rich.console import Console
 
 from specrig.cli.arguments import DEFAULT, Json, known_methods, print_json
 from specrig.cli.streaming import STYLES, Page, Side
+from specrig.runtime.gpus import resolve_device
 from specrig.study.single import Asked, Single, of_models, of_study
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _loaded(single: Single, device: str | None) -> Native:
 
     logging.disable_progress_bar()
     with Console(stderr=True).status("loading the models"):
-        return Native(single.files, device=study.resolved_device(), threads=study.threads)
+        return Native(single.files, device=resolve_device(study.device), threads=study.threads)
 
 
 def _decoded(

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specrig.cli.arguments import DEFAULT, Json, load, print_json
+from specrig.runtime.gpus import resolve_device
 
 if TYPE_CHECKING:
     from specrig.study.study import Study
@@ -133,8 +134,8 @@ def _kernels() -> Iterator[Check]:
     """What the native loop multiplies and attends with here."""
     import torch
 
-    from specrig.decoding.compiled import library
-    from specrig.decoding.linear import SMALL, reorderable
+    from specrig.runtime.compiled import library
+    from specrig.runtime.linear import SMALL, reorderable
 
     if torch.cuda.is_available():
         kinds = {
@@ -228,7 +229,7 @@ def _cost(study: Study) -> Iterator[Check]:
         f"{size_text(free)} free, {study.study} wants about {size_text(wanted)}",
         "" if free > wanted else fix,
     )
-    device = study.resolved_device()
+    device = resolve_device(study.device)
     if device == "cpu":
         most = max([cost.memory if cost.named else 0.0, *(size.memory_bytes or 0 for size in sizes)])
         available = psutil.virtual_memory().available

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specrig.cli.arguments import PairName, StudyFile, load
+from specrig.runtime.gpus import resolve_device
 
 if TYPE_CHECKING:
     from specrig.study.study import Study
@@ -51,7 +52,7 @@ def train(
 
     _set_threads(loaded, threads)
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
-    corpus, device, target = loaded.root / "corpus", loaded.resolved_device(), _folder(loaded, pair, "target")
+    corpus, device, target = loaded.root / "corpus", resolve_device(loaded.device), _folder(loaded, pair, "target")
     draft = _folder(loaded, pair, "draft") if model == "draft_medusa" else None
     stages.train(model, loaded.training, corpus, folder, target, progress, device, draft)
     if model != "target":
@@ -74,7 +75,11 @@ def write_text(study: StudyFile, pair: PairName) -> None:
     ):
         check_template(task, files)  # before hours of training, not after them
     _set_threads(loaded)
-    models, target, device = loaded.root / "models" / pair, _folder(loaded, pair, "target"), loaded.resolved_device()
+    models, target, device = (
+        loaded.root / "models" / pair,
+        _folder(loaded, pair, "target"),
+        resolve_device(loaded.device),
+    )
     corpus = loaded.root / "corpus"
     write(loaded.training, corpus, models, target, device, loaded.evaluated(loaded.root))
     seal(models, [TEXT])
@@ -103,7 +108,7 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
         raise typer.BadParameter(f"study {loaded.study} has no pair {pair!r} whose target is `medusa2:<pair>`")
     _set_threads(loaded)
     models = loaded.root / "models"
-    progress, device = sys.stderr.isatty(), loaded.resolved_device()
+    progress, device = sys.stderr.isatty(), resolve_device(loaded.device)
     target = _folder(loaded, base, "target")
     train(loaded.training, loaded.root / "corpus", models / base, models / pair, target, progress, device)
     note(models / pair / "medusa", *_target(loaded, pair))

@@ -8,12 +8,13 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from specrig.decoding.device import on_device, padded
-from specrig.decoding.model import CachedModel
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.simulated import SimulatedAcceptance
-from specrig.decoding.types import Context, DecodingError, Draft, Drafter, Generation, Parents, Round, Tell, Verdict
+from specrig.decoding.types import Context, Draft, Drafter, Generation, Round, Tell, Verdict
 from specrig.decoding.verify import verify
+from specrig.runtime.device import on_device, padded
+from specrig.runtime.model import CachedModel
+from specrig.runtime.types import DecodingError, Parents
 
 SPARE_SLOTS = 256
 """Cache slots beyond prompt and output for a round's draft nodes (the largest trees hold about a hundred)."""

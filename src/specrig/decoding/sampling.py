@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specrig.decoding.device import on_device
+from specrig.runtime.device import on_device
 
 BLOCK = 256
 """How many uniforms a row's stream yields at a time. One draw of many costs as much as one of few, and it does not wait

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specrig.decoding.sampling import Sampler
+    from specrig.runtime.types import Parents
 
 Acceptance = Literal["exact", "block", "typical"]
 """How drafted tokens are accepted. `exact` (greedy match at temperature 0, above it rejection sampling token by token)
@@ -44,15 +45,6 @@ Tell: TypeAlias = "Callable[[int, Sequence[int], Round | None], None]"
 """Who wants to see a generation grow is told (row, the tokens that it was just given, their round); None: the first
 token, from prefill.
 """
-
-Parents: TypeAlias = "Sequence[Sequence[int]] | Tensor"
-"""`[B, n]`: for each token of a pass the index of the token that it follows, which comes before it; -1 where it follows
-the context.
-"""
-
-
-class DecodingError(ValueError):
-    """A request the decoding core cannot serve; the message says why and what to change."""
 
 
 @dataclass(slots=True)
@@ -203,7 +195,7 @@ class Resources(Protocol):
     def target(self) -> Any:
         """The target `CachedModel`. A drafter may read its embedding, LM head and configuration, but never run it.
 
-        It may run a model made of some of its layers (`decoding.thinned`), which leaves the target's context as it is.
+        It may run a model made of some of its layers (`runtime.pruned`), which leaves the target's context as it is.
         """
 
     def model(self, name: str) -> Any:

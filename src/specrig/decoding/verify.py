@@ -23,11 +23,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specrig.decoding.device import on_device
 from specrig.decoding.sampling import Sampler, argmax, draw, widened
 from specrig.decoding.simulated import SimulatedAcceptance
 from specrig.decoding.types import Criterion, Draft, Verdict
 from specrig.decoding.verify_tree import verify_tree
+from specrig.runtime.device import on_device
 
 
 def verify(

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specrig.decoding.device import on_device
 from specrig.decoding.sampling import Sampler, argmax, draw, widened
 from specrig.decoding.types import Criterion, Draft, Verdict
+from specrig.runtime.device import on_device
 
 Children = dict[int, list[int]]
 """Node -> its children in the order of drafting; the root is -1."""

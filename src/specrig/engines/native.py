@@ -21,9 +21,9 @@ from specrig.models.pair import ModelError, PairFiles
 if TYPE_CHECKING:
     import torch
 
-    from specrig.decoding.model import CachedModel
     from specrig.engines.http.remote import Remote
     from specrig.engines.http.services import DraftProcess
+    from specrig.runtime.model import CachedModel
 
 
 class Native(TokenizedEngine):
@@ -57,14 +57,14 @@ class Native(TokenizedEngine):
             import torch
 
             torch.set_num_threads(threads)
-        from specrig.decoding.linear import choice
+        from specrig.runtime.linear import choice
 
         choice.pin(None if self.options.linear == "auto" else self.options.linear, compiled=self.options.compiled)
         self.target = self.weights.cached("target", self.device)
         if self.options.even_passes:
             self.target.even_passes()
         if self.options.float32_logits:
-            from specrig.decoding.transformers_model import float32_logits
+            from specrig.runtime.transformers_model import float32_logits
 
             float32_logits(self.target)
         self._models: dict[str, CachedModel] = {}
@@ -117,7 +117,7 @@ class Native(TokenizedEngine):
 
     def environment(self) -> dict[str, Any]:
         """Which kernels compute, too."""
-        from specrig.decoding.linear import choice
+        from specrig.runtime.linear import choice
 
         known = super().environment()
         models = {"target": self.target, **self._models}

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specrig.decoding.types import DecodingError
+from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
     from pathlib import Path

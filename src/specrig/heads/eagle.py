@@ -31,14 +31,15 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specrig.decoding.attention import FULL
-from specrig.decoding.device import at_each, padded
-from specrig.decoding.linear import Linear, Widened
-from specrig.decoding.llama_model import LlamaModel
-from specrig.decoding.model import CachedModel, Step
-from specrig.decoding.types import Context, DecodingError, Parents, Verdict
+from specrig.decoding.types import Context, Verdict
 from specrig.heads.checkpoint import Shapes, check_places, faults, read, untrained, write
 from specrig.heads.layer import layer_like, layer_of
+from specrig.runtime.attention import FULL
+from specrig.runtime.device import at_each, padded
+from specrig.runtime.linear import Linear, Widened
+from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.model import CachedModel, Step
+from specrig.runtime.types import DecodingError, Parents
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.decoding.linear import Linear
-from specrig.decoding.model import CachedModel
-from specrig.decoding.types import DecodingError
 from specrig.heads import eagle
 from specrig.heads.checkpoint import Shapes, check_places, untrained, write
 from specrig.heads.eagle import EagleHead, layer_shapes, load_as
 from specrig.heads.layer import layer_of
+from specrig.runtime.linear import Linear
+from specrig.runtime.model import CachedModel
+from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
     from pathlib import Path

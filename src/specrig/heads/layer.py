@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specrig.decoding.linear import Linear
-from specrig.decoding.llama_model import Block
+from specrig.runtime.linear import Linear
+from specrig.runtime.llama_model import Block
 
 _TAKEN_OVER = (
     "hidden_size", "num_attention_heads", "head_dim", "vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id",

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
 
-from specrig.decoding.types import DecodingError
+from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from specrig.decoding.model import CachedModel
+    from specrig.runtime.model import CachedModel
 
 
 def spread(layers: int, share: float) -> list[int]:

@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
-from specrig.decoding.device import Stopwatch
-from specrig.decoding.linear import Linear
-from specrig.decoding.model import CachedModel
-from specrig.decoding.replay import Replay, as_it_is
-from specrig.decoding.types import DecodingError
 from specrig.heads.checkpoint import check_places, faults, normal, read, write
+from specrig.runtime.device import Stopwatch
+from specrig.runtime.linear import Linear
+from specrig.runtime.model import CachedModel
+from specrig.runtime.replay import Replay, as_it_is
+from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
     from pathlib import Path

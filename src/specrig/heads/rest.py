@@ -26,12 +26,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedConfig
 
-from specrig.decoding.types import DecodingError
+from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specrig.decoding.model import CachedModel
+    from specrig.runtime.model import CachedModel
 
 SORTED = 64
 """The order sorts suffixes by so many of their first tokens at least: a match and what is drafted behind it are shorter

@@ -15,6 +15,7 @@ from specrig.models.endpoint import endpoint_of
 from specrig.models.pair import PairFiles
 from specrig.provenance.digests import job_digest
 from specrig.provenance.environment import model_digest
+from specrig.runtime.gpus import resolve_device
 from specrig.tasks import Prompt
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def cell_digests(
         study.warmup,
         pair.dtype,
         [pair.tensor_parallel, pair.quantization, pair.gpu_memory_utilization, pair.max_model_len],
-        study.resolved_device(),
+        resolve_device(study.device),
         study.threads,
         *([f"replicate {replicate}"] if replicate else []),
     ]

@@ -36,6 +36,7 @@ from specrig.models.hub import at_commits
 from specrig.provenance.bandwidth import memory
 from specrig.provenance.environment import capture
 from specrig.provenance.trained_for import check_trained_for
+from specrig.runtime.gpus import resolve_device
 from specrig.tasks import Prompt, PromptError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def measure(study: Study, engine_name: str, pair_name: str, wanted: Sequence[str
     does not stop the others. Raises EngineError and ModelError if the target cannot be loaded, EngineError for what the
     study does not have.
     """
-    study.resolved_device(_gpus(engines()[engine_name], study.rows.pairs[pair_name].tensor_parallel))
+    resolve_device(study.device, _gpus(engines()[engine_name], study.rows.pairs[pair_name].tensor_parallel))
     jobs = {method: Job(study, (engine_name, pair_name, method), replicate) for method in wanted}
     pair = study.paths.pair_files(pair_name, study.root).only(
         [need for method in wanted for need in methods()[method].needs]
@@ -62,7 +63,7 @@ def measure(study: Study, engine_name: str, pair_name: str, wanted: Sequence[str
     pending = {method: cells for method, job in jobs.items() if (cells := job.pending(pair, prompts, unusable))}
     if pending:
         check_trained_for(pair)
-        device, pair = study.resolved_device(), at_commits(pair)
+        device, pair = resolve_device(study.device), at_commits(pair)
         with ExitStack() as open_things:
             engine = open_things.enter_context(engines()[engine_name](pair, device=device, threads=study.threads))
             meter = open_things.enter_context(_metered(engine))

@@ -2,7 +2,7 @@
 
 Rejected drafts are rolled back by cutting keys and values, and a tree's siblings stand at one position. So every layer
 must be attention over keys and values of single tokens, and positions must come from outside. What no key tells is
-found when the model is loaded (`decoding.agreement`), which asks the model itself.
+found when the model is loaded (`runtime.agreement`), which asks the model itself.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specrig.decoding.llama_model import LlamaModel
-from specrig.decoding.model import CachedModel
-from specrig.decoding.transformers_model import cached_model
 from specrig.models import split
+from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.model import CachedModel
+from specrig.runtime.transformers_model import cached_model
 
 SPREAD = 0.02
 """Standard deviation of the weights: what most models start their training from."""

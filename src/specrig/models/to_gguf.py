@@ -85,8 +85,8 @@ def write_eagle3(folder: Path, target: dict[str, Any], out: Path, dtype: str) ->
     import torch
     from transformers import AutoConfig
 
-    from specrig.decoding.types import DecodingError
     from specrig.heads import checkpoint, eagle3
+    from specrig.runtime.types import DecodingError
 
     config = AutoConfig.from_pretrained(folder)
     try:

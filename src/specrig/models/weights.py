@@ -14,7 +14,7 @@ from specrig.models.pair import ModelError, PairFiles, first_line
 if TYPE_CHECKING:
     import torch
 
-    from specrig.decoding.model import CachedModel
+    from specrig.runtime.model import CachedModel
 
 
 NOT_NATIVE = "the native engine cannot decode with it"
@@ -75,9 +75,9 @@ class PretrainedWeights(Weights):
         """See `Weights`."""
         from transformers import AutoConfig
 
-        from specrig.decoding import agreement
-        from specrig.decoding.transformers_model import cached_model
-        from specrig.decoding.types import DecodingError
+        from specrig.runtime import agreement
+        from specrig.runtime.transformers_model import cached_model
+        from specrig.runtime.types import DecodingError
 
         source, revision = self._source(part)
         if (reason := needs.unmet(config(source, revision))) is not None:
@@ -151,8 +151,8 @@ class RandomWeights(Weights):
 
     def cached(self, part: str, device: str) -> CachedModel:
         """See `Weights`."""
-        from specrig.decoding.types import DecodingError
         from specrig.models.random_weights import random_model
+        from specrig.runtime.types import DecodingError
 
         reason = needs.unmet(self.configs[part])
         try:

@@ -14,7 +14,7 @@ from specrig.engines.http.wire import Answer, Ask, WireError
 from specrig.services.sessions import Seat, Sessions
 
 if TYPE_CHECKING:
-    from specrig.decoding.model import CachedModel
+    from specrig.runtime.model import CachedModel
 
 BATCH = 32
 

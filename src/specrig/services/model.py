@@ -16,7 +16,7 @@ from specrig.services.rows_service import Work, rows_app, vocabulary_digest
 from specrig.services.target import Target
 
 if TYPE_CHECKING:
-    from specrig.decoding.model import CachedModel
+    from specrig.runtime.model import CachedModel
 
 KINDS: dict[str, Callable[[CachedModel, int, int], Work]] = {Draft.name: Draft, Target.name: Target}
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from specrig.decoding.model import CachedModel
 from specrig.engines.http import wire
 from specrig.engines.http.wire import Answer, Ask, Passes
+from specrig.runtime.model import CachedModel
 from specrig.services.app import RefusedError, Sample, body_of, make_app
 from specrig.services.batching import Batcher, FullError
 from specrig.services.sessions import Sessions

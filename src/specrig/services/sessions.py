@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specrig.decoding.model import CachedModel
 from specrig.engines.http.wire import WIDEST_DRAFT, Ask, WireError
+from specrig.runtime.model import CachedModel
 
 
 @dataclass(slots=True)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specrig.decoding.device import padded
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Draft
 from specrig.decoding.verify import verify
 from specrig.engines.http.wire import Answer, Ask, WireError, distributions
+from specrig.runtime.device import padded
 from specrig.services.sessions import Seat, Sessions
 
 if TYPE_CHECKING:
-    from specrig.decoding.model import CachedModel
+    from specrig.runtime.model import CachedModel
 
 BATCH = 8
 

@@ -12,10 +12,8 @@ from pathlib import Path
 
 from specrig.corpus.overlap import plain
 from specrig.study.config import Config
-from specrig.study.gpus import take
 from specrig.study.grid import Grid
 from specrig.study.paths import Paths
-from specrig.study.problems import Problem, StudyError
 from specrig.tasks import Prompt, PromptError, read_prompts
 
 
@@ -78,22 +76,3 @@ class Study(Config):
     def most_gpus(self) -> int:
         """The largest number of GPUs that a pair with cells to measure is split over (`tensor_parallel`)."""
         return max((self.rows.pairs[cell.pair].tensor_parallel for cell in self.grid.cells), default=1)
-
-    def resolved_device(self, gpus: int = 1) -> str:
-        """`cuda` or `cpu`, decided on this machine. Imports torch. Raises StudyError if `device` is cuda and there is
-        no GPU.
-
-        Where jobs share the machine's GPUs, the first call takes so many of them for this process (`study.gpus`).
-        """
-        if self.device == "cpu":
-            return self.device
-        take(gpus)
-        import torch
-
-        found = torch.cuda.is_available()
-        if self.device == "cuda" and not found:
-            fix = "say `device: cpu` or `auto`; on a machine with a GPU install its driver and a CUDA build of PyTorch"
-            raise StudyError(
-                [Problem("", "device", f"cuda, but PyTorch {torch.__version__} finds no GPU on this machine", fix)]
-            )
-        return "cuda" if found else "cpu"

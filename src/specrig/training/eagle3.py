@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from specrig.decoding.types import DecodingError
 from specrig.heads import eagle3 as checkpoint
+from specrig.runtime.types import DecodingError
 from specrig.training import eagle
 from specrig.training.eagle3_recipe import Eagle3Training
 from specrig.training.losses import likeness

@@ -10,9 +10,9 @@ import torch
 
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.loop import generate
-from specrig.decoding.model import CachedModel
-from specrig.decoding.transformers_model import cached_model
-from specrig.decoding.types import DecodingError
+from specrig.runtime.model import CachedModel
+from specrig.runtime.transformers_model import cached_model
+from specrig.runtime.types import DecodingError
 from specrig.training.run import TrainingError
 from specrig.training.teacher import read_model
 

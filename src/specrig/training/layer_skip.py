@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specrig.decoding.model import CachedModel
-from specrig.decoding.thinned import join, thinned
-from specrig.decoding.transformers_model import cached_model
-from specrig.decoding.types import DecodingError
 from specrig.heads import layer_skip as checkpoint
+from specrig.runtime.model import CachedModel
+from specrig.runtime.pruned import join, thinned
+from specrig.runtime.transformers_model import cached_model
+from specrig.runtime.types import DecodingError
 from specrig.training import teacher
 from specrig.training.recipe import Recipe
 from specrig.training.run import Run, TrainingError, training

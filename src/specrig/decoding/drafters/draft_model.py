@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from specrig.decoding.model import CachedModel
+    from specrig.runtime.model import CachedModel
 
 
 class DraftModel(Drafter):

@@ -108,7 +108,7 @@ class Hydra(Medusa):
         """One pass of a head a level."""
         import torch
 
-        from specrig.decoding.device import constant, on_device
+        from specrig.runtime.device import constant, on_device
 
         heads, sampler = self.heads, context.sampler
         plan = self.plans.get(k)

@@ -39,8 +39,8 @@ class LayerSkip(DraftModel):
         return cls.needs if getattr(options, "skip", None) is None else ()
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
-        from specrig.decoding.thinned import thinned
         from specrig.heads import layer_skip
+        from specrig.runtime.pruned import thinned
 
         super().__init__(options, resources)
         target, skip = resources.target, self.options.skip
@@ -56,8 +56,8 @@ class LayerSkip(DraftModel):
 
     def advance(self, context: Context) -> Tensor:
         """Run each row's last token behind the context that the target has run; returns next-token logits `[B, V]`."""
-        from specrig.decoding.device import on_device
-        from specrig.decoding.thinned import join
+        from specrig.runtime.device import on_device
+        from specrig.runtime.pruned import join
 
         join(self.model, self.resources.target, [len(tokens) - 1 for tokens in context.tokens])
         logits = self.model.forward(on_device([tokens[-1:] for tokens in context.tokens], self.model.device))[0]

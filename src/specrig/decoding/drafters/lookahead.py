@@ -80,7 +80,7 @@ class Lookahead(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """The pool's guesses for the last token, merged into a trie, then the window."""
-        from specrig.decoding.device import on_device
+        from specrig.runtime.device import on_device
 
         if not self.fed:
             self._fill(context, k)

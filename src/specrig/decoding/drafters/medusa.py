@@ -116,7 +116,7 @@ class Layout:
 
         vocabulary: `[Vd]`, the target's tokens that the logits are of; None: all.
         """
-        from specrig.decoding.device import constant
+        from specrig.runtime.device import constant
 
         probs = None
         if ranked or context.sampler.greedy:
@@ -199,7 +199,7 @@ class Medusa(Drafter):
 
     def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
         """Start from the prompts' last positions."""
-        from specrig.decoding.device import at_each
+        from specrig.runtime.device import at_each
 
         self.heads.watch.clear()
         self.hidden = at_each(hidden, [len(tokens) - 2 for tokens in context.tokens])
@@ -219,7 +219,7 @@ class Medusa(Drafter):
 
     def observe(self, verdict: Verdict) -> None:
         """Go on from the node that the round's last token was chosen at."""
-        from specrig.decoding.device import at_each
+        from specrig.runtime.device import at_each
 
         assert verdict.hidden is not None
         self.hidden = at_each(verdict.hidden, [path[-1] + 1 if path else 0 for path in verdict.paths])

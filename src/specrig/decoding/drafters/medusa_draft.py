@@ -17,7 +17,7 @@ from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resou
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specrig.decoding.model import CachedModel
+    from specrig.runtime.model import CachedModel
 
 
 class MedusaDraft(Drafter):
@@ -64,7 +64,7 @@ class MedusaDraft(Drafter):
         """Run what is new of every unfinished row: next-token logits `[B, 1, V]`, hidden states `[B, D]` of the last
         tokens.
         """
-        from specrig.decoding.device import at_each, padded
+        from specrig.runtime.device import at_each, padded
 
         model = self.model
         lengths = model.lengths

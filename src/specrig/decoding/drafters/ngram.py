@@ -70,7 +70,7 @@ class Ngram(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """Look every unfinished row's suffix up."""
-        from specrig.decoding.device import padded
+        from specrig.runtime.device import padded
 
         found: list[list[int]] = []
         for index, tokens, done in zip(self.indexes, context.tokens, context.done, strict=True):

@@ -41,7 +41,7 @@ class RemoteDraft(Drafter):
         """The chains of all rows that are not finished, in one round trip."""
         import torch
 
-        from specrig.decoding.device import on_device
+        from specrig.runtime.device import on_device
 
         # As many uniforms as drawing here would take, so that the streams stand where they would.
         sampler = context.sampler

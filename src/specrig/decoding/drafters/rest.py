@@ -59,7 +59,7 @@ class Rest(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """Look every unfinished row's suffix up, and draft the tree of what followed it."""
-        from specrig.decoding.device import padded
+        from specrig.runtime.device import padded
 
         found = [
             tree(self.store, row, self.options, depth) if depth else ([], [])

@@ -200,7 +200,7 @@ class Suffix(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """Draft from the best match of every unfinished row."""
-        from specrig.decoding.device import padded
+        from specrig.runtime.device import padded
 
         found = self.matches(context)
         lengths = [len(tokens) for _, tokens, _ in found]

@@ -56,7 +56,7 @@ class SuffixHybrid(Suffix):
         """From the tree or the draft model, row by row."""
         import torch
 
-        from specrig.decoding.device import padded
+        from specrig.runtime.device import padded
 
         found = self.matches(context)
         copied = [tokens if score >= self.options.least else [] for score, tokens, _ in found]

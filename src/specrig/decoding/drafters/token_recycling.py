@@ -64,7 +64,7 @@ class TokenRecycling(Drafter):
         """Empty matrices `[B, V, top_k]`, or what followed each token in the prompt, the latest first."""
         import torch
 
-        from specrig.decoding.device import on_device
+        from specrig.runtime.device import on_device
 
         vocabulary = self.resources.target.vocab_size
         self.width = min(self.options.top_k, vocabulary)
@@ -88,7 +88,7 @@ class TokenRecycling(Drafter):
         """Fill the tree below the last token. A row whose last token was never scored drafts nothing."""
         import torch
 
-        from specrig.decoding.device import on_device
+        from specrig.runtime.device import on_device
 
         if k not in self.trees:
             self._grow(k)
@@ -117,7 +117,7 @@ class TokenRecycling(Drafter):
         """Write the successors of every token that was scored. Of a token scored twice the one on the accepted path
         counts, else the later.
         """
-        from specrig.decoding.device import on_device
+        from specrig.runtime.device import on_device
 
         assert verdict.logits is not None
         rows: list[int] = []
@@ -143,7 +143,7 @@ class TokenRecycling(Drafter):
 
     def _grow(self, k: int) -> None:
         """Prepare the tree of depth k: for each level the index tensors that fill it, and the parents of all nodes."""
-        from specrig.decoding.device import on_device
+        from specrig.runtime.device import on_device
 
         start, self.parents[k], self.trees[k] = -1, [], []
         for above, ranks in levels(self.width, self.options.nodes, k):

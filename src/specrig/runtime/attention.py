@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from specrig.decoding.types import DecodingError
+from specrig.runtime.types import DecodingError
 
 
 @dataclass(frozen=True, slots=True)

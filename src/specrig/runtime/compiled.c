@@ -1,5 +1,5 @@
 /* Products of a few rows with large weights on a processor, and a narrow forward pass of a Llama-shaped model, or of a head of one such
- * layer, as one call. See decoding/compiled.py and decoding/narrow.py.
+ * layer, as one call. See runtime/compiled.py and runtime/decode_pass.py.
  *
  * Sums are float32; weights, cache and results are of the model's type (float32 or bfloat16). Every sum runs in an order that depends
  * on nothing but the token's own context: not on the other tokens of the pass, their number or their places. So a token's logits have

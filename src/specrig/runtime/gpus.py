@@ -1,5 +1,5 @@
-"""Where several jobs share the GPUs of one machine, each takes some for itself. The operating system holds the locks,
-so that they go with their process, however that ends.
+"""Which device a process computes on. Where several jobs share the GPUs of a machine, each takes some for itself: the
+operating system holds the locks, so they end with their process. No torch at import.
 """
 
 from __future__ import annotations
@@ -14,6 +14,31 @@ from pathlib import Path
 OWN = "SPECRIG_OWN_GPU"
 """Environment variable that the workflow sets where more than one of its jobs may use a GPU at a time."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class DeviceError(ValueError):
+    """A device that is asked for and not there."""
+
+
+def resolve_device(device: str, gpus: int = 1) -> str:
+    """`cuda` or `cpu` for a study's key `device` (`auto` takes a GPU if there is one), decided on this machine.
+
+    Imports torch. Where jobs share the machine's GPUs, the first call takes `gpus` of them for this process (`take`).
+    Raises DeviceError for `cuda` where there is no GPU.
+    """
+    if device == "cpu":
+        return device
+    take(gpus)
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if device == "cuda":
+        raise DeviceError(
+            f"device: cuda, but PyTorch {torch.__version__} finds no GPU on this machine\n"
+            "    → say `device: cpu` or `auto`; on a machine with a GPU install its driver and a CUDA build of PyTorch"
+        )
+    return "cpu"
 
 
 def take(count: int = 1, *, every_s: float = 1.0) -> None:

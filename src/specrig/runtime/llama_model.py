@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.decoding import narrow
-from specrig.decoding.compiled import WIDEST, multiplies
-from specrig.decoding.device import at_each
-from specrig.decoding.linear import Linear, choice
-from specrig.decoding.model import CachedModel, Step
-from specrig.decoding.narrow import NarrowPass
-from specrig.decoding.pointwise import Arithmetic, fused, rotate, swiglu
+from specrig.runtime import decode_pass as narrow
+from specrig.runtime.compiled import WIDEST, multiplies
+from specrig.runtime.decode_pass import NarrowPass
+from specrig.runtime.device import at_each
+from specrig.runtime.linear import Linear, choice
+from specrig.runtime.model import CachedModel, Step
+from specrig.runtime.pointwise import Arithmetic, fused, rotate, swiglu
 
 FEW = 64
 """Most tokens a row for which a processor's attention lays out grouped heads as queries: it copies the mask for each."""
@@ -108,7 +108,7 @@ class LlamaModel(CachedModel):
         self.eps: float = self.config.rms_norm_eps
         self.q_heads: int = self.config.num_attention_heads
         self.blocks = [Block.of(layer) for layer in body.layers]
-        self.skipped: frozenset[int] = frozenset()  # layers that its passes leave out (`decoding.thinned`)
+        self.skipped: frozenset[int] = frozenset()  # layers that its passes leave out (`runtime.pruned`)
         self.cos = self.sin = torch.empty(0)
         self.settle()
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specrig.decoding.device import Stopwatch
-from specrig.decoding.llama_model import LlamaModel
-from specrig.decoding.model import CachedModel
-from specrig.decoding.transformers_model import TransformersModel
-from specrig.decoding.types import DecodingError
+from specrig.runtime.device import Stopwatch
+from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.model import CachedModel
+from specrig.runtime.transformers_model import TransformersModel
+from specrig.runtime.types import DecodingError
 
 
 def thinned(whole: CachedModel, skipped: Collection[int]) -> CachedModel:

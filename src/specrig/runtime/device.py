@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specrig.decoding.replay import Replay
+from specrig.runtime.replay import Replay
 
 
 def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:

@@ -2,7 +2,7 @@
 
 Decoding multiplies one to a few dozen rows by large weights, and which kernel does it best depends on the processor and
 on the precision. So they are timed when a weight of a new shape comes: `plain` (`F.linear`), `reordered` (weights laid
-out once for oneDNN), and `compiled` (`decoding.compiled`, for narrow inputs; wider ones take reordered weights).
+out once for oneDNN), and `compiled` (`runtime.compiled`, for narrow inputs; wider ones take reordered weights).
 `docs/log.md` has the measurements.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.decoding import compiled
+from specrig.runtime import compiled
 
 Kernel = Literal["plain", "reordered", "compiled"]
 Compiled = Literal["auto", "always", "never"]
@@ -43,7 +43,7 @@ class Choice:
 
     def __init__(self) -> None:
         self.compiled: Compiled = "auto"
-        """Whether narrow passes run in compiled code (`decoding.narrow`); auto: where that is faster."""
+        """Whether narrow passes run in compiled code (`runtime.decode_pass`); auto: where that is faster."""
         self.pinned: Kernel | None = None
         """The kernel of all weights; None: the faster one for each shape."""
         self.seconds: dict[tuple[torch.dtype, tuple[int, ...]], dict[Kernel, list[float]]] = {}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specrig.decoding.device import on_device
+from specrig.runtime.device import on_device
 
 
 class LayerShape(NamedTuple):

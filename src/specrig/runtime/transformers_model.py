@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from specrig.decoding import agreement
-from specrig.decoding.cache import KeyValueCache, LayerShape
-from specrig.decoding.device import at_each, constant
-from specrig.decoding.linear import Widened
-from specrig.decoding.llama_model import LlamaModel
-from specrig.decoding.model import CachedModel, Step
-from specrig.decoding.types import DecodingError
+from specrig.runtime import agreement
+from specrig.runtime.cache import KeyValueCache, LayerShape
+from specrig.runtime.device import at_each, constant
+from specrig.runtime.linear import Widened
+from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.model import CachedModel, Step
+from specrig.runtime.types import DecodingError
 
 
 class _CacheView(Cache):

@@ -1,4 +1,4 @@
-"""Narrow passes of a Llama-shaped model on a processor, each as one call of compiled code (`decoding.compiled`).
+"""Narrow passes of a Llama-shaped model on a processor, each as one call of compiled code (`runtime.compiled`).
 
 A small model's pass is some fifty calls a layer, each a few microseconds of Python and dispatch; a large one's waits
 between calls while memory idles. Here one call runs all layers, with the threads kept together throughout. A token's
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specrig.decoding.compiled import ALONE, VECTOR, WIDEST, blocked, knows, library
+from specrig.runtime.compiled import ALONE, VECTOR, WIDEST, blocked, knows, library
 
 if TYPE_CHECKING:
-    from specrig.decoding.linear import Linear
-    from specrig.decoding.llama_model import LlamaModel
-    from specrig.decoding.model import Step
+    from specrig.runtime.linear import Linear
+    from specrig.runtime.llama_model import LlamaModel
+    from specrig.runtime.model import Step
 
 LARGEST = 1 << 30
 """Bytes of weights up to which a model gets compiled passes: its weights are then held twice, for wide passes in a

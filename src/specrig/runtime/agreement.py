@@ -19,11 +19,11 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers import __version__ as transformers_version
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from specrig.decoding.attention import layer_patterns
-from specrig.decoding.cache import LayerShape
-from specrig.decoding.device import padded
-from specrig.decoding.model import CachedModel
-from specrig.decoding.types import DecodingError
+from specrig.runtime.attention import layer_patterns
+from specrig.runtime.cache import LayerShape
+from specrig.runtime.device import padded
+from specrig.runtime.model import CachedModel
+from specrig.runtime.types import DecodingError
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest root mean square of the differences, in parts of that of the logits around their mean, that rounding

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.decoding.attention import FULL, layer_patterns
-from specrig.decoding.cache import KeyValueCache, LayerShape
-from specrig.decoding.device import Stopwatch, at_each, now, on_device, padded
-from specrig.decoding.replay import Replay, Run, Unrecorded
-from specrig.decoding.tree_mask import ancestors, ancestors_on_device, widened
-from specrig.decoding.types import DecodingError, Parents
+from specrig.runtime.attention import FULL, layer_patterns
+from specrig.runtime.cache import KeyValueCache, LayerShape
+from specrig.runtime.device import Stopwatch, at_each, now, on_device, padded
+from specrig.runtime.replay import Replay, Run, Unrecorded
+from specrig.runtime.tree_mask import ancestors, ancestors_on_device, widened
+from specrig.runtime.types import DecodingError, Parents
 
 FEW = 16
 """Widest pass that computes all its logits where only one a row is asked for, so that it can be replayed."""
@@ -52,7 +52,7 @@ class CachedModel(ABC):
     """A decoder-only model with its cache and a stopwatch over its bare forward passes.
 
     `forward` writes the tokens' keys and values behind each row's context; `keep` makes them part of it. On a GPU
-    narrow passes are recorded and replayed (`decoding.replay`): the tensors that such a pass returns are overwritten by
+    narrow passes are recorded and replayed (`runtime.replay`): the tensors that such a pass returns are overwritten by
     the next pass of the same width.
     """
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specrig import compiler
+from specrig.runtime import compiler
 
 VECTOR = 16
 """Floats in a vector; every width is a multiple of it, but for the number of a product's outputs."""

@@ -1,0 +1,1 @@
+"""How a model runs here: forward passes, key/value caches, kernels and compiled code. It knows nothing of drafts."""

@@ -1,0 +1,21 @@
+"""What running a model and decoding with it have in common. torch is imported for type checkers only, because the
+planner imports this file and must start without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+Parents: TypeAlias = "Sequence[Sequence[int]] | Tensor"
+"""`[B, n]`: for each token of a pass the index of the token that it follows, which comes before it; -1 where it follows
+the context.
+"""
+
+
+class DecodingError(ValueError):
+    """A request that cannot be served; the message says why and what to change."""
