@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 
-from specrig.reporting.style import rc
+from specrig.reporting.figures.style import rc
 from specrig.study.load import load_study
 
 REPOSITORY = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ SNAKEMAKE = [
     "--quiet",
     "all",
 ]
-READ = "import sys; from pathlib import Path; from specrig.reporting.study_data import read_study; read_study(Path(sys.argv[1])).every"
+READ = "import sys; from pathlib import Path; from specrig.results.study_data import read_study; read_study(Path(sys.argv[1])).every"
 STAGES: Mapping[str, list[str]] = {
     "plan": [*SPECRIG, "plan", "study.yaml"],
     "dry run": [*SNAKEMAKE, "--workflow-profile", str(REPOSITORY / "profiles/default"), "--configfile", "study.yaml"],

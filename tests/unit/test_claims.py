@@ -20,11 +20,11 @@ from specrig.analysis.claims import COLUMNS, VERDICTS, differing, judge, judgeme
 from specrig.analysis.commands import Catalogue, KnownPair
 from specrig.analysis.rounds import HEADS
 from specrig.decoding.drafters import registry
-from specrig.reporting.document import write_report
-from specrig.reporting.reported import reported_points
-from specrig.reporting.reproduction import counts, reproduction, sentence
-from specrig.reporting.study_data import read_study
-from specrig.reporting.tables import write_tables
+from specrig.reporting.documents.html import write_report
+from specrig.reporting.figures.reported_figure import reported_points
+from specrig.reporting.tables.files import write_tables
+from specrig.results.claim_tables import counts, reproduction, sentence
+from specrig.results.study_data import read_study
 from specrig.study.claims import Claim, read_claims
 from specrig.study.problems import Positions, Problems, StudyError
 

@@ -18,8 +18,8 @@ from synthetic import write_study
 
 from specrig.analysis.changes import Change, _difference, changes
 from specrig.cli import run
-from specrig.reporting.exhibits import Exhibits
-from specrig.reporting.study_data import read_study
+from specrig.results.study_data import read_study
+from specrig.results.study_results import Exhibits
 from specrig.sharing.compare.comparison import Comparison, Side
 from specrig.sharing.compare.sentences import headline
 from specrig.sharing.compare.setup_differences import BOTH, Difference

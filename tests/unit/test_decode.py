@@ -19,7 +19,7 @@ from specrig.cli.streaming import Page, Side
 from specrig.decoding.types import Round
 from specrig.engines.native import Native
 from specrig.models.pair import PairFiles
-from specrig.reporting.samples import Writing
+from specrig.reporting.documents.samples import Writing
 from specrig.study.load import load_study
 
 

@@ -35,11 +35,11 @@ from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, read_
 from specrig.measurement.runner import measure
 from specrig.measurement.surroundings import Surroundings
 from specrig.provenance.disturbance import between, moment, probe
-from specrig.reporting.document import write_report
-from specrig.reporting.narrative import conclusion
-from specrig.reporting.study_data import read_study
-from specrig.reporting.summary import MEAN, best_rows, speedup_summary, spoilt
-from specrig.reporting.tables import write_tables
+from specrig.reporting.documents.html import write_report
+from specrig.reporting.tables.files import write_tables
+from specrig.results.conclusions import conclusion
+from specrig.results.study_data import read_study
+from specrig.results.summary import MEAN, best_rows, speedup_summary, spoilt
 from specrig.study.claims import Claim
 from specrig.study.load import load_study
 

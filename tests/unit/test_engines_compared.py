@@ -17,11 +17,11 @@ from specrig.analysis.engines import COLUMNS, compare
 from specrig.analysis.statistics import ratio_difference_interval
 from specrig.cell import Cell
 from specrig.measurement.records import Counts, Record, Rounds
-from specrig.reporting.document import write_report
-from specrig.reporting.engines import ALONE, comparison, engines_grid, sentence
-from specrig.reporting.figures import write_figures
-from specrig.reporting.study_data import read_study
-from specrig.reporting.tables import write_tables
+from specrig.reporting.documents.html import write_report
+from specrig.reporting.figures.drawings import write_figures
+from specrig.reporting.tables.files import write_tables
+from specrig.results.engine_table import ALONE, comparison, engines_grid, sentence
+from specrig.results.study_data import read_study
 
 CELL = Cell(engine="native", pair="p", method="draft_model", k=4, task="code", temperature=0.0)
 

@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specrig.analysis.floor import floor
 from specrig.cell import Cell
 from specrig.provenance import bandwidth
-from specrig.reporting.device import floor_notes
-from specrig.reporting.document import write_report
-from specrig.reporting.study_data import read_study
+from specrig.reporting.documents.html import write_report
+from specrig.results.floors import floor_notes
+from specrig.results.study_data import read_study
 
 SHAPE = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,

@@ -12,9 +12,9 @@ from scipy.stats import kendalltau
 from synthetic import write_study
 
 from specrig.analysis.order import FACTORS, Comparison, compare_orders, kendall, rankings
-from specrig.reporting.exhibits import Exhibits
-from specrig.reporting.order import changes_table, order_table, reasons_sentence, sentence
-from specrig.reporting.study_data import read_study
+from specrig.results.order_tables import changes_table, order_table, reasons_sentence, sentence
+from specrig.results.study_data import read_study
+from specrig.results.study_results import Exhibits
 from specrig.study.claims import Claim
 
 

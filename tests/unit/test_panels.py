@@ -7,11 +7,11 @@ import pytest
 from matplotlib.axes import Axes
 from synthetic import write_study
 
-from specrig.reporting import plots
-from specrig.reporting.exhibits import Exhibits
-from specrig.reporting.panels import COLUMN, PAGE, PHONE, SCREEN, Sheet
-from specrig.reporting.study_data import read_study
-from specrig.reporting.style import rc
+from specrig.reporting.figures import plots
+from specrig.reporting.figures.panels import COLUMN, PAGE, PHONE, SCREEN, Sheet
+from specrig.reporting.figures.style import rc
+from specrig.results.study_data import read_study
+from specrig.results.study_results import Exhibits
 
 TASKS = tuple(f"task{number}" for number in range(14))
 

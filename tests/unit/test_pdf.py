@@ -15,19 +15,19 @@ import pytest
 from synthetic import write_study
 
 from specrig.decoding.drafters import registry
-from specrig.reporting import citations
-from specrig.reporting.document import write_report
-from specrig.reporting.exhibits import Exhibits
-from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.latex import escape, latex
-from specrig.reporting.outline import Outline, Section, outline
-from specrig.reporting.panels import COLUMN, PAGE
-from specrig.reporting.pdf import as_data
-from specrig.reporting.reports import write_for_paper
-from specrig.reporting.study_data import read_study
+from specrig.reporting.documents.html import write_report
+from specrig.reporting.documents.outline import Outline, Section, outline
+from specrig.reporting.documents.pdf import as_data
+from specrig.reporting.documents.printed import write_for_paper
+from specrig.reporting.figures.panels import COLUMN, PAGE
+from specrig.reporting.tables.latex import escape, latex
+from specrig.results import citations
+from specrig.results.grid import Entry, Grid
+from specrig.results.study_data import read_study
+from specrig.results.study_results import Exhibits
 
 ROOT = Path(__file__).parents[2]
-TEMPLATES = ROOT / "src/specrig/reporting/templates"
+TEMPLATES = ROOT / "src/specrig/reporting/documents/templates"
 REPORTED = """id,source,target,draft,method,k,task,temperature,hardware,precision,batch,metric,low,high,note
 R1,"Leviathan et al. 2023, arXiv 2211.17192, Table 2",T5,,draft_model,4,code,0,,,,speedup,1.2,1.2,
 R2,"Leviathan et al. 2023, arXiv 2211.17192, Table 2",T5,,ngram,4,code,0,,,,speedup,3.4,3.4,
@@ -60,7 +60,7 @@ def written(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     # In a process of its own, which shows whether the stage loads torch.
     code = (
-        "import sys; from pathlib import Path; from specrig.reporting.reports import write_for_paper;"
+        "import sys; from pathlib import Path; from specrig.reporting.documents.printed import write_for_paper;"
         f"write_for_paper(Path({str(study)!r}), Path({str(folder)!r}));"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
@@ -136,7 +136,7 @@ def test_a_table_too_long_for_print_is_a_sentence_that_says_where_it_is(
     exhibits = Exhibits(read_study(study))
     whole = outline(exhibits, ())
     longest = max(len(grid.rows) for grid in whole.tables())
-    monkeypatch.setattr("specrig.reporting.outline.LONGEST", longest - 1)
+    monkeypatch.setattr("specrig.reporting.documents.outline.LONGEST", longest - 1)
     said = [item for section in outline(exhibits, ()).sections for item in section.items if isinstance(item, str)]
     said = [text for text in said if "too many to print" in text]
     assert len(said) == sum(len(grid.rows) == longest for grid in whole.tables())
@@ -185,8 +185,8 @@ def test_sentences_have_no_figures_of_their_own() -> None:
     """Citations and the names of theorems apart, whatever number stands in the shared prose is a constant's."""
     import ast
 
-    for name in ("prose", "narrative", "outline", "order"):
-        tree = ast.parse((ROOT / f"src/specrig/reporting/{name}.py").read_text())
+    for name in ("results/prose", "results/conclusions", "reporting/documents/outline", "results/order_tables"):
+        tree = ast.parse((ROOT / f"src/specrig/{name}.py").read_text())
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
         texts = [
             part.value

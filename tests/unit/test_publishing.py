@@ -18,7 +18,7 @@ from synthetic import write_study
 
 from specrig.cli import run
 from specrig.measurement.records import SCHEMA_VERSION
-from specrig.reporting.study_data import read_study
+from specrig.results.study_data import read_study
 from specrig.sharing import archive, publish, scrub
 from specrig.sharing.manifest import PublicationError, entries, read_manifest
 from specrig.sharing.publish import publish as publish_study
@@ -375,7 +375,7 @@ def test_large_jobs_are_divided_and_read_back_in_order(tmp_path: Path, monkeypat
 
 
 def test_hardware_names_the_gpu_before_the_processor() -> None:
-    from specrig.reporting.study_data import Job, StudyData
+    from specrig.results.study_data import Job, StudyData
 
     jobs = [
         Job("native", "p", "a", {}, environment={"cpu": {"model": "AMD EPYC"}, "gpus": [{"name": "NVIDIA H200"}]}),

@@ -10,7 +10,7 @@ import pytest
 from specrig.analysis.quality import quality_table, scores
 from specrig.cell import Cell
 from specrig.measurement.records import Record, Rounds, Run
-from specrig.reporting.quality import quality_grid
+from specrig.results.quality_table import quality_grid
 from specrig.tasks import Prompt
 from specrig.tasks.scorers import Output, Scorer, registry
 from specrig.tasks.scorers.pass_at_1 import passes, program

@@ -20,8 +20,8 @@ from specrig.audit import reference
 from specrig.audit.run import audit_records
 from specrig.measurement.records import Record, study_records
 from specrig.measurement.runner import measure
-from specrig.reporting.summary import BASELINE_TEST, audit_failures
-from specrig.reporting.verdicts import sentence, verdict_grid
+from specrig.results.audit_tables import sentence, verdict_grid
+from specrig.results.summary import BASELINE_TEST, audit_failures
 from specrig.runtime import agreement
 from specrig.runtime.attention import FULL
 from specrig.runtime.llama_model import LlamaModel

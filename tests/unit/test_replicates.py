@@ -16,8 +16,8 @@ from specrig.analysis.replicates import between_runs, drift
 from specrig.analysis.statistics import mean
 from specrig.cell import Cell
 from specrig.measurement.records import Record, read_records, write_records
-from specrig.reporting.document import write_report
-from specrig.reporting.tables import write_tables
+from specrig.reporting.documents.html import write_report
+from specrig.reporting.tables.files import write_tables
 
 CELL = Cell(engine="native", pair="p", method="draft_model", k=3, task="code", temperature=0.0)
 

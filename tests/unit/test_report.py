@@ -19,18 +19,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from specrig.decoding import drafters
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
-from specrig.reporting import style
-from specrig.reporting.advised import _megabytes, advice_grid, advised
-from specrig.reporting.document import write_report
-from specrig.reporting.environment import differing, environment_rows, machine, parameters
-from specrig.reporting.exhibits import Exhibits
-from specrig.reporting.figures import FILES, training_curves, write_figures
-from specrig.reporting.grid import unbroken
-from specrig.reporting.narrative import conclusion, repetition_warnings
-from specrig.reporting.samples import sample, sources, spans
-from specrig.reporting.study_data import Job, read_study
-from specrig.reporting.style import method_colour, method_marker
-from specrig.reporting.summary import best_rows, speedup_summary
+from specrig.reporting.documents.html import write_report
+from specrig.reporting.documents.samples import sample, sources, spans
+from specrig.reporting.figures.drawings import FILES, write_figures
+from specrig.reporting.figures.style import method_colour, method_hatch, method_marker
+from specrig.results import labels
+from specrig.results.advice import _megabytes, advice_grid, advised
+from specrig.results.conclusions import conclusion, repetition_warnings
+from specrig.results.grid import unbroken
+from specrig.results.machine import differing, environment_rows, machine, parameters
+from specrig.results.study_data import Job, read_study, training_curves
+from specrig.results.study_results import Exhibits
+from specrig.results.summary import best_rows, speedup_summary
 
 VOID = {"meta", "br", "link", "img", "hr", "col", "input"}
 
@@ -204,21 +204,21 @@ def test_training_curves_pass_over_a_torn_line(study: Path) -> None:
 
 
 def test_methods_are_told_apart() -> None:
-    looks = [(method_colour(method), method_marker(method)) for method in style.listed()]
+    looks = [(method_colour(method), method_marker(method)) for method in labels.listed()]
     assert len(looks) == len(set(looks))
-    bars = [(method_colour(method), style.method_hatch(method, lossless=True)) for method in style.listed()]
+    bars = [(method_colour(method), method_hatch(method, lossless=True)) for method in labels.listed()]
     assert len(bars) == len(set(bars)), "bars have no markers"
     assert method_colour("mine") == method_colour("mine")
 
 
 def test_styles_follow_the_registered_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, no other, each once; one more gets a look of its own and comes last, without a word in `style`."""
-    assert sorted(style.listed()) == sorted(drafters.registry())
-    looks = {(method_colour(method), method_marker(method)) for method in style.listed()}
-    monkeypatch.setattr(style, "methods", lambda: {"another": None, **drafters.registry()})
-    assert style.listed()[-1] == "another"
+    """All of them, no other, each once; one more gets a look of its own and comes last, without a word in `labels`."""
+    assert sorted(labels.listed()) == sorted(drafters.registry())
+    looks = {(method_colour(method), method_marker(method)) for method in labels.listed()}
+    monkeypatch.setattr(labels, "methods", lambda: {"another": None, **drafters.registry()})
+    assert labels.listed()[-1] == "another"
     assert (method_colour("another"), method_marker("another")) not in looks
-    assert style.method_order(["unknown", "another", "eagle"]) == ["eagle", "another", "unknown"]
+    assert labels.method_order(["unknown", "another", "eagle"]) == ["eagle", "another", "unknown"]
 
 
 def run_of(tokens: list[int], accepted: list[int], emitted: list[int]) -> Run:

@@ -22,8 +22,8 @@ from specrig.measurement.runner import measure
 from specrig.models.facts import models
 from specrig.models.pair import PairFiles
 from specrig.models.random_weights import random_model
-from specrig.reporting.study_data import read_study
-from specrig.reporting.tables import write_tables
+from specrig.reporting.tables.files import write_tables
+from specrig.results.study_data import read_study
 from specrig.runtime.llama_model import LlamaModel
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError

@@ -18,7 +18,7 @@ from specrig import cli
 from specrig.measurement.prompts import in_chat_template
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
-from specrig.reporting.quality import write_quality
+from specrig.reporting.tables.quality import write_quality
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.tasks import Prompt, PromptError

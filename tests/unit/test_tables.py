@@ -16,15 +16,15 @@ from synthetic import write_job, write_study
 from specrig.analysis.cells import COLUMNS
 from specrig.cell import Cell
 from specrig.measurement.records import RecordError, read_records
-from specrig.reporting import grid
-from specrig.reporting.exhibits import Exhibits
-from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.latex import PACKAGES, STRIKING, latex
-from specrig.reporting.optimum import optimal_k_sentence
-from specrig.reporting.study_data import read_study
-from specrig.reporting.style import method_name
-from specrig.reporting.summary import audit_failures, best_rows, speedup_summary
-from specrig.reporting.tables import FILES, write_tables
+from specrig.reporting.tables.files import FILES, write_tables
+from specrig.reporting.tables.latex import PACKAGES, STRIKING, latex
+from specrig.results import grid
+from specrig.results.grid import Entry, Grid
+from specrig.results.labels import method_name
+from specrig.results.optimal_k_table import optimal_k_sentence
+from specrig.results.study_data import read_study
+from specrig.results.study_results import Exhibits
+from specrig.results.summary import audit_failures, best_rows, speedup_summary
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from synthetic import write_job, write_study
 from specrig import tracking
 from specrig.cell import Cell
 from specrig.measurement.records import Probe, read_records, write_records
-from specrig.reporting.tables import write_tables
+from specrig.reporting.tables.files import write_tables
 from specrig.tracking import MARKER, Tracked, sqlite_store, track, tracking_uri
 from specrig.tracking.views import TAG
 

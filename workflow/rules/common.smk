@@ -39,7 +39,7 @@ from specrig.study.lock import BusyError, claim
 from specrig.study.problems import StudyError
 from specrig.study.overlap import overlapping
 from specrig.corpus.example import PROMPT_FILES
-from specrig.reporting.names import FIGURES, TABLES
+from specrig.results.names import FIGURES, TABLES
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT
 
 try:

@@ -146,8 +146,8 @@ def tables(study: StudyFile = DEFAULT) -> None:
     """Compile cells.csv and the method × task tables from the records."""
     import pandas as pd
 
-    from specrig.reporting.disturbance import warning
-    from specrig.reporting.tables import write_tables
+    from specrig.reporting.tables.files import write_tables
+    from specrig.results.disturbed_cells import warning
 
     loaded = load(study)
     write_tables(loaded.root, loaded.root / "tables")
@@ -158,7 +158,7 @@ def tables(study: StudyFile = DEFAULT) -> None:
 @app.command()
 def quality(study: StudyFile = DEFAULT) -> None:
     """Score the outputs of methods and baseline against the references with BLEU, ROUGE and other scorers."""
-    from specrig.reporting.quality import write_quality
+    from specrig.reporting.tables.quality import write_quality
 
     loaded = load(study)
     if loaded.run_generated_code:
@@ -171,7 +171,7 @@ def quality(study: StudyFile = DEFAULT) -> None:
 @app.command()
 def figures(study: StudyFile = DEFAULT) -> None:
     """Draw the figures from the records and tables."""
-    from specrig.reporting.figures import write_figures
+    from specrig.reporting.figures.drawings import write_figures
 
     loaded = load(study)
     write_figures(loaded.root, loaded.root / "figures")
@@ -189,7 +189,7 @@ def track(study: StudyFile = DEFAULT) -> None:
 @app.command()
 def report(study: StudyFile = DEFAULT) -> None:
     """Write the report as one HTML file."""
-    from specrig.reporting.document import write_report
+    from specrig.reporting.documents.html import write_report
 
     loaded = load(study)
     typer.echo(write_report(loaded.root, loaded.report))
@@ -198,7 +198,7 @@ def report(study: StudyFile = DEFAULT) -> None:
 @app.command()
 def paper(study: StudyFile = DEFAULT) -> None:
     """Write the report as PDF, and the folder for papers."""
-    from specrig.reporting.reports import write_for_paper
+    from specrig.reporting.documents.printed import write_for_paper
 
     loaded = load(study)
     for path in write_for_paper(loaded.root, loaded.report.parent):

@@ -169,7 +169,7 @@ def _decoded(
 ) -> list[Side]:
     """Run the method and, to compare, plain decoding after it; shows both while they grow."""
     from specrig.measurement.freshness import baseline_of
-    from specrig.reporting.samples import Writing
+    from specrig.reporting.documents.samples import Writing
 
     cells = [single.cell, *([baseline_of(single.cell)] if compare else [])]
     sides = [Side(cell.method, Writing(engine.tokenizer)) for cell in cells]

@@ -85,7 +85,7 @@ def _checks(study: Study) -> Iterator[Check]:
 def _itself() -> Check:
     from specrig import __version__
     from specrig.provenance.environment import code_version, processor
-    from specrig.reporting.environment import processor_name
+    from specrig.results.machine import processor_name
 
     git, cpu = code_version(), processor()
     commit = f", commit {git['commit'][:12]}{' with uncommitted changes' if git['dirty'] else ''}" if git else ""

@@ -32,7 +32,7 @@ def remeasure(study: StudyFile = DEFAULT) -> None:
     """Set the records of disturbed cells aside, so that the next run of the study measures only these cells again."""
     from specrig.measurement.recording import set_aside
     from specrig.measurement.records import replicate_folder
-    from specrig.reporting.study_data import read_study
+    from specrig.results.study_data import read_study
 
     loaded = load(study)
     found = read_study(loaded.root)
@@ -61,7 +61,7 @@ def audit(study: StudyFile = DEFAULT) -> None:
 
     from specrig.audit.run import audit_records
     from specrig.measurement.records import study_records
-    from specrig.reporting.verdicts import identity
+    from specrig.results.audit_tables import identity
 
     loaded = load(study)
     records, out = study_records(loaded.root / "records", loaded.replicates), loaded.root / "audit" / "records.csv"

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from specrig.reporting.samples import Source, Writing
+from specrig.reporting.documents.samples import Source, Writing
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation, Round

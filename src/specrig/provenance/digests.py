@@ -43,12 +43,12 @@ STAGES = {
     "corpus": "specrig.corpus.gather",
     "prompts": "specrig.measurement.prompts",
     "audit": "specrig.audit.run",
-    "tables": "specrig.reporting.tables",
-    "quality": "specrig.reporting.quality",
-    "figures": "specrig.reporting.figures",
+    "tables": "specrig.reporting.tables.files",
+    "quality": "specrig.reporting.tables.quality",
+    "figures": "specrig.reporting.figures.drawings",
     "track": "specrig.tracking",
-    "report": "specrig.reporting.document",
-    "paper": "specrig.reporting.reports",
+    "report": "specrig.reporting.documents.html",
+    "paper": "specrig.reporting.documents.printed",
 }
 
 

@@ -25,8 +25,8 @@ from typing import Any
 
 from specrig.analysis.quality import Score
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, replicate_folder, write_atomically
-from specrig.reporting.environment import model_rows
-from specrig.reporting.study_data import Job, StudyData
+from specrig.results.machine import model_rows
+from specrig.results.study_data import Job, StudyData
 from specrig.sharing.manifest import PublicationError
 from specrig.sharing.scrub import scrub_text, scrubbed, without_addresses
 

@@ -14,11 +14,11 @@ import pandas as pd
 
 from specrig.analysis.cells import row_dicts
 from specrig.measurement.records import write_atomically
-from specrig.reporting.exhibits import Exhibits
-from specrig.reporting.grid import Entry, Grid, interval, markdown, number
-from specrig.reporting.study_data import StudyData, read_study
-from specrig.reporting.style import BASELINES, method_name
-from specrig.reporting.summary import CROSSFIT, MEAN, base_setting, spoilt
+from specrig.results.grid import Entry, Grid, interval, markdown, number
+from specrig.results.labels import BASELINES, method_name
+from specrig.results.study_data import StudyData, read_study
+from specrig.results.study_results import Exhibits
+from specrig.results.summary import CROSSFIT, MEAN, base_setting, spoilt
 from specrig.sharing.gallery_figure import draw
 from specrig.sharing.manifest import FILE, PublicationError, read_manifest
 from specrig.sharing.publish import hardware, unpacked

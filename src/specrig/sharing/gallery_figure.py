@@ -16,10 +16,11 @@ import seaborn as sns
 from matplotlib.axes import Axes
 
 from specrig.analysis.cells import row_dicts
-from specrig.reporting.panels import SCREEN, make_panels, note_below, row_label, unused_hidden
-from specrig.reporting.plots import TIMES
-from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN, INK, LOSSY_NOTE, method_colour, rc
-from specrig.reporting.summary import CROSSFIT, MEAN, spoilt
+from specrig.reporting.figures.panels import SCREEN, make_panels, note_below, row_label, unused_hidden
+from specrig.reporting.figures.plots import TIMES
+from specrig.reporting.figures.style import INK, method_colour, rc
+from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE
+from specrig.results.summary import CROSSFIT, MEAN, spoilt
 
 Panel = tuple[str, pd.DataFrame, pd.Series]
 """(title, rows of `summary.speedup_summary`, for each row whether it is lossless, audited and undisturbed)."""

@@ -14,14 +14,14 @@ from itertools import product
 from pathlib import Path
 
 from specrig.measurement.records import replicate_folder, write_atomically
-from specrig.reporting.attachments import Beside
-from specrig.reporting.document import write_report
-from specrig.reporting.environment import processor_name
-from specrig.reporting.figures import write_figures
-from specrig.reporting.names import TABLES as OWN_TABLES
-from specrig.reporting.quality import study_scores, write_quality_table
-from specrig.reporting.study_data import StudyData, read_study
-from specrig.reporting.tables import write_tables
+from specrig.reporting.documents.attachments import Beside
+from specrig.reporting.documents.html import write_report
+from specrig.reporting.figures.drawings import write_figures
+from specrig.reporting.tables.files import write_tables
+from specrig.reporting.tables.quality import study_scores, write_quality_table
+from specrig.results.machine import processor_name
+from specrig.results.names import TABLES as OWN_TABLES
+from specrig.results.study_data import StudyData, read_study
 from specrig.sharing.archive import LIMIT, compressed, pack, read_scores, unpack
 from specrig.sharing.manifest import FILE, PublicationError, entries, present, read_manifest
 from specrig.sharing.scrub import check_no_traces, machine_names, machine_paths

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrig.measurement.records import replicate_of, write_atomically
-from specrig.reporting.study_data import StudyData, read_study
+from specrig.results.study_data import StudyData, read_study
 from specrig.tracking.entries import EXPERIMENT, entries
 from specrig.tracking.entry import NOTE, Entry, Prompts
 from specrig.tracking.sqlite_store import try_store

@@ -13,10 +13,10 @@ from specrig.analysis.cells import IDENTITY, Identity, identity, row_dicts, row_
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.cell import Cell, digest
 from specrig.measurement.records import Record
-from specrig.reporting import grid
-from specrig.reporting.study_data import Job, StudyData, file_sha256
-from specrig.reporting.style import method_name, task_name
-from specrig.reporting.summary import audit_failures
+from specrig.results import grid
+from specrig.results.labels import method_name, task_name
+from specrig.results.study_data import Job, StudyData, file_sha256
+from specrig.results.summary import audit_failures
 from specrig.tracking.entry import NOTE, Entry, Prompts, digests, measured, setting_names, surroundings
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from specrig.cell import digest
-from specrig.reporting.figures import training_curves
-from specrig.reporting.study_data import Job, StudyData, file_sha256
+from specrig.results.study_data import Job, StudyData, file_sha256, training_curves
 from specrig.tracking.cells import cell_entries
 from specrig.tracking.entry import NOTE, Entry, digests, span, surroundings
 from specrig.tracking.methods import method_entries

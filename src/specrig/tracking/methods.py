@@ -9,10 +9,10 @@ from typing import Any
 
 from specrig.analysis.cells import Identity, row_dicts, row_identity
 from specrig.cell import digest
-from specrig.reporting import grid
-from specrig.reporting.study_data import Job, StudyData
-from specrig.reporting.style import method_name
-from specrig.reporting.summary import CROSSFIT, LEVELS, MEAN, acceptance_summary, speedup_summary
+from specrig.results import grid
+from specrig.results.labels import method_name
+from specrig.results.study_data import Job, StudyData
+from specrig.results.summary import CROSSFIT, LEVELS, MEAN, acceptance_summary, speedup_summary
 from specrig.tracking.entry import NOTE, Entry, digests, setting_names, span, surroundings
 
 SWEPT = ("speedup", "tokens_per_s", "acceptance_rate", "acceptance_length")

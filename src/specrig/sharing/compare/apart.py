@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from specrig.analysis.cells import IDENTITY, row_dicts
-from specrig.reporting.study_data import StudyData
-from specrig.reporting.style import BASELINES, method_order
-from specrig.reporting.summary import MEAN, acceptance_summary, speedup_summary
+from specrig.results.labels import BASELINES, method_order
+from specrig.results.study_data import StudyData
+from specrig.results.summary import MEAN, acceptance_summary, speedup_summary
 from specrig.sharing.compare.comparison import Comparison, Side
 from specrig.sharing.compare.setup_differences import Difference, whole_differences
 from specrig.sharing.compare.sources import ComparisonError

@@ -20,8 +20,8 @@ from specrig.analysis.changes import CellChange, Change, Changes, MeanChange, ch
 from specrig.analysis.disturbance import disturbed
 from specrig.audit.family import failures
 from specrig.measurement.records import Record, Run
-from specrig.reporting.environment import commit, machine
-from specrig.reporting.study_data import StudyData
+from specrig.results.machine import commit, machine
+from specrig.results.study_data import StudyData
 from specrig.sharing.compare.setup_differences import BOTH, NEITHER, ROUNDING, SPEED, Difference, differences
 from specrig.sharing.compare.sources import ComparisonError
 

@@ -14,9 +14,10 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from specrig.reporting.panels import SCREEN, legend_below, make_panels
-from specrig.reporting.plots import TIMES
-from specrig.reporting.style import INK, PAPER, method_colour, method_marker, method_order, rc
+from specrig.reporting.figures.panels import SCREEN, legend_below, make_panels
+from specrig.reporting.figures.plots import TIMES
+from specrig.reporting.figures.style import INK, PAPER, method_colour, method_marker, rc
+from specrig.results.labels import method_order
 from specrig.sharing.compare.comparison import Comparison
 
 

@@ -10,7 +10,7 @@ from scipy.special import ndtr
 
 from specrig.analysis.statistics import LEVEL as INTERVAL
 from specrig.analysis.statistics import student
-from specrig.reporting.grid import interval, number, percent
+from specrig.results.grid import interval, number, percent
 from specrig.sharing.compare.comparison import LEVEL, Comparison, Row
 from specrig.sharing.compare.setup_differences import unrecorded
 

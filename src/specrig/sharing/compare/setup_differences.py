@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specrig.measurement.records import Record
-from specrig.reporting.study_data import StudyData
+from specrig.results.study_data import StudyData
 
 Effect = Literal["acceptance and speed", "speed, acceptance by rounding alone", "speed", "nothing that was measured"]
 BOTH: Effect = "acceptance and speed"

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specrig.reporting import grid
-from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.style import (
+from specrig.results import grid
+from specrig.results.grid import Entry, Grid
+from specrig.results.labels import (
     BATCHED_NOTE,
     DISTURBED_NOTE,
     FAILED_NOTE,
@@ -18,7 +18,7 @@ from specrig.reporting.style import (
     method_order,
     task_name,
 )
-from specrig.reporting.summary import MEAN
+from specrig.results.summary import MEAN
 from specrig.sharing.compare.apart import Apart, Held, Place, fair, values
 from specrig.sharing.compare.setup_differences import unrecorded
 

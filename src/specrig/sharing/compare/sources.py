@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specrig.reporting.study_data import StudyData, read_study
+from specrig.results.study_data import StudyData, read_study
 from specrig.sharing.manifest import FILE
 from specrig.sharing.publish import unpacked
 from specrig.study.load import load_study

@@ -10,9 +10,9 @@ import numpy as np
 from specrig.analysis.cells import IDENTITY
 from specrig.analysis.changes import Change
 from specrig.cell import Cell
-from specrig.reporting import grid
-from specrig.reporting.grid import Entry, Grid
-from specrig.reporting.style import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name, method_order, task_name
+from specrig.results import grid
+from specrig.results.grid import Entry, Grid
+from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name, method_order, task_name
 from specrig.sharing.compare.comparison import Comparison, Row
 from specrig.sharing.compare.sentences import headline
 from specrig.sharing.compare.setup_differences import Difference

@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from specrig.measurement.records import write_atomically
-from specrig.reporting.grid import Entry, Grid, interval, number, unbroken
-from specrig.reporting.inline_svg import inline_svg
-from specrig.reporting.style import method_name, task_name
+from specrig.reporting.documents.inline_svg import inline_svg
+from specrig.results.grid import Entry, Grid, interval, number, unbroken
+from specrig.results.labels import method_name, task_name
 from specrig.sharing.compare import sentences, side_by_side, tables
 from specrig.sharing.compare.apart import Apart
 from specrig.sharing.compare.comparison import Comparison, Row
@@ -52,7 +52,7 @@ def show(comparison: Comparison | Apart, console: Console) -> None:
 def write_page(comparison: Comparison | Apart, out: Path) -> Path:
     """Write the comparison to `out` as one self-contained HTML file, completely or not at all; returns `out`."""
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader("specrig.sharing.compare"), PackageLoader("specrig.reporting")]),
+        loader=ChoiceLoader([PackageLoader("specrig.sharing.compare"), PackageLoader("specrig.reporting.documents")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

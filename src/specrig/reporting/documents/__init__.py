@@ -1,0 +1,1 @@
+"""The report as HTML, as PDF and as a folder for papers."""

@@ -1,0 +1,36 @@
+"""Write what a reader takes into a paper: the PDF, and the folder with figures, tables and a document that includes
+them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from specrig.reporting.documents.outline import outline
+from specrig.reporting.documents.paper import write_paper
+from specrig.reporting.documents.pdf import write_pdf
+from specrig.reporting.figures.drawings import draw_for_paper
+from specrig.results.study_data import read_study
+from specrig.results.study_results import Exhibits
+
+
+def write_for_paper(study_dir: Path, out: Path) -> list[Path]:
+    """Write report.pdf and paper/ of `results/<study>` into the folder `out`; returns the two paths.
+
+    paper/ replaces an older one: what is to be kept is edited in a copy. Raises RecordError for an unreadable record.
+    """
+    exhibits = Exhibits(read_study(study_dir))
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".paper-") as scratch:
+        fresh = Path(scratch) / "paper"
+        figures = draw_for_paper(exhibits, fresh / "figures")
+        contents = outline(exhibits, figures)
+        pdf = write_pdf(contents, figures, fresh / "figures", out / "report.pdf")
+        write_paper(contents, figures, fresh)
+        paper = out / "paper"
+        if paper.exists():
+            shutil.rmtree(paper)
+        fresh.rename(paper)
+    return [pdf, paper]

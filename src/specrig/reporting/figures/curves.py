@@ -1,0 +1,88 @@
+"""Draw what happens in rounds and in training: emitted lengths and losses. Colours and markers come from `style`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from specrig.reporting.figures.marks import mark
+from specrig.reporting.figures.panels import NothingError, Sheet, legend_below, make_panels, signs_note, unused_hidden
+from specrig.reporting.figures.style import INK, task_style
+from specrig.results.labels import BASELINES, method_name, method_order, task_name
+
+SMOOTH = "training (smoothed)"
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
+
+
+def emitted_lengths(lengths: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
+    """The share of target passes that emitted 1, 2, … tokens: one panel per method, one line per task."""
+    lengths = lengths[~lengths["method"].isin(list(BASELINES))]
+    if lengths.empty:
+        raise NothingError("no rounds were recorded in this study")
+    panels = [(key, frame) for key, frame in lengths.groupby(["method", "variant", "k", "lossless"], sort=False)]
+    order = method_order(lengths["method"])
+    panels.sort(key=lambda item: order.index(cast("tuple[str, ...]", item[0])[0]))
+    columns = sheet.columns(len(panels), 4)
+    figure, grid = make_panels(sheet, -(-len(panels) // columns), columns, width=3.1, height=2.6, sharey=True)
+    axes = unused_hidden(grid, len(panels))
+    styles = {task: task_style(task, tasks) for task in tasks}
+    for ax, (key, frame) in zip(axes, panels, strict=True):
+        method, variant, k, lossless = cast("tuple[str, str, int, bool]", key)
+        reach = range(1, int(frame["emitted"].max()) + 1)
+        for task, style in styles.items():
+            shares = frame[frame["task"] == task].set_index("emitted")["share"].reindex(reach, fill_value=0.0)
+            tips = [
+                f"{task_name(task)}, {count} tokens: {100 * share:.1f} % of passes" for count, share in shares.items()
+            ]
+            mark(ax.plot(list(reach), shares, label=task_name(task), **style), task_name(task), tips)
+        name = method_name(method, variant=variant, lossless=lossless)
+        if sheet.width:
+            ax.set_title(f"{name}, k={k}".replace(" (", "\n("), fontsize=sheet.small)
+        else:
+            ax.set_title(f"{name}, k={k}")
+        ax.set_xlabel("tokens a pass emits")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylim(bottom=0)  # after the last panel: the axis is shared, and setting one end fixes the other
+    for row in grid:
+        row[0].set_ylabel("share of target passes")
+    axes[0].yaxis.set_major_formatter(PERCENT)
+    legend_below(figure, *axes[0].get_legend_handles_labels(), note=signs_note(lengths))
+    return figure
+
+
+def training_loss(curves: pd.DataFrame, sheet: Sheet) -> Figure:
+    """Training loss (raw and smoothed) and held-out loss of each task against wall time: one panel per model, four in a
+    row.
+    """
+    if curves.empty:
+        raise NothingError("no model was trained in this study")
+    found = dict.fromkeys(curves[["pair", "model"]].itertuples(index=False, name=None))
+    models = sorted(found, key=lambda model: (model[0], model[1] != "target"))
+    tasks = [kind for kind in dict.fromkeys(curves["kind"]) if kind != "training"]
+    several = len({pair for pair, _ in models}) > 1
+    columns = sheet.columns(len(models), 4)
+    figure, grid = make_panels(sheet, -(-len(models) // columns), columns, width=3.1, height=2.7)
+    axes = unused_hidden(grid, len(models))
+    for ax, (pair, model) in zip(axes, models, strict=True):
+        here = curves[(curves["pair"] == pair) & (curves["model"] == model)]
+        trace = here[here["kind"] == "training"]
+        smooth = trace["loss"].ewm(halflife=max(len(trace) / 40, 1)).mean()
+        mark(ax.plot(trace["seconds"], trace["loss"], color=INK, alpha=0.2, linewidth=0.8), SMOOTH)
+        mark(ax.plot(trace["seconds"], smooth, color=INK, label=SMOOTH), SMOOTH)
+        for task in tasks:
+            line = here[here["kind"] == task]
+            style = task_style(task, tasks)
+            label = f"held out: {task_name(task)}"
+            tips = [f"{label}, {at:.0f} s: {loss:.3f}" for at, loss in zip(line["seconds"], line["loss"], strict=True)]
+            mark(ax.plot(line["seconds"], line["loss"], label=label, **style), label, tips)
+        ax.set_title(f"{pair}:\n{model}" if several and sheet.width else f"{pair}: {model}" if several else model)
+        ax.set_xlabel("wall time (s)")
+    for ax in axes:
+        ax.set_ylim(bottom=0)
+    for row in grid:
+        row[0].set_ylabel("loss")
+    legend_below(figure, *axes[0].get_legend_handles_labels())
+    return figure

@@ -1,0 +1,264 @@
+"""Draw the figures. Each function takes a frame and returns a matplotlib Figure. Colours and markers come from `style`."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from specrig.analysis.cells import row_dicts
+from specrig.analysis.disturbance import disturbed
+from specrig.reporting.figures.marks import mark, tip
+from specrig.reporting.figures.panels import (
+    NothingError,
+    Sheet,
+    by_task,
+    draw_band,
+    edges,
+    feet,
+    legend_below,
+    make_panels,
+    mark_disturbed,
+    method_handles,
+    method_lines,
+    note_below,
+    row_label,
+    signs_note,
+    top_of,
+)
+from specrig.reporting.figures.style import INK, PAPER, method_colour, method_hatch, task_style
+from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
+from specrig.results.round_tables import EFFICIENT
+from specrig.results.summary import MEAN, spoilt
+
+TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
+GROUPS = 8
+"""How many groups of bars stand side by side at most."""
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
+
+
+def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
+    """Acceptance rate (top) and tokens/s (bottom) against k, with 95 % bands: one panel per task, one line per method."""
+    cells = cells[~cells["method"].isin(list(BASELINES))]
+    if cells.empty:
+        raise NothingError("no speculative cells in this study")
+    figure, grid = by_task(sheet, 2, tasks, width=3.1, height=2.7)
+    ks = sorted(set(cells["k"]))
+    most, fastest = top_of(cells, "acceptance_rate"), top_of(cells, "tokens_per_s")
+    for task, rate, speed in zip(tasks, *grid, strict=True):
+        here = cells[cells["task"] == task].sort_values("k")
+        for label, style, line in method_lines(here):
+            draw_band(rate, line, "acceptance_rate", style, label)
+            draw_band(speed, line, "tokens_per_s", style, label, timed=True)
+        plain = here["baseline_tokens_per_s"].median()
+        mark(speed.axhline(plain, color=INK, linestyle=(0, (4, 3)), linewidth=1.2), "autoregressive")
+        for ax in (rate, speed):
+            ax.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)  # else the axis of a single k is all fractions
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        rate.set_ylim(0, most)
+        rate.yaxis.set_major_formatter(PERCENT)
+        speed.set_ylim(0, fastest)
+    over = "k (drafted tokens a round)"
+    if sheet.width:  # panels are small, and the caption says the rest
+        texts = ("acceptance", "tokens/s")
+        figure.supxlabel(over, fontsize=sheet.size)
+    else:
+        texts = ("acceptance rate", "tokens/s (decoding)")
+        for ax in feet(sheet, grid):
+            ax.set_xlabel(over)
+    for labelled, text in zip(edges(sheet, grid), texts, strict=True):
+        for ax in labelled:
+            ax.set_ylabel(text)
+    baseline = Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1.2, label="autoregressive")
+    legend_below(figure, [*method_handles(cells), baseline], note=signs_note(cells))
+    return figure
+
+
+def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
+    """Speedup by method and k (rows) and task (columns), with the geometric mean last. Blue is faster than 1, orange
+    slower.
+    """
+    _check_compares(summary)
+    columns = [*tasks, MEAN]
+    values = summary[columns].astype(float)
+    labels = [row_label(row).replace(" (", "\n(") if sheet.narrow else row_label(row) for row in row_dicts(summary)]
+    two_lines = any("\n" in label for label in labels)
+    size = sheet.area(
+        1.5 * len(columns) + 2.6, (0.46 if two_lines else 0.36 if sheet.width else 0.5) * len(values) + 1.5
+    )
+    figure, ax = plt.subplots(figsize=size, layout="constrained")
+    span = max(float(np.nanmax(np.abs(np.log2(values.to_numpy())))), 0.25)
+    unit, space = ("", "") if sheet.narrow else ("×", " ")  # its cells are narrow too
+    numbered = not sheet.width or len(columns) <= (8 if sheet.narrow else 12)  # else they would overlap
+    text = values.map(lambda value: f"{value:.2f}{unit}" if np.isfinite(value) else "–")
+    text = text + pd.DataFrame(
+        {column: spoilt(summary, column).map({True: f"{space}{DISTURBED_SIGN}", False: ""}) for column in columns}
+    )
+    sns.heatmap(
+        np.log2(values),
+        ax=ax,
+        annot=text if numbered else None,
+        fmt="",
+        cmap=sns.diverging_palette(30, 245, s=85, l=45, as_cmap=True),
+        vmin=-span,
+        vmax=span,
+        linewidths=2,
+        linecolor=PAPER,
+        annot_kws={"fontsize": sheet.small if sheet.narrow else sheet.size},
+        cbar=not (sheet.narrow and numbered),
+        cbar_kws={"label": "speedup (log scale)", "format": FuncFormatter(lambda value, _: f"{2**value:.2g}×")},
+        xticklabels=[name.replace(" ", "\n") for name in (*map(task_name, tasks), "geometric mean")],
+        yticklabels=labels,
+    )
+    if numbered:
+        _legible(ax)
+    names = [name.replace("_", " ") for name in columns]
+    tips = [
+        tip(f"{row_label(row)}, {name}", *(row[f"{column}{end}"] for end in ("", "_low", "_high")), unit="×")
+        for row in row_dicts(summary)
+        for column, name in zip(columns, names, strict=True)
+    ]
+    mark(ax.collections[0], "speedup", tips)
+    ax.grid(False)
+    ax.tick_params(length=0)
+    ax.tick_params(axis="y", rotation=0)
+    ax.tick_params(axis="x", rotation=90 if sheet.narrow else 0)
+    ax.axvline(len(tasks), color=INK, linewidth=1.5)
+    note_below(figure, signs_note(summary))
+    return figure
+
+
+def _check_compares(summary: pd.DataFrame) -> None:
+    """Raise NothingError unless there are two methods to compare."""
+    if summary.empty:
+        raise NothingError("no speedups in this study")
+    if len(summary) == 1:
+        raise NothingError("one method: its speedups stand in the table")
+
+
+def _legible(ax: Axes) -> None:
+    """Make each text black or white, whichever contrasts more with its cell (WCAG relative luminance; equal at 0.179)."""
+    mesh = ax.collections[0]
+    mesh.update_scalarmappable()
+    colours = cast("np.ndarray", mesh.get_facecolor())[~np.ma.getmaskarray(np.ma.asarray(mesh.get_array())).ravel()]
+    for text, colour in zip(ax.texts, colours, strict=True):
+        linear = np.where(colour[:3] <= 0.04045, colour[:3] / 12.92, ((colour[:3] + 0.055) / 1.055) ** 2.4)
+        text.set_color("black" if linear @ [0.2126, 0.7152, 0.0722] > 0.179 else "white")
+
+
+def speedup_bars(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
+    """Speedup with its 95 % interval: one group of bars per task and one for the geometric mean, one bar per method."""
+    _check_compares(summary)
+    columns = [*tasks, MEAN]
+    rows = row_dicts(summary)
+    width = 0.82 / len(rows)
+    shown = sheet.columns(len(columns), GROUPS)
+    lines = [columns[start : start + shown] for start in range(0, len(columns), shown)]
+    wide = min(max(7.5, 1.1 * len(columns) + 0.32 * len(columns) * len(rows)), 12)
+    figure, axes = make_panels(sheet, len(lines), 1, width=wide, height=3.9 / (1 + 0.6 * sheet.narrow), sharey=True)
+    for (ax,), names in zip(axes, lines, strict=True):
+        for number, row in enumerate(rows):
+            x = np.arange(len(names)) + (number - (len(rows) - 1) / 2) * width
+            heights, low, high = (
+                np.array([row[f"{name}{end}"] for name in names], dtype=float) for end in ("", "_low", "_high")
+            )
+            bars = ax.bar(
+                x,
+                heights,
+                width * 0.9,
+                color=method_colour(row["method"]),
+                hatch=method_hatch(row["method"], lossless=row["lossless"]),
+                edgecolor=PAPER,
+                linewidth=0.6,
+                label=row_label(row),
+            )
+            marked = [bool(spoilt(summary, name).iloc[number]) for name in names]
+            mark_disturbed(ax, ((at, top) for at, top, sign in zip(x, heights, marked, strict=True) if sign))
+            spread = np.nan_to_num(np.abs(np.vstack([heights - low, high - heights])))
+            ends = ax.errorbar(
+                x, heights, yerr=spread, fmt="none", ecolor=INK, elinewidth=0.1 * sheet.size, capsize=0.2 * sheet.size
+            )
+            mark(ends.get_children(), row_label(row))
+            for bar, name, *values in zip(bars, names, heights, low, high, strict=True):
+                mark(bar, row_label(row), [tip(f"{row_label(row)}, {task_name(name)}", *values, unit="×")])
+        ax.axhline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+        if MEAN in names and len(names) > 1:
+            ax.axvline(len(names) - 1.5, color=INK, linewidth=0.8, alpha=0.5)
+        # The mean's name too is written with underscores.
+        labels = [task_name(name) for name in names]
+        ax.set_xticks(range(len(names)), [label.replace(" ", "\n") if sheet.width else label for label in labels])
+        ax.set_xlim(-0.55, shown - 0.45)
+        ax.set_ylim(bottom=0, top=top_of(summary, *columns))
+        ax.yaxis.set_major_formatter(TIMES)
+        ax.grid(axis="x", visible=False)
+    figure.supylabel("speedup over autoregressive", fontsize=sheet.size)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    legend_below(figure, handles, labels, note=signs_note(summary))
+    return figure
+
+
+def predicted(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
+    """Measured against predicted speedup. Colours are methods, markers are tasks, the diagonal is efficiency 1."""
+    cells = cells.dropna(subset=["predicted_speedup", "speedup"])
+    cells = cells[~cells["method"].isin(list(BASELINES))]
+    if cells.empty:
+        raise NothingError("no predicted speedups: the engines of this study do not time bare passes")
+    figure, axes = make_panels(sheet, 1, 1, width=5.4 if sheet.narrow or not sheet.width else 9.6, height=5.0)
+    ax = axes[0][0]
+    markers = {task: task_style(task, tasks)["marker"] for task in tasks}
+    for row in row_dicts(cells):
+        low, high = row["speedup_low"], row["speedup_high"]
+        known = np.isfinite(low) and np.isfinite(high)
+        spread = [[row["speedup"] - low], [high - row["speedup"]]] if known else None
+        drawn = ax.errorbar(
+            row["predicted_speedup"],
+            row["speedup"],
+            yerr=spread,
+            fmt=markers[row["task"]],
+            color=method_colour(row["method"]),
+            markerfacecolor=method_colour(row["method"]) if row["lossless"] else "none",
+            elinewidth=0.09 * sheet.size,
+            capsize=0,
+        )
+        label = method_name(row["method"], variant=row["variant"], lossless=row["lossless"])
+        series = [label, task_name(row["task"])]
+        mark(drawn.get_children(), series)
+        what = f"{label}, k = {row['k']}, {task_name(row['task'])}, predicted {row['predicted_speedup']:.2f}×, measured"
+        mark(drawn.lines[0], series, [tip(what, row["speedup"], low, high, unit="×")])
+    mark_disturbed(ax, cells.loc[disturbed(cells), ["predicted_speedup", "speedup"]].itertuples(index=False, name=None))
+    values = cells[["predicted_speedup", "speedup"]].to_numpy(dtype=float)
+    top = max(top_of(cells, "speedup") or 0.0, float(np.nanmax(values)) * 1.05)
+    least = float(np.nanmin(values))
+    lowest = np.nanmin([least, *np.maximum(cells["speedup_low"].to_numpy(dtype=float), 0.6 * least)])
+    bottom = min(0.93 * float(lowest), 0.95)
+    line = np.array([bottom, top])
+    ax.plot(line, line, color=INK, linewidth=1.2, zorder=0)
+    ax.plot(line, EFFICIENT * line, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+    ax.annotate(
+        "efficiency 1", (top, top), xytext=(6, 0), textcoords="offset points", va="center", annotation_clip=False
+    )
+    ax.annotate(
+        f"{EFFICIENT:g}",
+        (top, EFFICIENT * top),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        annotation_clip=False,
+    )
+    ax.set(xlim=(bottom, top), ylim=(bottom, top), aspect="equal")
+    ax.set_xlabel("predicted speedup, τ / (draft + verification cost)")
+    ax.set_ylabel("measured speedup")
+    ax.xaxis.set_major_formatter(TIMES)
+    ax.yaxis.set_major_formatter(TIMES)
+    shown = [task for task in tasks if task in set(cells["task"])]
+    plain: dict[str, Any] = {"color": INK, "linestyle": "none"}
+    handles = [Line2D([], [], marker=markers[task], label=task_name(task), **plain) for task in shown]
+    legend_below(figure, [*method_handles(cells, lines=False), *handles], note=signs_note(cells))
+    return figure

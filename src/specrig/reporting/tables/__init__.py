@@ -1,0 +1,1 @@
+"""Write tables as CSV, Markdown and LaTeX."""

@@ -1,0 +1,1 @@
+"""What a finished study holds: its records, every table and every sentence, computed once."""

@@ -1,0 +1,149 @@
+"""The advice box: for each pair and task the fastest lossless method and its k, how sure that is, and what it costs in
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
+from specrig.analysis.disturbance import disturbed
+from specrig.results import grid
+from specrig.results.grid import Entry, Grid
+from specrig.results.labels import BASELINES, method_name, task_name
+from specrig.results.study_data import StudyData
+from specrig.results.summary import base_setting
+
+SETTING = ["engine", "pair", "task"]
+SHOWN = 3
+"""How many methods are named that are not told apart from the best one."""
+SILENT = 6
+"""How many tasks without advice are named."""
+
+
+def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.DataFrame:
+    """One row per engine, pair and task: the cell of the fastest lossless method, at the lowest temperature and
+    smallest batch.
+
+    cells: `Exhibits.cells`. optimal: `analysis.optimal_k.optimal_k` of them. Cells that are lossy, disturbed or failed
+    the audit are left out. A method with several k's is judged by the speedup of choosing k on other prompts, the
+    others by their cell's.
+
+    Columns: those of `cells`; `value`, `low`, `high` (that speedup and its 95 % interval); `rivals` (names of the
+    methods whose interval reaches into the best one's); `beyond_mb` (peak memory beyond plain decoding's in the same
+    cell, NaN if not known).
+    """
+    fair = _fair(cells)
+    fair = fair[~disturbed(fair)]
+    chosen = {_key(row): row for row in row_dicts(optimal.assign(variant=optimal["variant"].fillna("")))}
+    plain = {
+        identity(members[0].cell): max(record.baseline.peak_memory_mb for record in members)
+        for members in study.cells.values()
+    }
+    rows = []
+    for _, frame in fair.groupby(SETTING, sort=False):
+        candidates = []
+        for row in row_dicts(frame):
+            by_k = chosen.get(_key(row))
+            if by_k and by_k["best_k"] != row["k"]:
+                continue
+            source = by_k if by_k and np.isfinite(by_k["speedup"]) else row
+            ends = {"value": source["speedup"], "low": source["speedup_low"], "high": source["speedup_high"]}
+            candidates.append(row | ends)
+        if not candidates:
+            continue  # the cells at their best k are those that may not be advised
+        best, *others = sorted(candidates, key=lambda row: -row["value"])
+        rivals = [_name(row) for row in others if not row["high"] < best["low"]]
+        memory = best["peak_memory_mb"] - (plain[row_identity(best)] or np.nan)
+        rows.append(best | {"rivals": rivals, "beyond_mb": memory})
+    return pd.DataFrame(rows, columns=[*cells.columns, "value", "low", "high", "rivals", "beyond_mb"])
+
+
+def _fair(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells that may be advised unless they are disturbed: lossless methods that passed the audit, in the base
+    setting of their task.
+    """
+    base = pd.concat([cells.iloc[:0], *(base_setting(frame) for _, frame in cells.groupby(SETTING, sort=False))])
+    fair = base[base["lossless"].astype(bool) & ~base["failed"].astype(bool) & ~base["method"].isin(list(BASELINES))]
+    return fair.assign(variant=fair["variant"].fillna("")).dropna(subset=["speedup"])
+
+
+def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entry]]) -> Grid:
+    """`advised` as a table for readers.
+
+    cells: what it was made of. links: gives the entries that lead from a row's cell to its record and its MLflow run.
+    """
+    levels = [name for name in ("engine", "pair") if len(cells[name].unique()) > 1]
+    rows = []
+    for row in row_dicts(found):
+        gains, certain, known = row["value"] > 1, row["low"] > 1, np.isfinite(row["beyond_mb"])
+        rows.append(
+            [
+                *(Entry(str(row[name])) for name in levels),
+                Entry(task_name(row["task"])),
+                Entry(
+                    _name(row) if gains else "none",
+                    "" if certain else "gain not certain" if gains else "",
+                    bold=certain,
+                ),
+                Entry(str(row["k"]) if gains else "–"),
+                Entry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
+                Entry(_megabytes(row["beyond_mb"]), f"of {grid.number(row['peak_memory_mb'], 0)}")
+                if known
+                else Entry("–"),
+                Entry(_first(row["rivals"], SHOWN) or "–"),
+                *links(row),
+            ]
+        )
+    titles = [entry.text for entry in rows[0][len(levels) + 6 :]] if rows else []
+    return Grid(
+        header=[*levels, "task", "method", "k", "speedup", "more memory", "not told apart from it", *titles],
+        rows=rows,
+        labels=len(levels) + 3,
+        trailing=1 + len(titles),
+        caption=(
+            "The fastest lossless method, with the 95 % interval of its speedup over plain decoding; of a method with several k's, that of choosing k "
+            "on other prompts. Being the best of several methods still flatters it a little. Not told apart: methods whose interval reaches into "
+            "the best one's. None: no method was faster than plain decoding, and the speedup is that of the fastest. More memory: peak memory beyond "
+            "plain decoding's in the same cell, of the whole."
+        ),
+        notes=_silent(found, cells, levels),
+    )
+
+
+def _silent(found: pd.DataFrame, cells: pd.DataFrame, levels: list[str]) -> list[str]:
+    """A sentence that names the tasks without advice, whose cells were disturbed; none if all have some."""
+    spoken = set(found[SETTING].itertuples(index=False, name=None))
+    keys = [*levels, "task"]
+    missing = [
+        row
+        for row in row_dicts(_fair(cells)[SETTING].drop_duplicates())
+        if tuple(row[name] for name in SETTING) not in spoken
+    ]
+    names = [
+        " / ".join(task_name(str(row[name])) if name == "task" else str(row[name]) for name in keys) for row in missing
+    ]
+    return [f"No advice, since the machine disturbed their cells: {_first(names, SILENT)}."] if names else []
+
+
+def _first(names: list[str], most: int) -> str:
+    """The first `most` names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _megabytes(size: float) -> str:
+    """A difference of two peaks: what falls below their resolution, with either sign, is no saving."""
+    return f"{round(size):,} MB" if size >= 1 else "< 1 MB"
+
+
+def _name(row: dict[str, Any]) -> str:
+    return method_name(row["method"], variant=row["variant"])
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in IDENTITY if name != "k")

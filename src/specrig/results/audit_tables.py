@@ -1,0 +1,165 @@
+"""The audit as the report shows it: a sentence, and a table of verdicts with failures first."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pandas as pd
+
+from specrig.analysis.cells import row_dicts
+from specrig.audit.family import FAMILY_WISE
+from specrig.results.grid import Entry, Grid
+from specrig.results.labels import method_name, method_order, task_name
+from specrig.results.summary import BASELINE_TEST
+
+SMALLEST = 1e-12
+"""Smaller p-values are shown as "< 1e-12": neither readers nor double precision can tell them apart."""
+TESTS = {"exact distribution": 0, BASELINE_TEST: 1, "token identity": 2, "per-position uniformity": 3}
+
+RULE = (
+    f"All p-values are judged together (Holm's procedure): a study whose methods are all correct has even one failed test with a chance "
+    f"of at most {100 * FAMILY_WISE:g} %."
+)
+CAPTION = (
+    "Verdicts of the audit. p-value: how often a correct method deviates as far as this one or farther. Small ones are to be expected "
+    f"among many tests. {RULE}"
+)
+
+
+def sentence(audit: pd.DataFrame) -> str:
+    """Sentences that say what the audit found. audit: see `verdict_grid`."""
+    lossy = audit["finding"].astype(str).str.startswith("lossy by design")
+    baseline = audit["test"] == BASELINE_TEST
+    claimed = audit[~lossy & ~baseline]
+    failed = claimed[~claimed["passed"].astype(bool)]
+    methods = claimed["method"].nunique()
+    if failed.empty:
+        text = f"All {len(claimed)} tests of the {methods} methods that claim to be lossless passed."
+    else:
+        names = ", ".join(sorted({method_name(name) for name in failed["method"]}))
+        text = (
+            f"{len(failed)} of {len(claimed)} tests failed ({names}): their speedups are struck through in the tables."
+        )
+    said = identity(claimed)
+    text += f" {said}" if said else ""
+    text += (
+        f" {int(lossy.sum())} tests are of cells that are lossy by design; they are shown, not judged."
+        if lossy.any()
+        else ""
+    )
+    return text + _baselines(audit[baseline])
+
+
+def identity(audit: pd.DataFrame) -> str:
+    """A sentence: the share of greedy outputs that equal plain decoding's; empty where none were compared. audit: see
+    `verdict_grid`.
+    """
+    if "identical" not in audit or (compared := audit[audit["identical"].notna()]).empty:
+        return ""
+    same, of = int(compared["identical"].sum()), int(compared["samples"].sum())
+    text = f"At temperature 0 {same:,} of {of:,} outputs ({_percent(same, of)}) are plain decoding's token by token"
+    return text + ("." if same == of else "; a test passes where the others part from it at a numerical tie.")
+
+
+def _percent(part: int, whole: int) -> str:
+    """A share that is rounded down, so that only all is 100 %."""
+    return f"{100 * part // whole} %"
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    """The verdict in words, with the share of identical outputs where outputs were compared."""
+    if str(row["finding"]).startswith("lossy by design"):
+        text = "lossy"
+    else:
+        text = "not judged" if pd.isna(row["passed"]) else "passed" if row["passed"] else "FAILED"
+    identical = row.get("identical")
+    return (
+        text
+        if identical is None or pd.isna(identical)
+        else f"{text}, {_percent(int(identical), int(row['samples']))} identical"
+    )
+
+
+def _baselines(audit: pd.DataFrame) -> str:
+    """Sentences about the audit of plain decoding itself, with a space before them; empty without such tests."""
+    made = audit[audit["passed"].notna()]
+    wrong = made[~made["passed"].astype(bool)]
+    text = ""
+    if len(wrong):
+        names = ", ".join(sorted({f"{row['engine']}/{row['pair']}" for row in row_dicts(wrong)}))
+        text = f" Plain decoding itself differs from transformers' own generate ({names}): all that was measured against it is struck through."
+    elif len(made):
+        text = " Plain decoding, which all is held against, gives what transformers' own generate gives."
+    if len(made) < len(audit):
+        text += f" Not compared with transformers' own generate: {len(audit) - len(made)} of {len(audit)} baselines; the table says why."
+    return text
+
+
+def verdict_grid(audit: pd.DataFrame) -> Grid:
+    """The table of verdicts, one row per test. audit: the stacked `audit/*.csv` (see `specrig.audit.run.COLUMNS`)."""
+    texts = ["pair", "variant", "task"]  # a column without a single entry is read as numbers
+    frame = audit.astype(dict.fromkeys(texts, object)).fillna(dict.fromkeys(texts, ""))
+    frame = frame.assign(order=frame["test"].map(TESTS).fillna(9))
+    frame = frame.sort_values(["passed", "order", "engine", "method", "variant", "temperature", "task"], kind="stable")
+    several = [name for name in ("engine", "pair") if len(set(frame[name]) - {""}) > 1]
+    rows = []
+    for row in row_dicts(frame):
+        lossy = str(row["finding"]).startswith("lossy by design")
+        p_value = (
+            ""
+            if pd.isna(row["p_value"])
+            else f"{row['p_value']:.2g}"
+            if row["p_value"] > SMALLEST
+            else f"< {SMALLEST:g}"
+        )
+        judged = not pd.isna(row["passed"])
+        rows.append(
+            [
+                *(Entry(str(row[name]) or "made for the test") for name in several),
+                Entry(method_name(row["method"], variant=row["variant"], lossless=not lossy)),
+                Entry(task_name(row["task"]) if row["task"] else "small vocabulary"),
+                Entry(f"{row['temperature']:g}"),
+                Entry("–" if str(row["ks"]) == "0" else str(row["ks"])),
+                Entry(str(row["test"])),
+                Entry(p_value),
+                Entry(_verdict(row), "", judged and not row["passed"]),
+                Entry(str(row["finding"]).removeprefix("lossy by design; ")),
+            ]
+        )
+    header = [*several, "method", "task", "T", "k", "test", "p-value", "verdict", "finding"]
+    return Grid(
+        header=header, rows=rows, labels=len(header), caption=CAPTION, label="tab:verdicts", groups=len(several)
+    )
+
+
+def summary_grid(audit: pd.DataFrame) -> Grid:
+    """One row per method and test: how many cells were tested and passed, and the smallest p-value."""
+    frame = audit.assign(lossy=audit["finding"].astype(str).str.startswith("lossy by design"))
+    order = {name: place for place, name in enumerate(method_order(frame["method"]))}
+    rows = []
+    found = cast(
+        "list[tuple[tuple[str, bool, str], pd.DataFrame]]", list(frame.groupby(["method", "lossy", "test"], sort=False))
+    )
+    groups = sorted(found, key=lambda item: (order[item[0][0]], TESTS.get(item[0][2], 9)))
+    for (method, lossy, test), members in groups:
+        judged = members[members["passed"].notna()]
+        passed = int(judged["passed"].astype(bool).sum())
+        least = members["p_value"].min()
+        rows.append(
+            [
+                Entry(method_name(str(method), lossless=not lossy)),
+                Entry(str(test)),
+                Entry(
+                    "lossy by design, not judged" if lossy else "all passed" if passed == len(judged) else "FAILED",
+                    bold=passed < len(judged) and not lossy,
+                ),
+                Entry(str(len(members))),
+                Entry("–" if lossy else str(passed)),
+                Entry("–" if pd.isna(least) else f"{max(least, SMALLEST):.2g}"),
+            ]
+        )
+    header = ["method", "test", "verdict", "tests", "passed", "smallest p-value"]
+    caption = (
+        f"The audit by method and kind of test. p-value: how often a correct method deviates as far or farther. {RULE}"
+    )
+    return Grid(header=header, rows=rows, labels=3, caption=caption, label="tab:audit")

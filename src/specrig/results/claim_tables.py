@@ -1,0 +1,200 @@
+"""Compare reported with measured figures: the table of verdicts, a sentence on it, and the report's section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specrig.analysis.cells import row_dicts
+from specrig.analysis.claims import TOLERANCE, VERDICTS, judge, judgements_table
+from specrig.analysis.commands import Catalogue, KnownPair
+from specrig.analysis.theory import ABOVE, BELOW
+from specrig.decoding.drafters import registry as methods
+from specrig.results import grid
+from specrig.results.citations import with_paper
+from specrig.results.grid import Entry, Grid
+from specrig.results.study_data import Job, StudyData
+from specrig.study.claims import Claim, read_claims
+from specrig.study.problems import Positions, Problems
+from specrig.study.rows import Pair, Task, read_rows
+
+TELLING = ("reproduced", "higher", "lower", "impossible", "inconsistent with theory")
+"""Verdicts that say something of the figure itself; they come first in tables."""
+CAPTION = (
+    f"Every reported figure, with its verdict. Measured: the 95 % interval overlaps the reported figure widened by {TOLERANCE:.0%}. Theory: the "
+    f"figure lies between {1 - BELOW:.0%} and {1 + ABOVE:.0%} of what acceptance and the roofline of the passes predict (calculations: ± {ABOVE:.0%})."
+)
+
+
+def reproduction(study: StudyData) -> pd.DataFrame:
+    """`claims.judgements_table` for the study's file of reported figures; empty where the study names no such file.
+
+    Raises StudyError for rows that cannot be read; it states the place of each.
+    """
+    return judgements_table(judge(reported_claims(study), with_conditions(study, study.table), _catalogue(study)))
+
+
+def reported_claims(study: StudyData) -> list[Claim]:
+    """The claims in the study's file of reported figures; empty where it names none. Raises StudyError like
+    `reproduction`.
+    """
+    problems = Problems(Positions([]))
+    tables = study.config.get("tables") or {}
+    claims = read_claims(Path(tables["reported"]), problems) if tables.get("reported") else []
+    problems.stop()
+    return claims
+
+
+def counts(judged: pd.DataFrame) -> dict[str, int]:
+    """Verdict -> the number of claims with it, in the order of `VERDICTS`, without verdicts that no claim has."""
+    found = judged["verdict"].value_counts()
+    return {verdict: int(found[verdict]) for verdict in VERDICTS if verdict in found}
+
+
+def sentence(judged: pd.DataFrame) -> str:
+    """A sentence that states the number of claims with each verdict."""
+    shown = ", ".join(f"{count} {verdict}" for verdict, count in counts(judged).items())
+    return f"Of {len(judged)} reported figures: {shown}."
+
+
+def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
+    """The verdicts as a table for readers; claims that were measured, are impossible or contradict the theory come
+    first.
+    """
+    order = {verdict: number for number, verdict in enumerate(TELLING)}
+    rank = judged["verdict"].map(lambda verdict: order.get(verdict, len(order)))
+    rows = []
+    for row in row_dicts(judged.assign(rank=rank).sort_values("rank", kind="stable")):
+        what = " ".join(str(row[name]) for name in ("method", "task") if row[name])
+        rows.append(
+            [
+                *(Entry(str(row[name])) for name in ("id", "verdict", "target")),
+                *(
+                    Entry(text)
+                    for text in (what, str(row["k"]) or "–", str(row["hardware"]) or "–", _metric(row["metric"]))
+                ),
+                Entry(_range(row["reported_low"], row["reported_high"])),
+                Entry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
+                Entry(_range(row["predicted_low"], row["predicted_high"])),
+                Entry(str(row["reason"])),
+            ]
+        )
+    header = [
+        "id",
+        "verdict",
+        "target",
+        "method and task",
+        "k",
+        "hardware",
+        "metric",
+        "reported",
+        "measured",
+        "predicted",
+        "reason",
+    ]
+    return Grid(header=header, rows=rows, labels=7, trailing=1, caption=CAPTION, label=f"tab:{study}-reproduction")
+
+
+def telling_grid(judged: pd.DataFrame, study: str) -> Grid:
+    """The claims with a verdict in `TELLING`, in columns that fit on a page. judged: the rows of these claims."""
+    rows = []
+    for row in row_dicts(judged):
+        k = f", k = {row['k']}" if row["k"] else ""
+        claim = f"{row['method']}{k}, {' '.join(filter(None, (row['target'], row['task'])))}: {_metric(row['metric'])}"
+        rows.append(
+            [
+                *(Entry(text) for text in (str(row["id"]), str(row["verdict"]), claim)),
+                Entry(_range(row["reported_low"], row["reported_high"])),
+                Entry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
+                Entry(_range(row["predicted_low"], row["predicted_high"])),
+                Entry(str(row["reason"])),
+            ]
+        )
+    header = ["id", "verdict", "claim", "reported", "measured", "predicted", "reason"]
+    caption = "Reported figures that were measured, cannot be true of their pair, or contradict the theory."
+    return Grid(header, rows, labels=3, trailing=1, caption=caption, label=f"tab:{study}-telling")
+
+
+def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
+    """The number of claims by source and verdict, a table that fits on a page of a paper."""
+    verdicts = list(counts(judged))
+    crossed = pd.crosstab(judged["source"], judged["verdict"]).reindex(judged["source"].unique())
+    rows = [
+        [Entry(with_paper(str(source))), *(Entry(str(row[verdict] or "")) for verdict in verdicts)]
+        for source, row in crossed.iterrows()
+    ]
+    return Grid(
+        ["source", *verdicts],
+        rows,
+        caption=f"Reported figures by source and verdict. {CAPTION}",
+        label=f"tab:{study}-sources",
+    )
+
+
+def context(judged: pd.DataFrame, shown: Grid, study: str) -> dict[str, Any] | None:
+    """The variables of the report's section; None for a study without reported figures. shown: `judged` for readers."""
+    if judged.empty:
+        return None
+    return {
+        "sentence": sentence(judged),
+        "sources": sources_grid(judged, study),
+        "grid": shown,
+        "commands": [(row["id"], row["command"]) for row in row_dicts(judged) if row["command"]],
+    }
+
+
+def with_conditions(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
+    """`cells` with the columns on which claims are matched: `target` and `draft` (hub ids), `dtype`, `hardware`."""
+    rows = study.config.get("rows") or {}
+    pairs = rows.get("pairs") or {}
+    hardware = {(job.engine, job.pair, job.method): _machine(job) for job in study.jobs}
+    jobs = list(zip(cells["engine"], cells["pair"], cells["method"], strict=True))
+    return cells.assign(
+        target=[pairs.get(pair, {}).get("target") or "" for pair in cells["pair"]],
+        draft=[pairs.get(pair, {}).get("draft") or "" for pair in cells["pair"]],
+        dtype=[pairs.get(pair, {}).get("dtype") or "float32" for pair in cells["pair"]],
+        hardware=[hardware[job] for job in jobs],
+    )
+
+
+def _catalogue(study: StudyData) -> Catalogue:
+    """All pairs and tasks of the study's tables (of the study itself where a table is missing), and all registered
+    methods.
+    """
+    rows = study.config.get("rows") or {}
+    tables = study.config.get("tables") or {}
+    problems = Problems(Positions([]))  # rows that the study does not use may be wrong: planning says so
+    pairs = {name: row.model_dump() for name, row in read_rows(Path(tables.get("pairs", "")), Pair, problems).items()}
+    real = {name: row for name, row in (pairs or rows.get("pairs") or {}).items() if row.get("weights") != "random"}
+    tasks = read_rows(Path(tables.get("tasks", "")), Task, problems) or rows.get("tasks") or {}
+    file = Path(tables.get("pairs", ""))
+    columns = (
+        file.read_text(encoding="utf-8").partition("\n")[0].split("\t") if file.is_file() else list(Pair.model_fields)
+    )
+    return Catalogue(
+        pair_columns=columns,
+        pairs={name: KnownPair(row["target"], row["draft"] or "", _heads(row)) for name, row in real.items()},
+        tasks=list(tasks),
+        methods={name: method.needs for name, method in methods().items()},
+    )
+
+
+def _heads(row: dict[str, Any]) -> list[str]:
+    return [entry.partition("=")[0] for entry in str(row.get("heads", "")).split()]
+
+
+def _machine(job: Job) -> str:
+    gpus = job.environment.get("gpus") or []
+    return str(gpus[0]["name"]) if gpus else "CPU"
+
+
+def _metric(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _range(low: float, high: float) -> str:
+    if pd.isna(low) and not pd.isna(high):
+        return f"at most {grid.number(high)}"
+    return grid.number(low) if grid.number(low) == grid.number(high) else f"{grid.number(low)}–{grid.number(high)}"

@@ -1,0 +1,116 @@
+"""Compute the report's sentences from the tables. No number is written in this file: all follow from the data."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.cells import row_dicts
+from specrig.analysis.repetition import LOOPING
+from specrig.results.grid import interval, number, percent
+from specrig.results.labels import method_name, task_name
+from specrig.results.summary import CROSSFIT, MEAN, spoilt
+
+
+def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
+    """One paragraph on the fastest method per engine and pair, at the lowest temperature and the smallest batch.
+
+    summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods, methods
+    that failed the audit and methods with a disturbed cell are never named as the fastest. Speedups are those with k
+    chosen on other prompts.
+    """
+    paragraphs = []
+    for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
+        rows = rows[rows["temperature"] == rows["temperature"].min()]
+        rows = rows[rows["batch_size"] == rows["batch_size"].min()]
+        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool) & ~spoilt(rows, MEAN)]
+        fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[CROSSFIT])
+        if fair.empty:
+            undisturbed = " without being disturbed" if spoilt(rows, MEAN).any() else ""
+            paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}{undisturbed}.")
+            continue
+        top = cast("dict[str, Any]", fair.sort_values(CROSSFIT).iloc[-1].to_dict())
+        paragraphs.append(" ".join(_sentences(top, rows, best, tasks, f"{pair} ({engine})")))
+    return paragraphs
+
+
+def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str], where: str) -> list[str]:
+    mean, low, high = top[CROSSFIT], top[f"{CROSSFIT}_low"], top[f"{CROSSFIT}_high"]
+    name = method_name(top["method"], variant=top["variant"])
+    spread = f"{interval(low, high)} at 95 %" if np.isfinite(low) else "too few prompts for an interval"
+    measured = [task for task in tasks if np.isfinite(top[task])]
+    count = f"{len(measured)} task{'s' if len(measured) != 1 else ''}"
+    temperature = f"temperature {top['temperature']:g}"
+    sentences = [
+        f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(mean)} times the speed of autoregressive "
+        f"decoding, geometric mean over {count} at {temperature} ({spread})."
+    ]
+    if top[f"{CROSSFIT}_ks"]:
+        chosen = " and ".join(dict.fromkeys(top[f"{CROSSFIT}_ks"].split(", ")))
+        sentences.append(f"Each half of the prompts is judged at the k that the other half chose (k = {chosen}).")
+    if np.isfinite(low):
+        if high < 1:
+            sentences.append("That is slower than not speculating.")
+        elif low <= 1:
+            sentences.append("The interval holds 1: these prompts do not tell it apart from no gain.")
+    ordered = sorted(measured, key=lambda task: top[task])
+    if len(ordered) > 1:
+        most, least = ordered[-1], ordered[0]
+        sentences.append(
+            f"It gains most on {task_name(most)} ({number(top[most])}), least on {task_name(least)} ({number(top[least])})."
+        )
+    same = np.logical_and.reduce(
+        [best[key] == top[key] for key in ("engine", "pair", "method", "variant", "temperature", "batch_size", "k")]
+    )
+    cells = best[same]
+    length, rate = cells["acceptance_length"].mean(), cells["acceptance_rate"].mean()
+    if np.isfinite(length) and np.isfinite(rate):
+        sentences.append(
+            f"A target pass emits {number(length)} tokens on average; {percent(rate)} of the drafted tokens are accepted."
+        )
+    kept = cells["efficiency"].median()
+    if np.isfinite(kept):
+        sentences.append(
+            f"The measured speed is {percent(kept)} of what its acceptance and bare pass costs predict (median over tasks)."
+        )
+    others = rows[~spoilt(rows, MEAN) & ~rows["method"].isin([top["method"], "autoregressive"])]
+    slower = others[others[f"{CROSSFIT}_high"] < 1]
+    if len(slower):
+        names = (method_name(row["method"], variant=row["variant"]) for row in row_dicts(slower))
+        sentences.append(f"Surely slower than not speculating: {', '.join(dict.fromkeys(names))}.")
+    return sentences
+
+
+def drift_sentence(cells: pd.DataFrame) -> str:
+    """A sentence on how much speedups changed between the first and the last run of the jobs; empty where each job ran
+    once.
+    """
+    known = cells.dropna(subset=["drift"])
+    if known.empty:
+        return ""
+    changes = known["drift"].map(lambda drift: max(drift, 1 / drift))
+    apart = int(((known["drift_low"] > 1) | (known["drift_high"] < 1)).sum())
+    return (
+        f"Each job ran {int(known['replicates'].max())} times, each time in a process of its own: between the first and the last run a cell's speedup changed by "
+        f"{percent(changes.median() - 1, 1)} in the median and {percent(changes.max() - 1, 1)} at most; in {apart} of {len(known)} cells the prompts alone do not "
+        "explain it. The intervals hold it."
+    )
+
+
+def repetition_warnings(cells: pd.DataFrame) -> list[str]:
+    """A warning for each pair whose plain outputs repeat more than `LOOPING` of their 4-grams in some task."""
+    if cells.empty:
+        return []
+    shares = cells.groupby(["pair", "task"], sort=False)["baseline_repeated_4grams"].mean().reset_index()
+    looping = shares[shares["baseline_repeated_4grams"] > LOOPING]
+    return [
+        f"The target of {pair} loops: of the 4-grams in its outputs "
+        + ", ".join(
+            f"{percent(share)} for {task_name(task)}"
+            for task, share in zip(rows["task"], rows["baseline_repeated_4grams"], strict=True)
+        )
+        + " repeat earlier ones, which flatters ngram and every method that copies. Read those columns with care."
+        for pair, rows in looping.groupby("pair", sort=False)
+    ]

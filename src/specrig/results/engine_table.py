@@ -1,0 +1,151 @@
+"""Compare engines in a table, a figure and a section of the report, for studies with more than one engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.cells import row_dicts
+from specrig.analysis.engines import SETTING, compare
+from specrig.results import grid
+from specrig.results.grid import Entry, Grid
+from specrig.results.labels import LOSSY_NOTE, method_name, method_order, task_name
+from specrig.results.machine import precisions
+from specrig.results.study_data import StudyData
+
+MEASURES = {"tokens_per_s": "tokens/s (decoding)", "speedup": "speedup", "acceptance_length": "acceptance length τ"}
+
+ALONE = "No cell of this study ran in more than one engine."
+
+
+def comparison(study: StudyData) -> pd.DataFrame:
+    """`analysis.engines.compare` of a study, given what its engines report to do differently; empty for a study of one
+    engine.
+    """
+    differences = {
+        (job.engine, method): str(text)
+        for job in study.jobs
+        for method, text in (_said(job.environment).get("differences") or {}).items()
+    }
+    return compare(study.records, [str(name) for name in study.config.get("engines") or []], differences)
+
+
+def untested(study: StudyData) -> dict[str, str]:
+    """Engine -> the part of it that was never tried on real hardware, for the engines of the study that report such a
+    part.
+    """
+    found = {job.engine: _said(job.environment).get("untested") for job in study.jobs}
+    return {engine: str(reason) for engine, reason in found.items() if reason}
+
+
+def _said(environment: dict[str, Any]) -> dict[str, Any]:
+    said = environment.get("engine")
+    return said if isinstance(said, dict) else {}
+
+
+def section(study: StudyData, compared: pd.DataFrame) -> dict[str, Any] | None:
+    """The `sentence` and the table (`grid`) of the report's section; None for a study of one engine. compared:
+    `comparison`.
+    """
+    if compared.empty:
+        return None
+    return {"sentence": sentence(compared), "grid": engines_grid(compared, study)}
+
+
+def sentence(compared: pd.DataFrame) -> str:
+    """A sentence on how many comparisons of acceptance agree, and how many disagree without a known reason."""
+    against = compared[compared["engine"] != compared["reference"]]
+    judged = int(np.isfinite(against["difference_low"].astype(float)).sum())
+    odd = against[against["disagrees"].astype(bool)]
+    if not judged:
+        return "Acceptance could not be compared: no two engines offer it on two or more common prompts."
+    text = f"Acceptance length agrees within sampling noise in {judged - len(odd)} of {judged} comparisons with the first engine."
+    unexplained = int((odd["reason"] == "unexplained").sum())
+    return f"{text} {unexplained} of the others are unexplained." if unexplained else text
+
+
+def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
+    """`comparison` as a table for readers. Reasons of disagreements and gaps become notes, marked by letters."""
+    varying = [
+        name
+        for name in SETTING
+        if name == "task" or (name not in ("method", "k", "variant") and _varies(compared, name))
+    ]
+    order = {method: number for number, method in enumerate(method_order(compared["method"]))}
+    found = sorted(row_dicts(compared), key=lambda row: order[row["method"]])  # stable: engines stay together
+    letters: dict[str, str] = {}
+    rows = []
+    for row in found:
+        mark = ""
+        if row["reason"]:
+            mark = letters.setdefault(row["reason"], _letter(len(letters)))
+        unlike = row["relative_difference"]
+        spread = grid.interval(row["difference_low"], row["difference_high"])
+        difference = f"{row['difference']:+.2f} ({100 * unlike:+.1f} %)" if np.isfinite(unlike) else "–"
+        reference = row["engine"] == row["reference"]
+        labels = [
+            *(task_name(str(row[name])) if name == "task" else _shown(row[name]) for name in varying),
+            method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
+            str(row["k"]) if row["k"] else "–",
+            row["engine"],
+        ]
+        rows.append(
+            [
+                *map(Entry, labels),
+                Entry(str(row["common_prompts"])),
+                Entry(grid.number(row["tokens_per_s"], 1)),
+                Entry(
+                    "1" if reference else grid.number(row["relative_speed"]), _spread(row, "relative_speed", reference)
+                ),
+                Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
+                Entry(grid.number(row["acceptance_length"])),
+                Entry(
+                    "" if reference else difference, " ".join(filter(None, (spread, mark))), bold=bool(row["disagrees"])
+                ),
+            ]
+        )
+    notes = [f"{letter}: {reason}." for reason, letter in letters.items()]
+    notes += [f"Untested on hardware: {engine} ({reason})." for engine, reason in untested(study).items()]
+    notes += [
+        f"{engine} runs {pair}'s target in {kind}."
+        for engine, pairs in precisions(study.jobs).items()
+        for pair, kind in pairs.items()
+        if len({found.get(pair) for found in precisions(study.jobs).values()} - {None}) > 1
+    ]
+    notes += [ALONE] if compared.empty else []
+    notes += [] if compared["lossless"].astype(bool).all() else [LOSSY_NOTE]
+    return Grid(
+        header=[
+            *(name.replace("_", " ") for name in varying),
+            *["method", "k", "engine", "prompts", "tokens/s", "of the first", "speedup", "τ", "difference in τ"],
+        ],
+        rows=rows,
+        labels=len(varying) + 3,
+        caption=(
+            "The same cells in several engines, on the prompts that all of them answered. Of the first: tokens/s over those of the first "
+            "engine of the cell, prompt by prompt, in jobs one after the other. The difference in τ is against that "
+            "engine, with a 95 % interval over prompts, paired; bold where it leaves 0 out though that level is corrected for the number of rows."
+        ),
+        label=f"tab:{study.name}-engines",
+        notes=notes,
+    )
+
+
+def _spread(row: dict[str, Any], name: str, reference: bool) -> str:
+    """A column's interval; none for the engine that the others are held against."""
+    return "" if reference else grid.interval(row[f"{name}_low"], row[f"{name}_high"])
+
+
+def _varies(frame: pd.DataFrame, name: str) -> bool:
+    return len(frame[name].unique()) > 1
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _letter(number: int) -> str:
+    """The letters for a number from 0: a, b, …, z, aa, ab, …"""
+    return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)

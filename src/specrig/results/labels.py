@@ -1,0 +1,73 @@
+"""The names and signs of methods, tasks and cells for readers: the same in every table, figure and sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from specrig.decoding.drafters import registry as methods
+
+FIRST = [
+    *["autoregressive", "naive_batching", "draft_model", "adaptive_k", "ngram", "lookahead", "medusa"],
+    *["eagle", "eagle2", "tree", "medusa_draft", "eagle3", "suffix", "token_recycling", "remote_draft"],
+    *["layer_skip", "rest", "hydra", "suffix_hybrid", "suffix_blend"],
+]
+"""The order of methods in tables and legends. Methods that are not in this list come after it (see `listed`)."""
+
+BASELINES = ("autoregressive", "naive_batching")
+"""Methods that draft nothing."""
+DAGGER = "†"
+DISTURBED_SIGN = "‡"
+DISTURBED_NOTE = "‡ disturbed: the machine did other things while it was measured, or its times do not fit each other; not to be read."
+LOSSY_NOTE = "† lossy: its acceptance rule does not keep the target's distribution."
+BOLD_NOTE = "Bold: the fastest lossless method of its group."
+BATCHED_NOTE = "naive_batching is held against the same prompts one after another, the others against plain decoding of the same batch."
+FAILED_NOTE = "Struck through: the audit found output that differs from the target's own."
+
+
+def listed() -> list[str]:
+    """All methods in the order of tables and legends. A method's place in this list decides its colour and marker."""
+    return [*FIRST, *(name for name in methods() if name not in FIRST)]
+
+
+def method_order(named: Iterable[str]) -> list[str]:
+    """The different methods among `named`, in the order of `listed`; methods that are not registered come last, by
+    name.
+    """
+    known = {name: number for number, name in enumerate(listed())}
+    return sorted(set(named), key=lambda name: (known.get(name, len(known)), name))
+
+
+def method_name(method: str, *, variant: str = "", lossless: bool = True, disturbed: bool = False) -> str:
+    """A method as tables show it: name and variant, with a dagger if it is lossy, a double dagger if its cell is
+    disturbed.
+    """
+    signs = f"{'' if lossless else ' ' + DAGGER}{' ' + DISTURBED_SIGN if disturbed else ''}"
+    return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{signs}"
+
+
+def cell_name(cell: Any) -> str:
+    """A cell in words, without engine and pair, as tables name it that have one column for all of it."""
+    name = method_name(cell.method, variant=cell.variant)
+    return (
+        f"{name}, k = {cell.k}, {task_name(cell.task)}, temperature {cell.temperature:g}, batch size {cell.batch_size}"
+    )
+
+
+def variant_name(method: str, variant: str) -> str:
+    """The label of a variant for readers: `nodes12-top_k4`, as it stands in file names, becomes `nodes=12, top_k=4`."""
+    options = methods()[method].Options.model_fields if method in methods() else {}
+    parts = []
+    for part in variant.split("-"):
+        name = max((name for name in options if part.startswith(name) and part != name), key=len, default="")
+        value = part.removeprefix(name)
+        # A list's values stand between underscores.
+        value = value.replace("_", "-") if re.fullmatch(r"\d+(_\d+)+", value) else value
+        parts.append(f"{name}={value}" if name else part)
+    return ", ".join(parts)
+
+
+def task_name(task: str) -> str:
+    """A task's name as figures and tables show it, with spaces for underscores."""
+    return task.replace("_", " ")

@@ -1,0 +1,115 @@
+"""Tables of methods: what they are, what they gain over all tasks, and all that was measured of them on one task."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from specrig.analysis.cells import row_dicts
+from specrig.analysis.disturbance import disturbed
+from specrig.decoding.drafters import registry
+from specrig.results import grid
+from specrig.results.citations import further
+from specrig.results.grid import Entry, Grid
+from specrig.results.labels import BOLD_NOTE, DISTURBED_NOTE, DISTURBED_SIGN, method_order, task_name
+from specrig.results.speed_tables import best, row_labels, setting, table_notes, varying_levels
+from specrig.results.study_data import StudyData
+from specrig.results.summary import CROSSFIT, MEAN, spoilt
+
+
+def methods_grid(study: StudyData) -> Grid:
+    """One row per method of the study. The papers stand by their arXiv numbers, which print turns into citations."""
+    ran: dict[str, list[tuple[int, bool]]] = {}
+    for records in study.every.values():
+        ran.setdefault(records[0].cell.method, []).append((records[0].cell.k, records[0].lossless))
+    rows = []
+    for name in method_order(ran):
+        known = registry().get(name)
+        more = ", ".join(further(name))
+        ks = sorted({k for k, _ in ran[name] if k})
+        kept = {lossless for _, lossless in ran[name]}
+        rows.append(
+            [
+                Entry(name),
+                Entry((known.summary if known else "not registered in this version") + (f" ({more})" if more else "")),
+                Entry("yes" if kept == {True} else "no" if kept == {False} else "not with every option"),
+                Entry(", ".join(map(str, ks)) or "–"),
+            ]
+        )
+    caption = "The methods of the study. Lossless: the output keeps the target's distribution, at temperature 0 the very tokens."
+    return Grid(
+        ["method", "what it is", "lossless", "k"], rows, labels=4, caption=caption, label=f"tab:{study.name}-methods"
+    )
+
+
+def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) -> Grid:
+    """Each method's geometric mean speedup over tasks with its acceptance: `summary.speedup_summary` in a column's
+    width.
+    """
+    levels = varying_levels(speedups)
+    groups = [level for level in levels if level != "method"]
+    marked = spoilt(speedups, MEAN)
+    bolds = best(speedups, CROSSFIT, groups, marked)
+    rows = []
+    for row, other, bold, sign in zip(row_dicts(speedups), row_dicts(acceptance), bolds, marked, strict=True):
+        spread = grid.interval(row[f"{CROSSFIT}_low"], row[f"{CROSSFIT}_high"])
+        rows.append(
+            [
+                *row_labels(row, levels),
+                Entry(
+                    grid.number(row[CROSSFIT]) + (f" {DISTURBED_SIGN}" if sign else ""),
+                    spread,
+                    bool(bold),
+                    bool(row["failed"]),
+                ),
+                Entry(grid.number(other["mean_acceptance_length"])),
+                Entry(grid.percent(other["mean_acceptance_rate"])),
+            ]
+        )
+    return Grid(
+        header=[*(level.replace("_", " ") for level in levels), "k", "speedup", "τ", "acceptance rate"],
+        rows=rows,
+        labels=len(levels) + 1,
+        groups=levels.index("method"),
+        caption=(
+            f"Speedup over autoregressive decoding, geometric mean over tasks with its 95 % interval, each half of the prompts at the k that the "
+            f"other half chose; acceptance length τ and acceptance rate at the best k, means over tasks{setting(speedups)}."
+        ),
+        label=f"tab:{study}-headline",
+        notes=[BOLD_NOTE, *table_notes(speedups)] + ([DISTURBED_NOTE] if marked.any() else []),
+    )
+
+
+def task_grid(cells: pd.DataFrame, task: str, study: StudyData) -> Grid:
+    """All methods on one task. cells: those of the task, each method at its best k."""
+    levels = [level for level in varying_levels(study.table) if level in cells]
+    order = {name: place for place, name in enumerate(method_order(cells["method"]))}
+    shared = [level for level in levels if level != "method"]
+    frame = cells.assign(place=cells["method"].map(order)).sort_values([*shared, "place", "variant"], kind="stable")
+    marked = disturbed(frame)
+    rows = []
+    for row, sign, bold in zip(row_dicts(frame), marked, best(frame, "speedup", shared, marked), strict=True):
+        spread = grid.interval(row["speedup_low"], row["speedup_high"])
+        rows.append(
+            [
+                *row_labels(row, levels, disturbed=sign),
+                Entry(grid.number(row["speedup"]), spread, bool(bold), bool(row["failed"])),
+                Entry(grid.number(row["tokens_per_s"], 1)),
+                Entry(grid.number(row["baseline_tokens_per_s"], 1)),
+                Entry(grid.number(row["acceptance_length"])),
+                Entry(grid.percent(row["acceptance_rate"])),
+                Entry(grid.number(row["predicted_speedup"])),
+                Entry(grid.number(row["efficiency"])),
+            ]
+        )
+    return Grid(
+        header=[
+            *(level.replace("_", " ") for level in levels),
+            *["k", "speedup", "tokens/s", "baseline tokens/s", "τ", "acceptance rate", "predicted", "efficiency"],
+        ],
+        rows=rows,
+        labels=len(levels) + 1,
+        groups=levels.index("method"),
+        caption=f"{task_name(task).capitalize()}: each method at its best k{setting(cells) if len(cells) else ''}.",
+        label=f"tab:{study.name}-{task.replace('_', '-')}",
+        notes=[BOLD_NOTE, *table_notes(frame)] + ([DISTURBED_NOTE] if marked.any() else []),
+    )

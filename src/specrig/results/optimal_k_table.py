@@ -1,0 +1,106 @@
+"""The best k as a table and a sentence, and a sentence on how many prompts are needed to detect a difference of 5 %."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pandas as pd
+
+from specrig.analysis.cells import row_dicts
+from specrig.analysis.optimal_k import DEFAULT_K
+from specrig.analysis.statistics import DIFFERENCE, POWER
+from specrig.results import grid
+from specrig.results.grid import Entry, Grid
+from specrig.results.labels import method_name, task_name
+
+
+def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
+    """The result of `optimal_k.optimal_k` as a table for readers."""
+    levels = [name for name in ("engine", "pair", "temperature", "batch_size") if len(optimal[name].unique()) > 1]
+    rows = []
+    for row in row_dicts(optimal):
+        rows.append(
+            [
+                *(Entry(f"{row[name]:g}" if name == "temperature" else str(row[name])) for name in levels),
+                Entry(method_name(row["method"], variant=row["variant"])),
+                Entry(task_name(row["task"])),
+                Entry(str(row["ks"])),
+                Entry(str(row["best_k"]), bold=True),
+                Entry(row["chosen_ks"] if isinstance(row["chosen_ks"], str) else "–"),
+                Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
+                Entry(grid.number(row["predicted_k"], 0)),
+                Entry(grid.number(row["predicted_speedup"])),
+                Entry(grid.number(row["default_speedup"])),
+                Entry(
+                    grid.number(100 * row["loss"], 1), grid.interval(100 * row["loss_low"], 100 * row["loss_high"], 1)
+                ),
+            ]
+        )
+    header = [
+        *(name.replace("_", " ") for name in levels),
+        "method",
+        "task",
+        "measured k",
+        "best k",
+        "k of the halves",
+        "speedup",
+    ]
+    return Grid(
+        header=[
+            *header,
+            "predicted best k",
+            "predicted speedup",
+            f"speedup at k = {DEFAULT_K}",
+            f"loss at k = {DEFAULT_K} (%)",
+        ],
+        rows=rows,
+        labels=len(levels) + 3,
+        groups=len(levels),
+        caption=(
+            "The k that maximises measured and predicted speedup. Speedup, and what the default "
+            f"k = {DEFAULT_K} loses against it, are those of choosing k by measuring, without luck: each half of the prompts at the k that the other half chose "
+            "(95 % intervals, paired by prompt). A negative loss: the default did better."
+        ),
+        label=f"tab:{study}-optimal-k",
+    )
+
+
+def optimal_k_sentence(optimal: pd.DataFrame) -> str:
+    """Sentences on what choosing k gains over the default, and on whether the predicted best k is close to the measured
+    one.
+    """
+    if optimal.empty:
+        return "No method was measured at more than one k."
+    known = optimal.dropna(subset=["predicted_k"])
+    near = (known["best_k"] - known["predicted_k"]).abs() <= 1
+    text = f"Measured and predicted best k are at most 1 apart in {int(near.sum())} of {len(known)} settings."
+    lost = optimal.dropna(subset=["loss"])
+    if len(lost):
+        average, surely = lost["loss"].mean(), lost[lost["loss_low"] > 0]
+        verdict = f"loses {grid.percent(average, 1)}" if average > 0 else f"gains {grid.percent(-average, 1)}"
+        text += (
+            f" Against a k that other prompts chose, the default k = {DEFAULT_K} {verdict} on average; it surely loses in {len(surely)} of "
+            f"{len(lost)} settings"
+        )
+        worst = cast("dict[str, Any]", surely.sort_values("loss").iloc[-1].to_dict()) if len(surely) else None
+        text += (
+            f", most on {task_name(worst['task'])} with {worst['method']} ({grid.percent(worst['loss'], 1)}; k = {worst['best_k']} is best)."
+            if worst
+            else "."
+        )
+    return text
+
+
+def power_sentence(cells: pd.DataFrame) -> str:
+    """A sentence that compares the number of prompts that the measured spread requires with the number that the study
+    has.
+    """
+    speculative = cells[cells["method"] != "autoregressive"].dropna(subset=["prompts_needed"])
+    if speculative.empty:
+        return "Too few prompts to estimate how many it takes to tell a difference."
+    needed = speculative["prompts_needed"]
+    enough = int((speculative["prompts"] >= needed).sum())
+    return (
+        f"To tell a difference of {DIFFERENCE:.0%} in speedup from none ({POWER:.0%} power, 5 % false alarms), the spread over prompts measured here "
+        f"asks for {needed.median():.0f} prompts in the median cell and {needed.max():.0f} in the worst; {enough} of {len(speculative)} cells have them."
+    )

@@ -1,0 +1,214 @@
+"""The tables of speeds and acceptance as readers see them: method × task, and every cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.cells import row_dicts
+from specrig.analysis.disturbance import disturbed
+from specrig.results import grid
+from specrig.results.floors import device_entries, device_titles
+from specrig.results.grid import Entry, Grid
+from specrig.results.labels import (
+    BASELINES,
+    BATCHED_NOTE,
+    BOLD_NOTE,
+    DISTURBED_NOTE,
+    DISTURBED_SIGN,
+    FAILED_NOTE,
+    LOSSY_NOTE,
+    method_name,
+    task_name,
+)
+from specrig.results.study_data import StudyData
+from specrig.results.summary import CROSSFIT, LEVELS, MEAN, spoilt
+
+BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts, which flatters a method with several."
+CROSSFITTED = "Last column: each half of the prompts at the k that the other half chose, which flatters none."
+ONE_RUN = "Intervals are over the prompts of one run; what differs from run to run is not known and not in them."
+RUNS = "Intervals are over prompts and over {} runs of each job."
+
+
+def runs_note(replicates: int) -> str:
+    """The sentence that says what the intervals of speeds cover, given the number of replicates."""
+    return ONE_RUN if replicates < 2 else RUNS.format(replicates)
+
+
+def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates: int = 1) -> Grid:
+    """`summary.speedup_summary` as a table for readers. The best lossless, undisturbed value of each column and setting
+    is bold.
+
+    study: the study's name. replicates: how many times the study's jobs were run.
+    """
+    levels = varying_levels(summary)
+    settings = [level for level in levels if level not in ("method", "variant")]
+    crossfitted = bool((summary[f"{CROSSFIT}_ks"] != "").any())
+    columns = [*tasks, MEAN, *([CROSSFIT] if crossfitted else [])]
+    marked = {column: spoilt(summary, column) for column in columns}
+    bolds = {column: best(summary, column, settings, marked[column]) for column in columns}
+    rows = []
+    for index, row in enumerate(row_dicts(summary)):
+        entries = row_labels(row, levels)
+        for column in columns:
+            note = grid.interval(row[f"{column}_low"], row[f"{column}_high"])
+            bold, struck = bool(bolds[column].iloc[index]), row["failed"]
+            sign = f" {DISTURBED_SIGN}" if marked[column].iloc[index] else ""
+            entries.append(
+                Entry(grid.number(row[column]) + sign, note, bold, struck and bool(np.isfinite(row[column])))
+            )
+        rows.append(entries)
+    header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "geometric mean"]
+    header += ["the same, k chosen on other prompts"] if crossfitted else []
+    return Grid(
+        header=header,
+        rows=rows,
+        labels=len(levels) + 1,
+        groups=levels.index("method"),
+        caption=(
+            "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over prompts, "
+            f"95 % interval){setting(summary)}. {runs_note(replicates)} {BEST_K}{f' {CROSSFITTED}' if crossfitted else ''}"
+        ),
+        label=f"tab:{study}-speedup",
+        notes=[BOLD_NOTE, *table_notes(summary)] + ([DISTURBED_NOTE] if spoilt(summary, MEAN).any() else []),
+    )
+
+
+def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
+    """`summary.acceptance_summary` as a table for readers: acceptance lengths, each with the acceptance rate in
+    brackets.
+    """
+    levels = varying_levels(summary)
+    rows = []
+    for row in row_dicts(summary):
+        entries = row_labels(row, levels)
+        for name in (*tasks, "mean"):
+            rate = grid.percent(row[f"{name}_acceptance_rate"])
+            length = grid.number(row[f"{name}_acceptance_length"])
+            entries.append(Entry(length, f"({rate})" if rate != "–" else ""))
+        rows.append(entries)
+    header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "mean"]
+    return Grid(
+        header=header,
+        rows=rows,
+        labels=len(levels) + 1,
+        groups=levels.index("method"),
+        caption=(
+            "Acceptance length τ (tokens per target pass, the target's own token included) and, in brackets, acceptance rate "
+            f"(accepted / drafted tokens){setting(summary)}. Mean over tasks, each counting alike. {BEST_K}"
+        ),
+        label=f"tab:{study}-acceptance",
+        notes=table_notes(summary, speeds=False),
+    )
+
+
+def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
+    """The table of all cells for readers, with the most important columns."""
+    levels = [*varying_levels(cells), "task"]
+    replicated = study.replicates > 1
+    header = [
+        "k",
+        "prompts",
+        *(["runs", "last / first run"] if replicated else []),
+        "tokens/s",
+        "baseline tokens/s",
+        "speedup",
+        "τ",
+        "acceptance rate",
+        "predicted",
+        "efficiency",
+    ]
+    rows = []
+    marked = disturbed(cells)
+    for row, sign in zip(row_dicts(cells), marked, strict=True):
+        note = grid.interval(row["speedup_low"], row["speedup_high"])
+        rows.append(
+            [
+                *row_labels(row, levels, disturbed=sign),
+                Entry(str(row["prompts"])),
+                *(_drift(row) if replicated else []),
+                Entry(grid.number(row["tokens_per_s"], 1)),
+                Entry(grid.number(row["baseline_tokens_per_s"], 1)),
+                Entry(grid.number(row["speedup"]), note, struck=row["failed"]),
+                Entry(grid.number(row["acceptance_length"])),
+                Entry(grid.percent(row["acceptance_rate"])),
+                Entry(grid.number(row["predicted_speedup"])),
+                Entry(grid.number(row["efficiency"])),
+                *device_entries(row),
+            ]
+        )
+    return Grid(
+        header=[*(level.replace("_", " ") for level in levels), *header, *device_titles(cells)],
+        rows=rows,
+        labels=len(levels) + 1,
+        groups=levels.index("method"),
+        caption=f"Every measured cell of the study {study.name}{setting(cells)}. {runs_note(study.replicates)}",
+        label=f"tab:{study.name}-cells",
+        notes=table_notes(cells) + ([DISTURBED_NOTE] if marked.any() else []),
+    )
+
+
+def _drift(row: dict[str, Any]) -> list[Entry]:
+    return [
+        Entry(str(row["replicates"])),
+        Entry(grid.number(row["drift"]), grid.interval(row["drift_low"], row["drift_high"])),
+    ]
+
+
+def varying_levels(frame: pd.DataFrame) -> list[str]:
+    """The columns of `LEVELS` that a table must show: method always, the others where they have more than one value.
+
+    The variant is never among them: it stands behind the method's name.
+    """
+    shown = [level for level in LEVELS if level == "method" or len(frame[level].unique()) > 1]
+    return [level for level in shown if level != "variant"]  # the variant stands behind the method's name
+
+
+def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = False) -> list[Entry]:
+    """The entries of a row for the columns `levels` and k."""
+    labels = []
+    for level in levels:
+        value = row[level]
+        if level == "method":
+            variant = row["variant"] if isinstance(row["variant"], str) else ""
+            value = method_name(row["method"], variant=variant, lossless=row["lossless"], disturbed=disturbed)
+        elif level == "temperature":
+            value = f"{value:g}"
+        elif level == "task":
+            value = task_name(value)
+        labels.append(Entry(str(value)))
+    return [*labels, Entry(str(row["k"]) if row["k"] else "–")]
+
+
+def best(frame: pd.DataFrame, column: str, groups: list[str], marked: pd.Series) -> pd.Series:
+    """Which rows are bold: the largest value of `column` in each group that the columns `groups` make.
+
+    marked: the disturbed rows. They, the lossy, the condemned and the baselines (a batch without drafts is held against
+    single prompts) never win: their speeds do not compare.
+    """
+    baseline = frame["method"].isin(list(BASELINES))
+    fair = frame[column].where(frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~marked & ~baseline)
+    top = fair.groupby([frame[level] for level in groups]).transform("max") if groups else fair.max()
+    return (fair == top) & fair.notna()
+
+
+def setting(frame: pd.DataFrame) -> str:
+    """The part of a caption that states what all rows share."""
+    fixed = []
+    for level in ("engine", "pair", "temperature", "batch_size"):
+        if len(frame[level].unique()) == 1:
+            value = frame[level].iloc[0]
+            shown = f"{value:g}" if level == "temperature" else value
+            fixed.append(f"{level.replace('_', ' ')} {shown}")
+    return f"; {', '.join(fixed)}" if fixed else ""
+
+
+def table_notes(frame: pd.DataFrame, *, speeds: bool = True) -> list[str]:
+    """The notes that explain the signs in a table of methods. speeds: it shows speeds, of which a failed method's are
+    struck through.
+    """
+    notes = [] if frame["lossless"].astype(bool).all() else [LOSSY_NOTE]
+    notes += [BATCHED_NOTE] if speeds and (frame["method"] == "naive_batching").any() else []
+    return [*notes, FAILED_NOTE] if speeds and frame["failed"].astype(bool).any() else notes

@@ -1,0 +1,213 @@
+"""Read once what a study left on disk: its configuration, records, environments and failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specrig.analysis.cells import cells_table
+from specrig.analysis.disturbance import Reason, column, disturbances
+from specrig.audit.family import judged
+from specrig.measurement.records import Record, RecordError, read_records, replicate_folder
+from specrig.results.floors import with_floor
+
+
+@dataclass(slots=True)
+class Job:
+    """One replicate of a job, which is one folder below `records/`.
+
+    files: cell slug -> record file. failed: cell slug -> the reason why the cell failed. environment: the content of
+    environment.json.
+    """
+
+    engine: str
+    pair: str
+    method: str
+    files: dict[str, Path]
+    failed: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    replicate: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """(engine, pair, method), like `Cell.job`. It is the same for all replicates."""
+        return self.engine, self.pair, self.method
+
+    @property
+    def name(self) -> str:
+        """The job's name for readers, e.g. `native/small/ngram, replicate 1`."""
+        return "/".join(self.key) + (f", replicate {self.replicate}" if self.replicate else "")
+
+
+@dataclass
+class StudyData:
+    """The results folder of a study and its content. Most properties are computed on first use."""
+
+    folder: Path
+    config: dict[str, Any]
+    jobs: list[Job]
+
+    @cached_property
+    def cells(self) -> dict[str, list[Record]]:
+        """`Cell.name` -> its records of all replicates, without simulated cells. Jobs are in path order, cells in index
+        order.
+        """
+        return {name: records for name, records in self.every.items() if records[0].simulated_acceptance is None}
+
+    @cached_property
+    def simulated(self) -> dict[str, list[Record]]:
+        """`Cell.name` -> records of the cells whose acceptance was declared. They are never mixed with measured cells."""
+        return {name: records for name, records in self.every.items() if records[0].simulated_acceptance is not None}
+
+    @cached_property
+    def every(self) -> dict[str, list[Record]]:
+        """`Cell.name` -> records of all cells, measured and simulated."""
+        found: dict[str, list[Record]] = {}
+        for _, _, records in self.files():
+            for record in records:
+                found.setdefault(record.cell.name, []).append(record)
+        return found
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """All records of the study's measured cells."""
+        return [record for members in self.cells.values() for record in members]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """`analysis.cells.cells_table` of `records`, with the column `disturbed` and, where known, the floors."""
+        return self.with_surroundings(cells_table(self.records), self.cells)
+
+    @cached_property
+    def disturbances(self) -> dict[str, list[Reason]]:
+        """`Cell.name` -> the reasons why its replicates count as disturbed, for all cells, simulated ones included."""
+        return disturbances(self.every, self.environments)
+
+    def with_surroundings(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
+        """`table` with the column `disturbed` and the floors added. table: the `cells_table` of `cells`, in the same
+        order.
+        """
+        return with_floor(table.assign(disturbed=column(cells, self.disturbances)), cells.values(), self.environments)
+
+    @cached_property
+    def environments(self) -> dict[tuple[str, str, str], dict[str, Any]]:
+        """(engine, pair, method) -> environment.json of the job's first replicate."""
+        return {job.key: job.environment for job in reversed(self.jobs)}
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The measured tasks: those of the configuration in its order, then others in order of first appearance."""
+        measured = list(dict.fromkeys(record.cell.task for record in self.records))
+        wanted = [name for name in names(self.config.get("tasks")) or [] if name in measured]
+        return wanted + [task for task in measured if task not in wanted]
+
+    def files(self) -> Iterator[tuple[Job, Path, list[Record]]]:
+        """Yield (job, path, records) for each record file."""
+        for job in self.jobs:
+            for path in job.files.values():
+                yield job, path, list(read_records(path))
+
+    @cached_property
+    def replicates(self) -> int:
+        """How many times jobs were run, each in a process of its own: the largest number that any cell has."""
+        return max((record.replicate for record in self.records), default=0) + 1
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return str(self.config.get("study", self.folder.name))
+
+    def audit(self) -> pd.DataFrame | None:
+        """The rows of all `audit/*.csv` in one table, judged as one family (`audit.family`); None where the audit has
+        not run.
+        """
+        frames = [pd.read_csv(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
+        frames = [frame for frame in frames if not frame.empty]
+        return judged(pd.concat(frames, ignore_index=True)) if frames else None
+
+
+def read_study(folder: Path) -> StudyData:
+    """Read `results/<study>`. Raises RecordError with the cause where there is no study, or a record file is missing.
+
+    Folders of jobs that are no longer in the configuration are ignored. Records are read on first use; an
+    unreadable one raises RecordError then.
+    """
+    config_path = folder / "study.json"
+    if not config_path.is_file():
+        raise RecordError(f"{config_path} does not exist: is {folder} a study's results folder?")
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    pairs = config.get("rows", {}).get("pairs") or config.get("pairs")  # entries may name pairs of their own
+    wanted = [names(config.get("engines")), names(pairs), names(config.get("methods"))]
+    jobs = []
+    for job_folder in sorted((folder / "records").glob("*/*/*")):
+        engine, pair, method = parts = job_folder.parts[-3:]
+        if all(allowed is None or part in allowed for part, allowed in zip(parts, wanted, strict=True)):
+            for number in range(config.get("replicates", 1)):  # a study of before there were any has one
+                replicate = replicate_folder(job_folder, number)
+                if any(replicate.glob("*.json*")):
+                    jobs.append(_job(replicate, engine, pair, method, number))
+    return StudyData(folder, config, jobs)
+
+
+def training_curves(models: Path) -> pd.DataFrame:
+    """All training curves below `models` (`<pair>/<model>/training.jsonl`) as one table with one row per loss.
+
+    Columns: pair, model, seconds since training began, kind ("training" or the name of a held-out task), loss. Lines
+    that are not JSON are left out, because a curve with a gap is better than no report.
+    """
+    rows: list[dict[str, Any]] = []
+    for path in sorted(models.glob("*/*/training.jsonl")):
+        pair, model = path.parts[-3], path.parts[-2]
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            losses = {"training": entry.get("loss"), **(entry.get("heldout") or {})}
+            rows += [
+                {"pair": pair, "model": model, "seconds": entry.get("seconds"), "kind": kind, "loss": loss}
+                for kind, loss in losses.items()
+                if isinstance(loss, int | float)
+            ]
+    return pd.DataFrame(rows, columns=["pair", "model", "seconds", "kind", "loss"])
+
+
+def names(value: Any) -> list[str] | None:
+    """The names in a configuration value: a mapping's keys, or a list's strings and `name` or `method` entries; None if
+    none.
+    """
+    if isinstance(value, dict):
+        return [str(key) for key in value]
+    if not isinstance(value, list):
+        return None
+    found = [item.get("name", item.get("method")) if isinstance(item, dict) else item for item in value]
+    strings = [name for name in found if isinstance(name, str)]
+    return strings if strings and len(strings) == len(found) else None
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file in hexadecimal."""
+    return sha256(path.read_bytes()).hexdigest()
+
+
+def _job(folder: Path, engine: str, pair: str, method: str, replicate: int) -> Job:
+    index_path, environment_path = folder / "index.json", folder / "environment.json"
+    environment = json.loads(environment_path.read_text()) if environment_path.is_file() else {}
+    if not index_path.is_file():
+        # A job cut before its end has no index yet; the cells it finished are whole files.
+        files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
+        return Job(engine, pair, method, files, environment=environment, replicate=replicate)
+    index = json.loads(index_path.read_text(encoding="utf-8"))
+    files = {slug: folder / Path(entry["records"]).name for slug, entry in index.get("cells", {}).items()}
+    for path in files.values():
+        if not path.is_file():
+            raise RecordError(f"{index_path} names {path.name}, which is not there: measure the job again")
+    failed = index.get("failed", {})
+    return Job(engine, pair, method, files, failed, environment, replicate)

@@ -1,0 +1,251 @@
+"""Summarise cells by method × task: the best k of each method, speedups with intervals, acceptance, the audit's
+verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specrig.analysis.acceptance import emitted_by_prompt
+from specrig.analysis.cells import IDENTITY, by_cell, identity, row_dicts, row_identity
+from specrig.analysis.crossfit import crossfit
+from specrig.analysis.disturbance import disturbed
+from specrig.analysis.replicates import between_means, count
+from specrig.analysis.speedup import group_times, log_speedups
+from specrig.analysis.statistics import Estimate, average, interval, mean, stratified_ratio_interval
+from specrig.measurement.records import Record
+
+LEVELS = ["engine", "pair", "temperature", "batch_size", "method", "variant"]
+"""The columns that, together with k, identify a row of the method × task tables."""
+
+MEASURES = ["acceptance_length", "acceptance_length_low", "acceptance_length_high", "acceptance_rate", "alpha"]
+MEAN = "geometric_mean"
+CROSSFIT = "crossfit"
+"""The column of the geometric mean over tasks with k chosen on other prompts than those it is judged on."""
+BASELINE_TEST = "baseline against transformers' generate"
+"""The name of the audit's test of plain decoding itself."""
+
+Key = tuple[Hashable, ...]
+Sweep = dict[int, dict[str, pd.Series]]
+"""k -> task -> log speedups, indexed by group."""
+
+
+def cell_logs(records: list[Record]) -> dict[Key, pd.Series]:
+    """Values of `IDENTITY` -> log speedups of this cell, indexed by group."""
+    result = {}
+    for members in by_cell(records).values():
+        cell = members[0].cell
+        result[identity(cell)] = log_speedups(group_times(members))
+    return result
+
+
+def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells at each method's best k, with all columns of `cells`.
+
+    The best k is chosen per engine, pair, batch size, method and variant, at the lowest temperature. Candidates are the
+    k's that ran the most tasks and, of these, the k's with the fewest disturbed cells. The candidate with the largest
+    geometric mean speedup over tasks is the best. Other temperatures show the same k, or their own best where it did
+    not run.
+
+    The choice and its speedup come from the same prompts, which flatters the best of many k's a little. The captions of
+    the tables say so; `speedup_summary` also has the speedup on prompts that had no part in the choice.
+    """
+    frame = cells.dropna(subset=["speedup"])
+    if frame.empty:
+        return frame
+    frame = frame.assign(variant=frame["variant"].fillna(""), _log=np.log(frame["speedup"].astype(float)))
+    frame = frame.assign(_disturbed=disturbed(frame))
+    ranked = frame.groupby([*LEVELS, "k"], as_index=False).agg(
+        count=("_log", "count"), mean=("_log", "mean"), spoilt=("_disturbed", "sum")
+    )
+    ranked = ranked.sort_values(
+        [*LEVELS, "count", "spoilt", "mean", "k"], ascending=[True] * len(LEVELS) + [False, True, False, True]
+    )
+    own = ranked.drop_duplicates(LEVELS)[[*LEVELS, "k"]]
+    others = [level for level in LEVELS if level != "temperature"]
+    coldest = own.sort_values("temperature").drop_duplicates(others)[[*others, "k"]].rename(columns={"k": "_cold"})
+    chosen = own.merge(coldest, on=others)
+    ran = set(map(tuple, ranked[[*LEVELS, "k"]].itertuples(index=False)))
+    chosen["k"] = [
+        row["_cold"] if (*[row[level] for level in LEVELS], row["_cold"]) in ran else row["k"]
+        for row in row_dicts(chosen)
+    ]
+    return (
+        frame.drop(columns=["_log", "_disturbed"])
+        .merge(chosen[[*LEVELS, "k"]], on=[*LEVELS, "k"])
+        .reset_index(drop=True)
+    )
+
+
+def base_setting(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells that a figure or table of one setting shows: those at the lowest temperature and, of these, the
+    smallest batch.
+    """
+    coldest = cells[cells["temperature"] == cells["temperature"].min()]
+    return coldest[coldest["batch_size"] == coldest["batch_size"].min()]
+
+
+def speedup_summary(
+    cells: pd.DataFrame, records: list[Record], tasks: list[str], audit: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """The speedup by method × task at each method's best k (`best_rows`).
+
+    tasks: the tasks in the order of the columns. audit: see `audit_failures`.
+
+    Columns: `LEVELS`, `k`, `lossless`, `failed` (see `audit_failures`), `disturbed` (names of the disturbed tasks); for
+    each task `<task>`, `<task>_low`, `<task>_high`; `geometric_mean` over the tasks with its 95 % interval over prompts
+    (and runs, where there are replicates); `tasks`, the number of tasks in this mean; `crossfit` with its interval. For
+    `crossfit`, the geometric mean is computed with each half of the prompts at the k that the other half chose
+    (`crossfit_ks`, e.g. "4, 5"). Where there was no k to choose, `crossfit` is the geometric mean and `crossfit_ks` is
+    empty.
+    """
+    logs, grouped = cell_logs(records), by_cell(records)
+    pools, replicates = between_means(grouped), {key: count(members) for key, members in _by_identity(grouped).items()}
+    sweeps = _sweeps(cells, logs)
+    best = best_rows(cells)
+    rows = []
+    for key, members in best.groupby([*LEVELS, "k"], sort=False):
+        cell_rows = {str(row["task"]): row for row in row_dicts(members)}
+        row = _head(key, members, audit)
+        row["disturbed"] = " ".join(members.loc[disturbed(members), "task"])
+        for task in tasks:
+            found = cell_rows.get(task)
+            for name, column in ((task, "speedup"), (f"{task}_low", "speedup_low"), (f"{task}_high", "speedup_high")):
+                row[name] = found[column] if found else np.nan
+        identities = [row_identity(found) for found in cell_rows.values()]
+        pool = pools.get((row["engine"], row["pair"], len(identities)))
+        runs = pool.of_mean(min(replicates[key] for key in identities)) if pool else None
+        strata = [logs[identity] for identity in identities]
+        row |= _mean_over_tasks(MEAN, strata, runs) | {"tasks": len(strata)}
+        judged = crossfit(*_choice(row, sweeps))
+        row |= _mean_over_tasks(CROSSFIT, list(judged.logs.values()) if judged else strata, runs)
+        row[f"{CROSSFIT}_ks"] = ", ".join(map(str, judged.ks)) if judged else ""
+        rows.append(row)
+    columns = [*LEVELS, "k", "lossless", "failed", "disturbed"]
+    columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")] + ["tasks"]
+    columns += [f"{CROSSFIT}{end}" for end in ("", "_low", "_high", "_ks")]
+    return _sorted(pd.DataFrame(rows, columns=columns))
+
+
+def acceptance_summary(
+    cells: pd.DataFrame, records: list[Record], tasks: list[str], audit: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Acceptance by method × task, with the same rows as `speedup_summary`.
+
+    Columns: `LEVELS`, `k`, `lossless`, `failed`; for each task and each of `MEASURES` `<task>_<measure>`;
+    `mean_<measure>`, the mean over tasks, in which each task has the same weight. The mean acceptance length has a 95 %
+    interval over prompts.
+    """
+    parts = {
+        identity(members[0].cell): [
+            (emitted, passes) for emitted, passes in emitted_by_prompt(members).values() if passes
+        ]
+        for members in by_cell(records).values()
+    }
+    rows = []
+    for key, members in best_rows(cells).groupby([*LEVELS, "k"], sort=False):
+        cell_rows = {str(row["task"]): row for row in row_dicts(members)}
+        row = _head(key, members, audit)
+        for task in tasks:
+            for measure in MEASURES:
+                row[f"{task}_{measure}"] = cell_rows[task][measure] if task in cell_rows else np.nan
+        for measure in ("acceptance_length", "acceptance_rate", "alpha"):
+            row[f"mean_{measure}"] = members[measure].mean()
+        strata = [parts[row_identity(found)] for found in cell_rows.values()]
+        interval = stratified_ratio_interval(strata)
+        row["mean_acceptance_length_low"], row["mean_acceptance_length_high"] = interval
+        rows.append(row)
+    columns = [*LEVELS, "k", "lossless", "failed"]
+    columns += [f"{task}_{measure}" for task in tasks for measure in MEASURES]
+    columns += [f"mean_{measure}" for measure in MEASURES]
+    return _sorted(pd.DataFrame(rows, columns=columns))
+
+
+def spoilt(summary: pd.DataFrame, column: str) -> pd.Series:
+    """A boolean for each row of `speedup_summary`: whether `column` is disturbed. The mean is if any of its tasks is."""
+    names = (
+        summary["disturbed"].fillna("").str.split()
+        if "disturbed" in summary
+        else pd.Series([[]] * len(summary), summary.index)
+    )
+    return names.map(lambda tasks: bool(tasks) if column == MEAN else column in tasks).astype(bool)
+
+
+def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series:
+    """A boolean for each row of `cells`: whether the audit failed it. Only here the audit's verdict enters the tables.
+
+    audit: a table with the column `passed` and any columns of `IDENTITY`; None fails no cell. A row that did not pass
+    fails every cell that agrees with it on these columns. An empty entry agrees with all cells, except in `variant`,
+    where it names the method with its default options. A failed test of the baseline fails everything that was measured
+    against this baseline. An empty `passed` means not judged, and fails nothing.
+    """
+    failed = pd.Series(False, index=cells.index)
+    if audit is None or "passed" not in audit:
+        return failed
+    keys = [name for name in IDENTITY if name in audit and name in cells]
+    for verdict in audit[~audit["passed"].astype(bool)].to_dict("records"):
+        match = pd.Series(True, index=cells.index)
+        for name in (
+            keys if verdict.get("test") != BASELINE_TEST else [key for key in keys if key in ("engine", "pair")]
+        ):
+            wanted = "" if pd.isna(verdict[name]) else verdict[name]
+            if name == "variant":  # empty is a variant too: the method with its default options
+                match &= cells[name].fillna("") == wanted
+            elif wanted != "":
+                match &= cells[name] == wanted
+        failed |= match
+    return failed
+
+
+def _mean_over_tasks(name: str, strata: list[pd.Series], runs: Estimate | None) -> dict[str, float]:
+    """The geometric mean over tasks as `name`, `<name>_low`, `<name>_high`. strata: log speedups of each task."""
+    found = average([mean(stratum) for stratum in strata])
+    low, high = interval(found + runs if runs else found, scale=np.exp)
+    return {name: float(np.exp(found.value)), f"{name}_low": low, f"{name}_high": high}
+
+
+def _by_identity(grouped: dict[str, list[Record]]) -> dict[Key, list[Record]]:
+    return {identity(members[0].cell): members for members in grouped.values()}
+
+
+def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, dict[float, Sweep]]:
+    """Values of `LEVELS` but the temperature -> temperature -> k -> task -> log speedups, for the cells that have a
+    speedup.
+    """
+    found: dict[Key, dict[float, Sweep]] = {}
+    for row in row_dicts(cells.dropna(subset=["speedup"])):
+        row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""
+        by_k = found.setdefault(_but_temperature(row), {}).setdefault(row["temperature"], {})
+        by_k.setdefault(row["k"], {})[row["task"]] = logs[row_identity(row)]
+    return found
+
+
+def _choice(row: dict[str, Any], sweeps: dict[Key, dict[float, Sweep]]) -> tuple[Sweep, Sweep]:
+    """(the sweep that chooses a row's k, the sweep that judges it). The lowest temperature chooses where it can."""
+    own = sweeps[_but_temperature(row)]
+    judging, coldest = own[row["temperature"]], own[min(own)]
+    return (coldest if len(set(coldest) & set(judging)) > 1 else judging), judging
+
+
+def _but_temperature(row: dict[str, Any]) -> Key:
+    return tuple(row[level] for level in LEVELS if level != "temperature")
+
+
+def _head(key: Key, members: pd.DataFrame, audit: pd.DataFrame | None) -> dict[str, Any]:
+    head: dict[str, Any] = dict(zip([*LEVELS, "k"], key, strict=True))
+    head["lossless"] = bool(members["lossless"].all())
+    head["failed"] = bool(audit_failures(members, audit).any())
+    return head
+
+
+def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
+    from specrig.results.labels import method_order
+
+    order = [level for level in LEVELS if level not in ("method", "variant")]
+    rank = frame["method"].map({name: number for number, name in enumerate(method_order(frame["method"]))})
+    frame = frame.assign(_rank=rank).sort_values([*order, "_rank", "variant"], kind="stable")
+    return frame.drop(columns="_rank").reset_index(drop=True)
