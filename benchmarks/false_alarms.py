@@ -5,7 +5,7 @@ as a method's are.
     python benchmarks/false_alarms.py --audits 0 --keep p_values                # only the tables of what is kept
     python benchmarks/false_alarms.py --audits 300 --bias 0.02 0.03 0.05        # how often biases of this total variation are seen
 
-The first tokens behind the laboratory prompt are drawn one by one from the target's own written-down probabilities,
+The first tokens behind the toy pair's prompt are drawn one by one from the target's own written-down probabilities,
 with no loop, no draft and no verification, and go through the audit's tests. Whole studies are made of these audits and
 of tests of uniform values, and judged as a study's rows are. docs/audit.md has the tables.
 """
@@ -25,8 +25,8 @@ from scipy.stats import binomtest
 from specrig.audit.distribution import conditionals, exact_distribution
 from specrig.audit.exact import LENGTH, TOGETHER, ExactTest, tests
 from specrig.audit.family import FAMILY_WISE, failures
-from specrig.audit.laboratory import PROMPT, VOCABULARY, build
 from specrig.audit.positions import uniformity
+from specrig.audit.toy_pair import PROMPT, VOCABULARY, build
 from specrig.engines.native import Native
 
 Floats = NDArray[np.float64]

@@ -17,7 +17,7 @@ import requests
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from specrig.audit.laboratory import PROMPT, build
+from specrig.audit.toy_pair import PROMPT, build
 from specrig.engines.http.launch import ServerProcess, free_port
 
 REPOSITORY = Path(__file__).parents[2]

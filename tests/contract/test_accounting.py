@@ -17,7 +17,7 @@ from specrig.measurement.runner import as_run
 METHODS = sorted(registry())
 PROMPTS = [[5, 9, 11, 5, 9], [3], [7, 7, 2, 30, 12, 7, 7]]
 END = 256
-"""Positions of the laboratory's models."""
+"""Positions of the toy pair's models."""
 
 
 @pytest.fixture(scope="module")

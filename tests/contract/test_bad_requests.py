@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Lab, listening
 
-from specrig.audit.laboratory import build
+from specrig.audit.toy_pair import build
 from specrig.engines.http import wire
 from specrig.engines.http.remote import RowsClient
 from specrig.engines.http.wire import Ask
@@ -36,7 +36,7 @@ NUMBERS = [0.0, -1.0, 1.0, 2.0, 1e-320, 1e-7, 1e30, 1e38, float("nan"), float("i
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The three services on loopback, in threads of this process; they want a key."""
-    tokenizer, lab = hub.tokenizer(build(tmp_path_factory.mktemp("laboratory")).target), Lab(vocab_size=V)
+    tokenizer, lab = hub.tokenizer(build(tmp_path_factory.mktemp("toy_pair")).target), Lab(vocab_size=V)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECRIG_API_KEY", KEY)
         works = {"target": Target(lab.target, 8, CONTEXT), "draft": Draft(lab.model("draft"), 8, CONTEXT)}

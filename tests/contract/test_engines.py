@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specrig.audit.exact import exact_test
-from specrig.audit.laboratory import build
+from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry
@@ -53,25 +53,25 @@ def cell(engine: str, method: str, k: int = 4, temperature: float = 0.0, batch_s
     options = methods()[method].Options.model_validate({**OPTIONS.get(method, {}), **given}).model_dump(mode="json")
     k = k if methods()[method].uses_k else 0
     return Cell(
-        engine=engine, pair="laboratory", method=method, k=k, task="t", temperature=temperature, batch_size=batch_size,
+        engine=engine, pair="toy_pair", method=method, k=k, task="t", temperature=temperature, batch_size=batch_size,
         options=options,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def laboratory(tmp_path_factory: pytest.TempPathFactory) -> PairFiles:
+def toy_pair(tmp_path_factory: pytest.TempPathFactory) -> PairFiles:
     needs = {need for method in METHODS for need in methods()[method].needs}
-    return replace(build(tmp_path_factory.mktemp("laboratory"), sorted(needs)), engine_options=QUICK)
+    return replace(build(tmp_path_factory.mktemp("toy_pair"), sorted(needs)), engine_options=QUICK)
 
 
 @pytest.fixture(scope="module")
-def native(laboratory: PairFiles) -> Engine:
-    return registry()["native"](laboratory)
+def native(toy_pair: PairFiles) -> Engine:
+    return registry()["native"](toy_pair)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, laboratory: PairFiles) -> Iterator[Engine]:
-    with registry()[request.param](laboratory) as opened:
+def engine(request: pytest.FixtureRequest, toy_pair: PairFiles) -> Iterator[Engine]:
+    with registry()[request.param](toy_pair) as opened:
         yield opened
 
 
@@ -102,8 +102,8 @@ def test_greedy_output_is_the_targets_and_its_accounting_sound(engine: Engine, n
         assert not any(entry.cut for entry in found.rounds[:-1])
 
 
-def test_a_perfect_draft_is_always_accepted_and_k_is_k(engine: Engine, laboratory: PairFiles) -> None:
-    with registry()[engine.name](replace(laboratory, draft=laboratory.target)) as sure:
+def test_a_perfect_draft_is_always_accepted_and_k_is_k(engine: Engine, toy_pair: PairFiles) -> None:
+    with registry()[engine.name](replace(toy_pair, draft=toy_pair.target)) as sure:
         (found,) = sure.generate(cell(engine.name, "draft_model"), [PROMPTS[0]], max_new_tokens=40, seeds=[0])
     if (
         found.counts is not None
@@ -164,10 +164,10 @@ def test_what_an_engine_cannot_run_is_refused_with_the_reason() -> None:
     assert registry()["llamacpp"].refuses(cell("llamacpp", "eagle3")) is None
 
 
-def test_vllm_is_given_no_medusa_heads_that_it_cannot_load(laboratory: PairFiles, tmp_path: Path) -> None:
+def test_vllm_is_given_no_medusa_heads_that_it_cannot_load(toy_pair: PairFiles, tmp_path: Path) -> None:
     """Those of a cut vocabulary."""
     asked = cell("vllm", "medusa")
-    pair = replace(laboratory, heads={**laboratory.heads, "medusa": tmp_path})
+    pair = replace(toy_pair, heads={**toy_pair.heads, "medusa": tmp_path})
     medusa.heads_config(hidden=8, vocabulary=64, heads=4).save_pretrained(tmp_path)
     assert speculation_of(asked, pair, "greedy")["speculative_config"]["model"] == str(tmp_path)
     for shared in (False, True):
@@ -243,16 +243,16 @@ def test_the_audit_tells_the_stock_cpu_sampler_from_the_cured_one(
 @pytest.mark.vllm
 @needs_vllm
 def test_an_eagle3_head_of_a_cut_vocabulary_drafts_in_vllm_what_it_drafts_here(
-    laboratory: PairFiles, tmp_path: Path
+    toy_pair: PairFiles, tmp_path: Path
 ) -> None:
     """Round for round; it knows four of the eight tokens only."""
     drafted = torch.tensor([0, 1, 4, 5])
-    config = json.loads((laboratory.heads["eagle3"] / "config.json").read_text()) | {"draft_vocab_size": 4}
-    tensors = load_file(laboratory.heads["eagle3"] / "model.safetensors")
+    config = json.loads((toy_pair.heads["eagle3"] / "config.json").read_text()) | {"draft_vocab_size": 4}
+    tensors = load_file(toy_pair.heads["eagle3"] / "model.safetensors")
     tensors |= {"d2t": drafted - torch.arange(4), "lm_head.weight": tensors["lm_head.weight"][drafted]}
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    pair = replace(laboratory, heads={"eagle3": tmp_path})
+    pair = replace(toy_pair, heads={"eagle3": tmp_path})
     emitted: dict[str, list[list[int]]] = {}
     for name in ("native", "vllm"):
         with registry()[name](pair) as opened:
@@ -266,12 +266,12 @@ def test_an_eagle3_head_of_a_cut_vocabulary_drafts_in_vllm_what_it_drafts_here(
 
 @pytest.mark.vllm
 @needs_vllm
-def test_a_killed_vllm_fails_its_cell_and_the_next_one_runs(laboratory: PairFiles) -> None:
+def test_a_killed_vllm_fails_its_cell_and_the_next_one_runs(toy_pair: PairFiles) -> None:
     import psutil
 
     options = {"vllm": {"eager": True, "multiprocessing": True}}
     before = set(psutil.Process().children(recursive=True))
-    with registry()["vllm"](replace(laboratory, engine_options=options)) as engine:
+    with registry()["vllm"](replace(toy_pair, engine_options=options)) as engine:
         asked = cell("vllm", "autoregressive")
         engine.generate(asked, [PROMPTS[0]], max_new_tokens=4, seeds=[0])
         cores = engine._baseline.processes.all  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from specrig.audit.laboratory import build
+from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.engines.vllm import Started, Vllm
 from specrig.measurement.records import read_records
@@ -32,7 +32,7 @@ OPTIONS = {"eager": True, "multiprocessing": True}
 @pytest.fixture
 def study(workplace: Path) -> Study:
     """Two cells that share their baseline."""
-    pair = build(workplace / "laboratory")
+    pair = build(workplace / "toy_pair")
     Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\np\t{pair.target}\t{pair.draft}\n")
     Path("t.jsonl").write_text('{"id": "0", "prompt": "abcabcd"}\n{"id": "1", "prompt": "dedefa"}\n')
     Path("configs/tasks.tsv").write_text("task\tsource\nt\tt.jsonl\n")
@@ -123,13 +123,13 @@ JOB = """
 import os, sys
 from pathlib import Path
 from dataclasses import replace
-from specrig.audit.laboratory import build
+from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.engines.vllm import Vllm
 
 pair = replace(build(Path(sys.argv[1])), engine_options={"vllm": {"eager": True, "multiprocessing": True}})
 engine = Vllm(pair, threads=1)
-cell = Cell(engine="vllm", pair="laboratory", method="autoregressive", k=0, task="t", temperature=0.0)
+cell = Cell(engine="vllm", pair="toy_pair", method="autoregressive", k=0, task="t", temperature=0.0)
 engine.generate(cell, [[1, 2, 3]], max_new_tokens=4, seeds=[0])
 Path(sys.argv[2]).write_text(" ".join(str(process.pid) for process in engine._baseline.processes.all))
 os.kill(os.getpid(), 9)
@@ -143,7 +143,7 @@ os.kill(os.getpid(), 9)
 def test_a_killed_job_leaves_no_engine_behind(tmp_path: Path) -> None:
     started = tmp_path / "started"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run([sys.executable, "-c", JOB, str(tmp_path / "laboratory"), str(started)], check=False, **quiet)
+    subprocess.run([sys.executable, "-c", JOB, str(tmp_path / "toy_pair"), str(started)], check=False, **quiet)
     orphans = [psutil.Process(int(pid)) for pid in started.read_text().split() if psutil.pid_exists(int(pid))]
     _, alive = psutil.wait_procs(orphans, timeout=60)
     for process in alive:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from specrig.audit.laboratory import WIDTH, build
+from specrig.audit.toy_pair import WIDTH, build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.engines.base import EngineError
@@ -39,21 +39,21 @@ def cell(engine: str, method: str, k: int = 4) -> Cell:
 
 
 @pytest.fixture
-def laboratory(tmp_path: Path) -> PairFiles:
-    return build(tmp_path / "laboratory", ["eagle3"])
+def toy_pair(tmp_path: Path) -> PairFiles:
+    return build(tmp_path / "toy_pair", ["eagle3"])
 
 
 @pytest.mark.parametrize("cut_vocabulary", [False, True])
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 def test_the_same_drafts_are_accepted_as_in_the_native_engine(
-    laboratory: PairFiles, method: str, cut_vocabulary: bool
+    toy_pair: PairFiles, method: str, cut_vocabulary: bool
 ) -> None:
     if cut_vocabulary:
         if method != "eagle3":
             pytest.skip("a draft model has all tokens")
-        _cut(laboratory.heads["eagle3"], [0, 1, 3, 4, 6, 7])
-    (ours,) = Native(laboratory).generate(cell("native", method), [PROMPT], max_new_tokens=60, seeds=[0])
-    with LlamaCpp(laboratory, threads=1) as engine:
+        _cut(toy_pair.heads["eagle3"], [0, 1, 3, 4, 6, 7])
+    (ours,) = Native(toy_pair).generate(cell("native", method), [PROMPT], max_new_tokens=60, seeds=[0])
+    with LlamaCpp(toy_pair, threads=1) as engine:
         (theirs,) = engine.generate(cell("llamacpp", method), [PROMPT], max_new_tokens=60, seeds=[0])
     assert theirs.tokens == ours.tokens
     assert theirs.counts is not None and theirs.counts.accepted
@@ -74,8 +74,8 @@ def _cut(head: Path, kept: list[int]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["simple", "map-k", "map-k4v", "mod"])
-def test_every_ngram_type_keeps_the_output_and_counts(laboratory: PairFiles, kind: str) -> None:
-    pair = replace(laboratory, engine_options={"llamacpp": {"ngram": kind}})
+def test_every_ngram_type_keeps_the_output_and_counts(toy_pair: PairFiles, kind: str) -> None:
+    pair = replace(toy_pair, engine_options={"llamacpp": {"ngram": kind}})
     (plain,) = Native(pair).generate(cell("native", "autoregressive", 0), [PROMPT], max_new_tokens=200, seeds=[0])
     with LlamaCpp(pair, threads=1) as engine:
         (found,) = engine.generate(cell("llamacpp", "ngram", 3), [PROMPT], max_new_tokens=200, seeds=[0])
@@ -99,11 +99,11 @@ def test_a_published_model_with_grouped_heads_writes_its_known_text() -> None:
 
 
 @pytest.fixture
-def quantized(laboratory: PairFiles, tmp_path: Path) -> PairFiles:
-    """The laboratory's target as an 8-bit file with a tokenizer of its own, beside the folder that it was spread out
+def quantized(toy_pair: PairFiles, tmp_path: Path) -> PairFiles:
+    """The toy pair's target as an 8-bit file with a tokenizer of its own, beside the folder that it was spread out
     into.
     """
-    model, kind = weights_of(laboratory).model("target", "cpu"), gguf.GGMLQuantizationType.Q8_0
+    model, kind = weights_of(toy_pair).model("target", "cpu"), gguf.GGMLQuantizationType.Q8_0
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.data = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.detach().numpy(), kind), kind))
@@ -122,10 +122,10 @@ def quantized(laboratory: PairFiles, tmp_path: Path) -> PairFiles:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    shutil.copytree(laboratory.target, folder)
+    shutil.copytree(toy_pair.target, folder)
     model.save_pretrained(folder)
     (folder / "source.json").write_text(json.dumps({"source": str(file)}))
-    return replace(laboratory, target=str(folder))
+    return replace(toy_pair, target=str(folder))
 
 
 @pytest.mark.parametrize(("weights", "precision"), [("file", "Q8_0"), ("pair", "float32")])
@@ -149,20 +149,20 @@ def test_renaming_tokens_keeps_every_weight(quantized: PairFiles, tmp_path: Path
     assert after.fields["tokenizer.ggml.tokens"].contents() == [f"<{index}>" for index in range(8)]
 
 
-def test_other_architectures_are_refused_with_the_way_out(laboratory: PairFiles) -> None:
+def test_other_architectures_are_refused_with_the_way_out(toy_pair: PairFiles) -> None:
     reason = LlamaCpp.refuses_model("draft_model", {"model_type": "qwen2", "hidden_size": WIDTH})
     assert reason is not None and "'qwen2'" in reason and "GGUF file" in reason
-    with pytest.raises(EngineError, match="names no draft"), LlamaCpp(replace(laboratory, draft=None)) as engine:
+    with pytest.raises(EngineError, match="names no draft"), LlamaCpp(replace(toy_pair, draft=None)) as engine:
         engine.generate(cell("llamacpp", "draft_model"), [PROMPT], max_new_tokens=4, seeds=[0])
-    model = weights_of(laboratory).model("target", "cpu")
+    model = weights_of(toy_pair).model("target", "cpu")
     model.config.attention_bias = True
     with pytest.raises(ModelError, match="biases"):
         write_model(model, Path("never.gguf"), "float32")
 
 
-def test_a_killed_server_fails_its_cell_and_the_next_one_runs(laboratory: PairFiles) -> None:
+def test_a_killed_server_fails_its_cell_and_the_next_one_runs(toy_pair: PairFiles) -> None:
     asked = cell("llamacpp", "autoregressive", 0)
-    with LlamaCpp(laboratory, threads=1) as engine:
+    with LlamaCpp(toy_pair, threads=1) as engine:
         (first,) = engine.generate(asked, [PROMPT], max_new_tokens=4, seeds=[0])
         ((server, client),) = engine._servers.values()
         post = client.post
@@ -187,7 +187,7 @@ def test_a_killed_server_fails_its_cell_and_the_next_one_runs(laboratory: PairFi
 JOB = """
 import os, sys
 from pathlib import Path
-from specrig.audit.laboratory import build
+from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.engines.llamacpp import LlamaCpp
 
@@ -203,7 +203,7 @@ os.kill(os.getpid(), 9)
 def test_a_killed_job_leaves_no_server_behind(tmp_path: Path) -> None:
     started = tmp_path / "started"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run([sys.executable, "-c", JOB, str(tmp_path / "laboratory"), str(started)], check=False, **quiet)
+    subprocess.run([sys.executable, "-c", JOB, str(tmp_path / "toy_pair"), str(started)], check=False, **quiet)
     orphans = [psutil.Process(int(pid)) for pid in started.read_text().split() if psutil.pid_exists(int(pid))]
     _, alive = psutil.wait_procs(orphans, timeout=60)
     for process in alive:

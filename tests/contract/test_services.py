@@ -22,7 +22,7 @@ import pytest
 import requests
 from models import listening
 
-from specrig.audit.laboratory import PROMPT, build
+from specrig.audit.toy_pair import PROMPT, build
 from specrig.cell import Cell
 from specrig.cli import run
 from specrig.decoding.types import Generation
@@ -89,7 +89,7 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> PairFiles:
-    return build(tmp_path_factory.mktemp("laboratory"))
+    return build(tmp_path_factory.mktemp("toy_pair"))
 
 
 @pytest.fixture(scope="module")

@@ -54,11 +54,11 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 def cell(label: str, temperature: float = 1.0) -> Cell:
-    """The laboratory's cell of a labelled method."""
+    """The toy pair's cell of a labelled method."""
     method, k, given = METHODS.get(label, (label, 0, {}))
     options = registry()[method].Options.model_validate(given).model_dump(mode="json")
     return Cell(
-        engine="native", pair="laboratory", method=method, k=k, task="exact", temperature=temperature, options=options
+        engine="native", pair="toy_pair", method=method, k=k, task="exact", temperature=temperature, options=options
     )
 
 

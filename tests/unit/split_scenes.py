@@ -23,7 +23,7 @@ import torch
 from accelerate import dispatch_model
 from architectures import VOCABULARY, tiny
 
-from specrig.audit import laboratory
+from specrig.audit import toy_pair as toy_pair
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry
 from specrig.engines.native import Native
@@ -37,7 +37,7 @@ from specrig.runtime.types import DecodingError
 
 FIRST, SECOND = PLACES = "npy:0", "npy:1"
 """Where the target lies."""
-PROMPTS = [list(laboratory.PROMPT), list(laboratory.PROMPT[4:])]
+PROMPTS = [list(toy_pair.PROMPT), list(toy_pair.PROMPT[4:])]
 REMOTE = {"remote_draft"}
 """Its draft runs in another process, which knows no pretended devices."""
 SHAPE = {
@@ -51,7 +51,7 @@ SAMPLED = ("autoregressive", "draft_model", "eagle2", "layer_skip", "tree")
 
 
 def _cell(method: str, k: int, **given: Any) -> Cell:
-    named = {"engine": "native", "pair": "laboratory", "task": "-", "temperature": 0.0, "batch_size": 2, "options": {}}
+    named = {"engine": "native", "pair": "toy_pair", "task": "-", "temperature": 0.0, "batch_size": 2, "options": {}}
     return Cell.model_validate({"method": method, "k": k, **named, **given})
 
 
@@ -62,11 +62,11 @@ def _decoded(engine: Any, cell: Cell) -> list[tuple[list[int], list[int]]]:
 
 
 class Laboratory:
-    """The laboratory's pair in the native engine, whole and split."""
+    """The toy pair in the native engine, whole and split."""
 
     def __init__(self, folder: Path) -> None:
         needs = {need for method in METHODS for need in registry()[method].needs}
-        self.pair = laboratory.build(folder, sorted(needs))
+        self.pair = toy_pair.build(folder, sorted(needs))
         self.whole = Native(self.pair)
         with pretended.devices():
             self.split = Native(replace(self.pair, tensor_parallel=2), device=FIRST)

@@ -13,9 +13,9 @@ from specrig.audit import exact
 from specrig.audit.distribution import ChiSquared, g_test, next_token_test, rank_test
 from specrig.audit.exact import LENGTH, ExactTest, bonus, sample
 from specrig.audit.family import FAMILY_WISE, failures, judged, probes, strictest
-from specrig.audit.laboratory import VOCABULARY, build
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.run import COLUMNS, audit_exact
+from specrig.audit.toy_pair import VOCABULARY, build
 from specrig.decoding.types import Generation, Round
 from specrig.engines.native import Native
 from specrig.study.load import load_study
@@ -24,19 +24,19 @@ ALARM = 1e-4
 
 
 @pytest.fixture(scope="session")
-def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("laboratory")
+def toy_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("toy_pair")
 
 
 @pytest.mark.parametrize("label", ["autoregressive", *METHODS])
-def test_right_methods_pass(laboratory: Path, label: str) -> None:
-    test = tried(None, label, laboratory, samples=[STEPS[1]])
+def test_right_methods_pass(toy_pair: Path, label: str) -> None:
+    test = tried(None, label, toy_pair, samples=[STEPS[1]])
     assert test is not None and test.p_value > ALARM
 
 
 @pytest.mark.parametrize(("flaw", "label"), [pytest.param(*one, id=f"{one[0].name}-{one[1]}") for one in chosen()])
-def test_wrong_samplers_are_caught(laboratory: Path, flaw: Flaw, label: str) -> None:
-    test = tried(flaw, label, laboratory)
+def test_wrong_samplers_are_caught(toy_pair: Path, flaw: Flaw, label: str) -> None:
+    test = tried(flaw, label, toy_pair)
     assert test is None or test.p_value < FAMILY_WISE / 35, "the level of the default study's smallest p-value"
 
 
@@ -53,9 +53,9 @@ def generations(label: str, folder: Path, rows: int = 512) -> list[Generation]:
 
 
 @pytest.mark.parametrize("label", METHODS)
-def test_the_laboratory_makes_every_part_of_a_sampler_work(laboratory: Path, label: str) -> None:
+def test_the_toy_pair_makes_every_part_of_a_sampler_work(toy_pair: Path, label: str) -> None:
     """Drafts rejected at once, in their midst and not at all; rounds beyond the first."""
-    found = generations(label, laboratory)
+    found = generations(label, toy_pair)
     rounds = [entry for generation in found for entry in generation.rounds if entry.depth and not entry.cut]
     shares = [
         np.mean(choice) for choice in ([r.accepted == 0 for r in rounds], [r.accepted == r.depth for r in rounds])
@@ -65,8 +65,8 @@ def test_the_laboratory_makes_every_part_of_a_sampler_work(laboratory: Path, lab
     assert np.mean([len(generation.rounds) > 1 for generation in found]) > 0.5
 
 
-def test_k_adapts_while_adaptive_k_is_audited(laboratory: Path) -> None:
-    offered = {entry.drafted for generation in generations("adaptive_k", laboratory) for entry in generation.rounds}
+def test_k_adapts_while_adaptive_k_is_audited(toy_pair: Path) -> None:
+    offered = {entry.drafted for generation in generations("adaptive_k", toy_pair) for entry in generation.rounds}
     assert offered >= {3, 4, 5}, "down after rejections, up after a draft that was accepted to its end"
 
 
@@ -95,8 +95,8 @@ def test_the_cells_own_ks_and_options_are_audited(workplace: Path, monkeypatch: 
     assert judged(rows)["passed"].tolist() == [True, True]
 
 
-def test_an_engine_that_stops_early_is_told(laboratory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native = Native(build(laboratory))
+def test_an_engine_that_stops_early_is_told(toy_pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = Native(build(toy_pair))
     monkeypatch.setattr(native, "eos", frozenset(range(VOCABULARY)))
     with pytest.raises(exact.EngineError, match=r"native ended 8 of 8 continuations before"):
         sample(native, cell("ngram"), 8)
@@ -223,7 +223,7 @@ def test_rows_of_several_files_are_one_family() -> None:
 def test_the_strictest_level_counts_what_a_study_plans(workplace: Path) -> None:
     study = load_study(Path("configs/quick.yaml"))
     planned = round(FAMILY_WISE / strictest(study))
-    assert planned == 17 + 10 * 2, "17 methods and variants on the laboratory pair, 10 of them sampled on two tasks"
+    assert planned == 17 + 10 * 2, "17 methods and variants on the toy pair, 10 of them sampled on two tasks"
     draft, *_ = (cell for cell in study.grid.cells if cell.method == "draft_model" and not cell.variant)
     swept = [draft.model_copy(update={"k": k, "temperature": t}) for k in (2, 6, 4) for t in (0.0, 0.6, 1.4)]
     assert [(probe.temperature, probe.k) for probe in probes(swept)] == [(0.6, 2), (0.6, 6), (1.4, 2), (1.4, 6)]

@@ -29,7 +29,7 @@ from specrig.analysis.commands import Catalogue
 from specrig.analysis.disturbance import column, disturbances, undisturbed
 from specrig.analysis.efficiency import explained_efficiency
 from specrig.analysis.statistics import robust_variation
-from specrig.audit.laboratory import build
+from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, read_records, replicate_folder, write_records
 from specrig.measurement.runner import measure
@@ -358,7 +358,7 @@ def test_a_disturbed_cell_gives_no_verdict_on_speed(metric: str, verdict: str) -
 @pytest.fixture
 def study_file(workplace: Path) -> Path:
     """A tiny study of two replicates, one method, T 0 and 1."""
-    pair = build(workplace / "laboratory")
+    pair = build(workplace / "toy_pair")
     Path("configs/pairs.tsv").write_text(f"pair\ttarget\tdraft\np\t{pair.target}\t{pair.draft}\n")
     Path("t.jsonl").write_text('{"id": "0", "prompt": "abcabcd"}\n{"id": "1", "prompt": "dedefa"}\n')
     Path("configs/tasks.tsv").write_text("task\tsource\nt\tt.jsonl\n")

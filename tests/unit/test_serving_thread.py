@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from specrig.audit.laboratory import build
+from specrig.audit.toy_pair import build
 from specrig.engines.http import wire
 from specrig.engines.http.remote import Text
 from specrig.services import model as service

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from specrig.audit.laboratory import build
+from specrig.audit.toy_pair import build
 from specrig.engines import registry
 from specrig.engines.vllm import Vllm
 from specrig.measurement.runner import _gpus
@@ -30,7 +30,7 @@ SPLIT = PairFiles("large", "some/target", tensor_parallel=2)
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Scene -> what differs (`split_scenes`). Its devices are PyTorch's for a whole process, so it is another one."""
     places = [str(HERE), str(HERE.parent / "contract"), *filter(None, sys.path)]
-    command = [sys.executable, str(HERE / "split_scenes.py"), str(tmp_path_factory.mktemp("laboratory"))]
+    command = [sys.executable, str(HERE / "split_scenes.py"), str(tmp_path_factory.mktemp("toy_pair"))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

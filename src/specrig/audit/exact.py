@@ -1,4 +1,4 @@
-"""Temperature above 0, exactly: what a method samples on the laboratory pair against the target's written-down
+"""Temperature above 0, exactly: what a method samples on the toy pair against the target's written-down
 probabilities.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrig.audit.distribution import ChiSquared, conditionals, exact_distribution, g_test, next_token_test, rank_test
-from specrig.audit.laboratory import PROMPT, build
+from specrig.audit.toy_pair import PROMPT, build
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Generation
@@ -78,7 +78,7 @@ def rows_of(engine: type[Engine], cell: Cell) -> int:
 
 
 def sample(engine: Engine, cell: Cell, samples: int) -> list[Generation]:
-    """`samples` continuations of the laboratory prompt through the engine's own front door, seeds 0, 1, 2, …
+    """`samples` continuations of the toy pair's prompt through the engine's own front door, seeds 0, 1, 2, …
 
     Raises EngineError where one is too short.
     """
@@ -112,7 +112,7 @@ def bonus(generations: Sequence[Generation]) -> NDArray[np.bool_]:
 
 
 def judge(target: CachedModel, generations: Sequence[Generation], temperature: float) -> ExactTest:
-    """Test sampled continuations of the laboratory prompt against the target."""
+    """Test sampled continuations of the toy pair's prompt against the target."""
     tokens = np.array([generation.tokens[:LENGTH] for generation in generations])
     known = np.minimum(tokens, target.vocab_size - 1)  # a token that the target does not have is nobody's history
     probabilities = conditionals(target, PROMPT, known.tolist(), temperature)
@@ -161,7 +161,7 @@ def exact_test(
     options: Mapping[str, dict[str, Any]] | None = None,
     device: str = "cpu",
 ) -> ExactTest:
-    """Test `cell` (its method, k, temperature, options) on the laboratory pair kept in `folder`, on the device given.
+    """Test `cell` (its method, k, temperature, options) on the toy pair kept in `folder`, on the device given.
 
     options: the study's `engine_options`. An engine that runs the method one prompt at a time draws its own, smaller
     number.

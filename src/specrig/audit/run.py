@@ -75,7 +75,7 @@ def _exact(study: Study, probe: Cell) -> Outcome:
     test, ks, note = "exact distribution", str(probe.k), f" [{build}]" if build else ""
     try:
         with TemporaryDirectory() as folder:
-            asked = probe.model_copy(update={"pair": "laboratory", "task": "exact"})
+            asked = probe.model_copy(update={"pair": "toy_pair", "task": "exact"})
             found = exact_test(
                 probe.engine,
                 asked,

@@ -18,7 +18,7 @@ import psutil
 
 from specrig.engines.base import EngineError
 from specrig.engines.http.client import Client
-from specrig.engines.said import EngineLog
+from specrig.engines.logs import EngineLog
 
 READY_S = 1200.0
 """How long a server may take to load: tens of GB of weights from a slow disk, and kernels to compile."""

@@ -20,7 +20,7 @@ from pydantic import Field
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation
 from specrig.engines.base import EngineError, EngineOptions
-from specrig.engines.said import EngineLog
+from specrig.engines.logs import EngineLog
 from specrig.engines.tokenized import TokenizedEngine
 from specrig.engines.vllm import cpu_sampling
 from specrig.engines.vllm.processes import Processes, intel_openmp, placing, quiet_llvmlite, resident_mb

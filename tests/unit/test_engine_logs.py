@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from specrig.engines.said import TAIL, VARIABLE, EngineLog
+from specrig.engines.logs import TAIL, VARIABLE, EngineLog
 
 JOB = """
 import subprocess, sys
 from pathlib import Path
-from specrig.engines.said import EngineLog
+from specrig.engines.logs import EngineLog
 
 log = EngineLog()
 print("before")

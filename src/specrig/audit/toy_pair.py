@@ -52,7 +52,7 @@ def build(folder: Path, needs: Iterable[str] = (), seed: int = SEED) -> PairFile
         _save(_model(3, CONTEXT, 0.0, seed), target)
         _save(_model(1, LAYERS, ERROR, seed), draft)
         (folder / "done").touch()
-    return PairFiles("laboratory", str(target), str(draft), heads=_heads(folder, needs, target, draft, seed))
+    return PairFiles("toy_pair", str(target), str(draft), heads=_heads(folder, needs, target, draft, seed))
 
 
 def _embedding(seed: int) -> Tensor:
