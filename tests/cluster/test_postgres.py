@@ -100,7 +100,7 @@ def postgres() -> Iterator[Postgres]:
 
 @dataclass
 class Server:
-    """MLflow's server, as docs/results.md starts it."""
+    """MLflow's server, as docs/outputs.md starts it."""
 
     store: str
     artifacts: Path

@@ -11,7 +11,7 @@ the variance of the skewness in normal samples, and 1 is the variance that is as
 (tasks) adds variances and has the degrees of freedom of Welch and Satterthwaite. A ratio of sums is linearised, with
 the variance HC2 and the degrees of freedom of Bell and McCaffrey (2002).
 
-Coverage, simulated by `python benchmarks/interval_coverage.py` (docs/log.md, "Intervals"): 93 to 97 % with 4 to 64
+Coverage, simulated by `python benchmarks/interval_coverage.py` (docs/log/statistics.md, "Intervals"): 93 to 97 % with 4 to 64
 units, for normal units, for units of Student's t with 3 degrees of freedom (97.6 % for a ratio of 4) and for units as
 skewed as a lognormal of σ = 0.5 (skewness 1.75).
 Limit: for units with a skewness of 2.9 (a lognormal of σ = 0.7) coverage is 91 % with 4 to 6 units, 92 % with 8 and 94

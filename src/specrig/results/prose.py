@@ -86,7 +86,7 @@ DEFINITIONS = {
         f"{percent(LEVEL)}, over prompts: Student's t, widened on the side to which prompts are skewed (Hall's transformation). Intervals of "
         "speedups and rates are computed for logarithms. Ratios of sums are linearised, with the degrees of freedom of Bell and McCaffrey; a mean "
         "over tasks has those of Welch and Satterthwaite. Where jobs ran several times, the differences between whole runs are included. How "
-        "often these intervals hold the true value was simulated: benchmarks/interval_coverage.py, docs/log.md."
+        "often these intervals hold the true value was simulated: benchmarks/interval_coverage.py, docs/log/statistics.md."
     ),
     "Kendall's τ": (
         "of two orders: pairs of methods in the same order less pairs in the reverse one, over all pairs. Its interval draws each method's mean as "

@@ -3,7 +3,7 @@
 Decoding multiplies one to a few dozen rows by large weights, and which kernel does it best depends on the processor and
 on the precision. So they are timed when a weight of a new shape comes: `plain` (`F.linear`), `reordered` (weights laid
 out once for oneDNN), and `compiled` (`runtime.compiled`, for narrow inputs; wider ones take reordered weights).
-`docs/log.md` has the measurements.
+`docs/log/decoding.md` has the measurements.
 """
 
 from __future__ import annotations
