@@ -35,6 +35,7 @@ from specrig.decoding.types import Context, Verdict
 from specrig.heads.checkpoint import Shapes, check_places, faults, read, untrained, write
 from specrig.heads.layer import layer_like, layer_of
 from specrig.runtime.attention import FULL
+from specrig.runtime.decode_pass import compile_passes
 from specrig.runtime.device import at_each, padded
 from specrig.runtime.linear import Linear, Widened
 from specrig.runtime.llama_model import LlamaModel
@@ -90,7 +91,7 @@ class EagleHead(LlamaModel):
         self._counts: list[int] = []
         self._base: list[int] = []
         self._above: Tensor | None = None
-        self.compile()
+        compile_passes(self)
 
     def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
         if self.hidden_size != target.hidden_size:

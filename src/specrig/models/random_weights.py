@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specrig.models import split
+from specrig.runtime.decode_pass import choose_kernels
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
@@ -52,7 +53,9 @@ def random_model(
         layers=_layers(body, device),
     )
     head = embedding if shape.tie_word_embeddings else _filled(model.lm_head, device)
-    return LlamaModel(SimpleNamespace(config=shape, model=parts, lm_head=head), device=device, dtype=dtype)
+    made = LlamaModel(SimpleNamespace(config=shape, model=parts, lm_head=head), device=device, dtype=dtype)
+    choose_kernels(made)
+    return made
 
 
 def _layers(body: Any, device: torch.device) -> Iterator[nn.Module]:

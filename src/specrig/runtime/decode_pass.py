@@ -13,17 +13,15 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specrig.runtime.compiled import ALONE, VECTOR, WIDEST, blocked, knows, library
-
-if TYPE_CHECKING:
-    from specrig.runtime.linear import Linear
-    from specrig.runtime.llama_model import LlamaModel
-    from specrig.runtime.model import Step
+from specrig.runtime.compiled import ALONE, VECTOR, WIDEST, blocked, knows, library, multiplies
+from specrig.runtime.linear import Linear, choice
+from specrig.runtime.llama_model import CompiledPass, LlamaModel
+from specrig.runtime.model import Step
 
 LARGEST = 1 << 30
 """Bytes of weights up to which a model gets compiled passes: its weights are then held twice, for wide passes in a
@@ -59,6 +57,27 @@ class _Pass(Structure):
     ]
 
 
+def choose_kernels(model: LlamaModel) -> None:
+    """Choose what computes: a kernel for each weight, and for decode passes compiled code where that is faster."""
+    for layer in model.linears():
+        layer.use(choice.of(layer.weight))
+    compile_passes(model)
+
+
+def compile_passes(model: LlamaModel) -> None:
+    """Run decode passes in compiled code from now on, where that is faster."""
+    if choice.compiled == "never" or not serves(model):
+        return
+    compiled = DecodePass(model)
+    if choice.compiled == "always" or faster(model, compiled):
+        model.compiled = compiled
+        if choice.pinned not in (None, "compiled"):
+            return
+        for layer, blocks in zip(model.linears(), compiled.blocks, strict=True):
+            if multiplies(layer.weight, layer.bias):
+                layer.blocks = blocks  # for products outside these passes
+
+
 def serves(model: LlamaModel) -> bool:
     """Whether this model's passes can run in compiled code here: on a processor, in a precision and in widths that it
     knows.
@@ -76,7 +95,7 @@ def serves(model: LlamaModel) -> bool:
     )
 
 
-def faster(model: LlamaModel, compiled: NarrowPass) -> bool:
+def faster(model: LlamaModel, compiled: DecodePass) -> bool:
     """Whether compiled passes take less time than torch's, as the geometric mean over `TOKENS`.
 
     Of each the least of `REPEATS` passes counts, which alternate.
@@ -92,7 +111,7 @@ def faster(model: LlamaModel, compiled: NarrowPass) -> bool:
     model.keep([range(CONTEXT)])
     gain = 1.0
     for n in TOKENS:
-        least: dict[NarrowPass | None, float] = {compiled: inf, None: inf}
+        least: dict[CompiledPass | None, float] = {compiled: inf, None: inf}
         for _ in range(REPEATS):
             for way in least:
                 model.compiled = way
@@ -105,7 +124,7 @@ def faster(model: LlamaModel, compiled: NarrowPass) -> bool:
     return gain > 1.0
 
 
-class NarrowPass:
+class DecodePass:
     """One model's narrow passes. It has the products' weights in `blocks`, beside the model's own, and writes to the
     model's cache.
     """
@@ -148,18 +167,18 @@ class NarrowPass:
         self._seen: tuple[Any, Any] = (None, None)
         self._tables: tuple[Tensor, Tensor]
 
-    def of(self, thin: LlamaModel) -> NarrowPass:
-        """Those of a copy of the model, with the same weights, that leaves layers out."""
+    def pruned(self, model: LlamaModel) -> DecodePass:
+        """Passes of `model`, a copy of this one's with the same weights that leaves layers out."""
         found = copy.copy(self)
-        found.model, found.blocks = thin, list(self.blocks)
-        found.kept = [index for index in self.kept if index not in thin.skipped]
+        found.model, found.blocks = model, list(self.blocks)
+        found.kept = [index for index in self.kept if index not in model.skipped]
         found.layers = (_Layer * len(found.kept))(*(self.layers[index] for index in found.kept))
         found.told = _Pass.from_buffer_copy(self.told)
         found.told.layers, found.told.layer = len(found.kept), found.layers
         found._begin()
         return found
 
-    def say_with(self, head: Linear) -> None:
+    def replace_head(self, head: Linear) -> None:
         """Compute logits with another LM head from now on."""
         self.blocks[-1] = blocked(head.dense()) if head.blocks is None else head.blocks
         self.told.V, self.told.head = head.outputs, _at(self.blocks[-1])

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.runtime import decode_pass as narrow
-from specrig.runtime.compiled import WIDEST, multiplies
-from specrig.runtime.decode_pass import NarrowPass
+from specrig.runtime.compiled import WIDEST
 from specrig.runtime.device import at_each
-from specrig.runtime.linear import Linear, choice
+from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel, Step
 from specrig.runtime.pointwise import Arithmetic, fused, rotate, swiglu
 
@@ -53,7 +51,7 @@ class Block:
                 else modules[0].weight.detach()
             )
             bias = torch.cat([module.bias.detach() for module in modules]) if modules[0].bias is not None else None
-            return Linear(weight, bias, kernel="plain")  # `LlamaModel.settle` chooses
+            return Linear(weight, bias, kernel="plain")  # `decode_pass.choose_kernels` chooses
 
         def norm(name: str) -> Tensor | None:
             return getattr(attention, name).weight.detach() if hasattr(attention, name) else None
@@ -89,12 +87,27 @@ class View:
     swiglu: Arithmetic = swiglu
 
 
+class CompiledPass(Protocol):
+    """Passes of a few tokens in compiled code (`decode_pass.DecodePass`)."""
+
+    def __call__(
+        self, tokens: Tensor, step: Step, last: Sequence[int] | None, entry: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """As `CachedModel._run`. entry: see `LlamaModel.entry`."""
+
+    def pruned(self, model: LlamaModel) -> CompiledPass:
+        """Passes of `model`, a copy of this one's that leaves layers out."""
+
+    def replace_head(self, head: Linear) -> None:
+        """Compute logits with another LM head from now on."""
+
+
 class LlamaModel(CachedModel):
     """Direct forward pass of a Llama-shaped model, with fused projections."""
 
     drafted: Tensor | None = None
     """`[Vd]` the only tokens that it has logits for, where it drafts among some alone; minus infinity for the others."""
-    compiled: NarrowPass | None = None
+    compiled: CompiledPass | None = None
     """What runs passes of a few tokens in compiled code; None where torch runs them."""
 
     def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -110,26 +123,6 @@ class LlamaModel(CachedModel):
         self.blocks = [Block.of(layer) for layer in body.layers]
         self.skipped: frozenset[int] = frozenset()  # layers that its passes leave out (`runtime.pruned`)
         self.cos = self.sin = torch.empty(0)
-        self.settle()
-
-    def settle(self) -> None:
-        """Choose what computes: a kernel for each weight, and for narrow passes compiled code where that is faster."""
-        for layer in self.linears():
-            layer.use(choice.of(layer.weight))
-        self.compile()
-
-    def compile(self) -> None:
-        """Run narrow passes in compiled code from now on, where that is faster."""
-        if choice.compiled == "never" or not narrow.serves(self):
-            return
-        compiled = NarrowPass(self)
-        if choice.compiled == "always" or narrow.faster(self, compiled):
-            self.compiled = compiled
-            if choice.pinned not in (None, "compiled"):
-                return
-            for layer, blocks in zip(self.linears(), compiled.blocks, strict=True):
-                if multiplies(layer.weight, layer.bias):
-                    layer.blocks = blocks  # for products outside these passes
 
     def linears(self) -> list[Linear]:
         """All products of a pass."""
@@ -269,4 +262,4 @@ class LlamaModel(CachedModel):
         """
         self.head, self.drafted = self.head.among(drafted), drafted
         if self.compiled is not None:
-            self.compiled.say_with(self.head)
+            self.compiled.replace_head(self.head)

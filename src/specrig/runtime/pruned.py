@@ -42,7 +42,7 @@ def thinned(whole: CachedModel, skipped: Collection[int]) -> CachedModel:
     if isinstance(thin, LlamaModel):
         thin.skipped = left_out
         if thin.compiled is not None:
-            thin.compiled = thin.compiled.of(thin)
+            thin.compiled = thin.compiled.pruned(thin)
     elif isinstance(thin, TransformersModel):
         thin.model = _without(thin.model, left_out, whole.layers, whole.device)
     else:

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 
 from specrig.runtime import agreement
 from specrig.runtime.cache import KeyValueCache, LayerShape
+from specrig.runtime.decode_pass import choose_kernels
 from specrig.runtime.device import at_each, constant
 from specrig.runtime.linear import Widened
 from specrig.runtime.llama_model import LlamaModel
@@ -149,6 +150,7 @@ def cached_model(
     split = any(shape.device is not None for shape in said.layout)
     if direct and not split and LlamaModel.serves(model.config):
         wrapped = LlamaModel(model, device=device, dtype=model.dtype)
+        choose_kernels(wrapped)
     else:
         wrapped = TransformersModel(model, device=device, dtype=model.dtype, layout=said.layout)
     agreement.check(wrapped, said)
