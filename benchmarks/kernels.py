@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, logging
 
 from specrig.analysis.statistics import mean_interval
 from specrig.runtime import decode_pass as narrow
-from specrig.runtime.linear import choice
+from specrig.runtime.linear import kernel_choice
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.transformers_model import cached_model
 
@@ -31,7 +31,7 @@ WAYS = {"plain": ("plain", "never"), "reordered": ("reordered", "never"), "compi
 def load(folder: str, dtype: torch.dtype, way: str) -> LlamaModel:
     """The model with its kernels pinned."""
     kernel, compiled = WAYS[way]
-    choice.pin(kernel, compiled=compiled)  # type: ignore[arg-type]
+    kernel_choice.pin(kernel, compiled=compiled)  # type: ignore[arg-type]
     model = cached_model(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype))
     if not isinstance(model, LlamaModel):
         raise SystemExit(f"{folder}: not Llama-shaped, it has no kernels to choose from")

@@ -198,10 +198,10 @@ def test_what_a_drafter_offers_depends_on_the_text_alone(
 def anew(lab: Lab, drafter: Drafter, text: Context) -> Draft:
     rows, target = text.tokens, lab.target
     target.start(len(rows), 200)
-    target.feature_layers, target.features = drafter.feature_layers, None
+    target.aux_layers, target.aux_hidden_states = drafter.aux_layers, None
     _, hidden = target.forward(padded([row[:-1] for row in rows], max(map(len, rows)) - 1, target.device))
     context = Context(rows, text.done, Sampler(text.sampler.temperature, range(len(rows))), text.depths.copy())
-    drafter.begin(context, hidden, target.features)
+    drafter.begin(context, hidden, target.aux_hidden_states)
     return drafter.propose(context, K)
 
 

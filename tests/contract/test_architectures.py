@@ -158,20 +158,20 @@ def test_what_heads_read_of_a_target_with_windows_is_its_own(name: str) -> None:
         states = source(input_ids=torch.tensor([prompt]), output_hidden_states=True).hidden_states
     expected = torch.cat([states[layer] for layer in layers], -1)[0]
     model = cached_model(source)
-    model.feature_layers = layers
+    model.aux_layers = layers
     model.start(1, 32)
     _, hidden = model.forward(torch.tensor([prompt]))
-    torch.testing.assert_close(model.features[0], expected, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(model.aux_hidden_states[0], expected, atol=2e-4, rtol=1e-3)
     torch.testing.assert_close(hidden[0], states[-1][0], atol=2e-4, rtol=1e-3)
     model.start(1, 32)
     model.forward(torch.tensor([prompt[:12]]))
     model.keep([range(12)])
     # Root, a wrong sibling, the right one: what follows hangs on the latter.
     model.forward(torch.tensor([[prompt[12], prompt[13] ^ 1, prompt[13]]]), parents=[[-1, 0, 0]])
-    torch.testing.assert_close(model.features[0, [0, 2]], expected[12:14], atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(model.aux_hidden_states[0, [0, 2]], expected[12:14], atol=2e-4, rtol=1e-3)
     model.keep([[0, 2]])
     model.forward(torch.tensor([prompt[14:]]))
-    torch.testing.assert_close(model.features[0], expected[14:], atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(model.aux_hidden_states[0], expected[14:], atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen3"])

@@ -26,10 +26,10 @@ from specrig.heads.eagle import EagleHead
 from specrig.heads.eagle3 import Eagle3Head
 from specrig.runtime import compiled, compiler
 from specrig.runtime import decode_pass as narrow
-from specrig.runtime.compiled import WIDEST
-from specrig.runtime.linear import choice
+from specrig.runtime.compiled import MAX_TOKENS
+from specrig.runtime.linear import kernel_choice
 from specrig.runtime.llama_model import LlamaModel
-from specrig.runtime.pruned import join, thinned
+from specrig.runtime.pruned import follow, prune
 from specrig.runtime.transformers_model import cached_model
 
 SHAPE: dict[str, Any] = {
@@ -63,7 +63,7 @@ def back_to_timing() -> Iterator[None]:
     if compiled.library() is None:
         pytest.skip("no C compiler here: passes run in torch, which the other tests cover")
     yield
-    choice.pin(None)
+    kernel_choice.pin(None)
 
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
@@ -79,7 +79,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def model(make: Callable[[], Any], way: Any, dtype: torch.dtype = torch.float32) -> LlamaModel:
     torch.manual_seed(0)
-    choice.pin(None, compiled=way)
+    kernel_choice.pin(None, compiled=way)
     made = make()
     with torch.no_grad():  # biases begin as zeros and norms as ones, which would hide that they are left out
         for weight in made.parameters():
@@ -95,12 +95,12 @@ def said(model: LlamaModel) -> list[torch.Tensor]:
     """Logits, hidden states and streams: of two rows of different length, of trees, after the kept paths; of a chain;
     of a prompt.
     """
-    model.feature_layers = (0, 2)
+    model.aux_layers = (0, 2)
     model.start(2, 128)
     found = [model.catch_up([list(range(11)), [3, 4, 5]], [False, False])]
     logits, hidden = model.forward(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), parents=[[-1, -1, 0, 1], [-1, 0, 0, 2]])
-    assert model.features is not None
-    found += [logits, hidden, model.features]
+    assert model.aux_hidden_states is not None
+    found += [logits, hidden, model.aux_hidden_states]
     model.keep([[1, 3], [0, 2]])
     found += model.forward(torch.tensor([[21], [22]]))
     model.start(1, 128)
@@ -121,7 +121,7 @@ def test_compiled_passes_say_what_torch_says(name: str, dtype: torch.dtype, tole
 
 def followed(kind: Any, config: Any, target: LlamaModel, way: Any) -> list[torch.Tensor]:
     """Logits and predicted features of a head: of two rows of different length, of a step, of two levels of a tree."""
-    choice.pin(None, compiled=way)
+    kernel_choice.pin(None, compiled=way)
     torch.manual_seed(1)
     weights = untrained(kind)(config, 3, 0.1)
     head: EagleHead = kind(
@@ -161,7 +161,7 @@ def test_compiled_passes_of_a_head_say_what_torch_says(kind: Any, dtype: torch.d
 def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> None:
     """To the last bit: one by one, as a chain, on a tree's path, and in a batch beside a longer row."""
     found = model(MODELS[name], "always", dtype)
-    tokens = [(7 * place + 3) % SHAPE["vocab_size"] for place in range(WIDEST)]
+    tokens = [(7 * place + 3) % SHAPE["vocab_size"] for place in range(MAX_TOKENS)]
 
     def begun(*prompts: list[int]) -> None:
         found.start(len(prompts), 128)
@@ -178,7 +178,7 @@ def test_a_token_does_not_feel_its_neighbours(name: str, dtype: torch.dtype) -> 
         plain.append(found.forward(torch.tensor([[token]]))[0][0, 0])
         found.keep([[0]])
     expected = torch.stack(plain)
-    for width in (*range(2, 14), 24, 25, WIDEST - 1, WIDEST):  # every tile, and passes of several
+    for width in (*range(2, 14), 24, 25, MAX_TOKENS - 1, MAX_TOKENS):  # every tile, and passes of several
         begun(prompt)
         assert torch.equal(found.forward(torch.tensor([tokens[:width]]))[0][0], expected[:width]), width
     tokens, expected = tokens[:5], expected[:5]
@@ -196,8 +196,8 @@ def test_without_the_processors_bfloat16_instruction_it_says_the_same(monkeypatc
         found = model(MODELS["grouped heads"], way, torch.bfloat16)
         kept = said(found)
         found.start(1, 256)
-        kept.append(found.catch_up([[place % 60 for place in range(WIDEST + 6)]], [False]))
-        found.even_passes()
+        kept.append(found.catch_up([[place % 60 for place in range(MAX_TOKENS + 6)]], [False]))
+        found.padded_passes()
         return [*kept, *found.forward(torch.tensor([[1, 2, 3]]))]
 
     expected = told("never")
@@ -232,27 +232,27 @@ def test_a_copy_without_layers_sees_no_mask_of_an_earlier_pass() -> None:
     def drafted() -> torch.Tensor:
         whole.start(1, 64)
         whole.catch_up([[3, 4, 5, 6]], [False])
-        join(thin, whole, whole.lengths)
+        follow(thin, whole, whole.lengths)
         return thin.forward(torch.tensor([[7]]))[0]
 
-    thin = thinned(whole, [1])
+    thin = prune(whole, [1])
     expected = drafted()
     whole.forward(torch.tensor([[1, 2, 3]]), parents=[[-1, -1, 0]])  # its masks are gone with the pass
-    thin = thinned(whole, [1])
+    thin = prune(whole, [1])
     assert isinstance(thin, LlamaModel) and thin.compiled is not None
     assert torch.equal(drafted(), expected)
     assert all(layer.mask is None for layer in thin.compiled.layers)
 
 
 def test_what_compiled_passes_do_not_know_runs_in_torch() -> None:
-    choice.pin(None, compiled="always")
+    kernel_choice.pin(None, compiled="always")
     biased = cached_model(LlamaForCausalLM(LlamaConfig(**SHAPE, mlp_bias=True)))
     assert isinstance(biased, LlamaModel) and biased.compiled is None
 
 
 def test_a_head_leaves_its_targets_kernels_alone() -> None:
     target = model(MODELS["grouped heads"], "never")
-    choice.pin(None, compiled="always")
+    kernel_choice.pin(None, compiled="always")
     config = eagle.head_config(target.config)
     head = EagleHead(config, eagle.random_tensors(config, 0), target)
     assert head.compiled is not None and head.head.blocks is not None
@@ -261,9 +261,9 @@ def test_a_head_leaves_its_targets_kernels_alone() -> None:
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    choice.pin(None, compiled="always")
+    kernel_choice.pin(None, compiled="always")
     yield shared_lab(vocab_size=40, hidden=64)
-    choice.pin(None)
+    kernel_choice.pin(None)
 
 
 @pytest.mark.parametrize("method", sorted(registry()))
@@ -283,7 +283,7 @@ def test_without_a_compiler_passes_run_in_torch(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
     compiled.library.cache_clear()
     try:
-        choice.pin(None, compiled="always")
+        kernel_choice.pin(None, compiled="always")
         assert cached_model(MODELS["grouped heads"]()).compiled is None
     finally:
         compiled.library.cache_clear()

@@ -199,12 +199,12 @@ def test_where_recording_fails_passes_run_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_in_even_passes_a_token_does_not_feel_its_neighbours(dtype: torch.dtype) -> None:
+def test_in_padded_passes_a_token_does_not_feel_its_neighbours(dtype: torch.dtype) -> None:
     """The logits of each token of a verification are those of plain decoding, to the last bit; in a wider tree, within
     rounding.
     """
     model = cached_model(random_llama(64, hidden=256, layers=3).to(dtype), device="cpu")
-    model.even_passes()
+    model.padded_passes()
     prompt, tokens = torch.arange(20)[None], [7, 9, 11, 13, 21]
 
     def begun() -> None:

@@ -225,11 +225,11 @@ def test_rows_that_do_not_lie_side_by_side_share_no_entries() -> None:
     whole = model.cache
     alone = []
     for row, text in enumerate(texts):
-        model.cache = whole.of_rows([row], [0])
+        model.cache = whole.select_rows([row], [0])
         alone.append(model.forward(torch.tensor([text]))[0][0, -1])
         model.keep([range(len(text))])
     for rows in ([2, 0], [0, 2, 1], [1, 2]):
-        model.cache = whole.of_rows(rows, [len(texts[row]) - 1 for row in rows])
+        model.cache = whole.select_rows(rows, [len(texts[row]) - 1 for row in rows])
         logits, _ = model.forward(torch.tensor([[texts[row][-1]] for row in rows]))
         for place, row in enumerate(rows):
             torch.testing.assert_close(logits[place, 0], alone[row], rtol=1e-4, atol=1e-4)

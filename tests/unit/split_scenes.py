@@ -111,13 +111,13 @@ def architecture(name: str, beside: int = 0) -> str:
 def _walk(model: Any, device: str) -> list[torch.Tensor]:
     rows = [[(7 * at + row) % VOCABULARY for at in range(12 + row)] for row in range(2)]
     float32_logits(model)
-    model.feature_layers = (1, 2)
+    model.aux_layers = (1, 2)
     model.start(2, 64)
     seen = [model.catch_up(rows, [False, False])]
     tree = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]], device=device)
-    seen += [*model.forward(tree, parents=[[-1, -1, 0, 1]] * 2), model.features]
+    seen += [*model.forward(tree, parents=[[-1, -1, 0, 1]] * 2), model.aux_hidden_states]
     model.keep([[1, 3], [0]])
-    seen += [*model.forward(torch.tensor([[9, 3], [4, 8]], device=device)), model.features]
+    seen += [*model.forward(torch.tensor([[9, 3], [4, 8]], device=device)), model.aux_hidden_states]
     assert {str(tensor.device) for tensor in seen} == {device}
     return [tensor.cpu() for tensor in seen]
 

@@ -155,7 +155,7 @@ def test_keys_and_values_lie_where_the_model_does_in_its_precision() -> None:
 def test_a_roll_back_never_lengthens_and_asks_for_every_row() -> None:
     cache = KeyValueCache([LayerShape(1, 2, 2)], 3, 8, dtype=torch.float32, device=torch.device("cpu"))
     cache.keep([range(5), range(2), []])
-    assert (cache.lengths, cache.level) == ([5, 2, 0], False)
+    assert (cache.lengths, cache.aligned) == ([5, 2, 0], False)
     cache.truncate([3, 4, 0])
     assert cache.lengths == [3, 2, 0]
     with pytest.raises(ValueError, match="shorter"):

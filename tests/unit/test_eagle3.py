@@ -93,15 +93,15 @@ def test_the_layer_reads_three_streams_and_feeds_its_own_output_back(source, dir
     tensors = {n: t if t.dim() > 1 else 1 + 0.2 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
     head = Eagle3Head(config, tensors, target)
     row = [5, 9, 2, 11, 7]  # four of the prompt and the first one generated
-    target.feature_layers = head.aux_layers
+    target.aux_layers = head.aux_layers
     target.start(1, 64)
     target.forward(torch.tensor([row[:-1]]))
-    assert target.features is not None
+    assert target.aux_hidden_states is not None
     with torch.no_grad():
         states = source(torch.tensor([row[:-1]]), output_hidden_states=True).hidden_states
     streams = torch.cat([states[layer] for layer in (0, 2, 3)], -1)
-    torch.testing.assert_close(target.features, streams, atol=1e-4, rtol=1e-4)
-    head.begin(context(row), head.fuse(target.features))
+    torch.testing.assert_close(target.aux_hidden_states, streams, atol=1e-4, rtol=1e-4)
+    head.begin(context(row), head.fuse(target.aux_hidden_states))
     logits, output = head.advance(context(row))
     g = streams[0] @ tensors["fc.weight"].T
     expected = by_hand(tensors, head, torch.tensor(row[1:]), g)

@@ -147,4 +147,4 @@ def test_rows_of_a_layer_are_its_outputs(size: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layer, x = Linear(torch.randn(size, 64).to(dtype), torch.randn(size).to(dtype)), torch.randn(3, 64).to(dtype)
     places = torch.tensor([5, 0, 63, 17])
-    torch.testing.assert_close(layer.among(places)(x), layer(x)[:, places], atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(layer.select_outputs(places)(x), layer(x)[:, places], atol=1e-2, rtol=1e-2)

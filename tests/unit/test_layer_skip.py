@@ -16,7 +16,7 @@ from specrig.decoding.drafters.layer_skip import LayerSkip
 from specrig.decoding.loop import generate
 from specrig.heads import layer_skip
 from specrig.heads.layer_skip import spread
-from specrig.runtime.pruned import join, thinned
+from specrig.runtime.pruned import follow, prune
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.study.entries import MethodEntry
@@ -66,9 +66,9 @@ def test_the_thinned_model_is_the_model_without_its_layers(make: Any, direct: bo
     tokens = torch.tensor([[3, 7, 1, 9, 4, 4, 2]])
     expected = without(model, skipped)(input_ids=tokens, use_cache=False).logits
     whole = cached_model(model, direct=direct)
-    thin = thinned(whole, skipped)
+    thin = prune(whole, skipped)
     whole.start(1, 32)
-    join(thin, whole, [0])
+    follow(thin, whole, [0])
     first, _ = thin.forward(tokens[:, :4])
     thin.keep([range(4)])
     found = [first, *[step(thin, tokens[:, at : at + 1]) for at in range(4, 7)]]
@@ -88,15 +88,15 @@ def test_it_reads_the_context_that_the_whole_model_wrote() -> None:
     otherwise.
     """
     whole = cached_model(llama())
-    thin = thinned(whole, {1, 2})
+    thin = prune(whole, {1, 2})
     prompt, last = torch.tensor([[3, 7, 1, 9]]), torch.tensor([[4]])
     whole.start(1, 32)
     whole.forward(prompt)
     whole.keep([range(4)])
-    join(thin, whole, [4])
+    follow(thin, whole, [4])
     shared, _ = thin.forward(last)
     before = whole.forward(last)[0]
-    join(thin, whole, [0])
+    follow(thin, whole, [0])
     thin.forward(prompt)
     thin.keep([range(4)])
     alone, _ = thin.forward(last)
@@ -137,9 +137,9 @@ def test_leaving_nothing_out_is_accepted_in_full(tmp_path: Path) -> None:
 def test_what_cannot_be_left_out_is_said(tmp_path: Path) -> None:
     whole = cached_model(llama())
     with pytest.raises(DecodingError, match="no layer 7 to leave out: the model's are 0 to 4"):
-        thinned(whole, [1, 7])
+        prune(whole, [1, 7])
     with pytest.raises(DecodingError, match="all 5 layers are left out"):
-        thinned(whole, range(LAYERS))
+        prune(whole, range(LAYERS))
     with pytest.raises(DecodingError, match="no layer_skip there"):
         layer_skip.load(tmp_path, whole)
     layer_skip.save(tmp_path, LAYERS + 1, [2])
@@ -154,4 +154,4 @@ def test_layers_in_no_list_are_refused() -> None:
     whole = cached_model(gpt2(), direct=False)
     whole.layers = 4
     with pytest.raises(DecodingError, match="keeps its 4 layers in no list"):
-        thinned(whole, [1])
+        prune(whole, [1])

@@ -10,17 +10,19 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from specrig.runtime import compiled, linear
-from specrig.runtime.linear import Choice, Linear, reorderable
+from specrig.runtime.linear import KernelChoice, Linear, reorderable
 
 
 @pytest.fixture(autouse=True)
-def choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Choice]:
-    found = Choice()
+def kernel_choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelChoice]:
+    found = KernelChoice()
     monkeypatch.setattr(linear, "choice", found)
     yield found
 
 
-def test_the_faster_kernel_is_taken_once_for_each_shape(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_faster_kernel_is_taken_once_for_each_shape(
+    kernel_choice: KernelChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = {(256, 128): 0.5, (128, 256): 0.97, (128, 128): 2.0}
     asked = []
 
@@ -31,18 +33,18 @@ def test_the_faster_kernel_is_taken_once_for_each_shape(choice: Choice, monkeypa
     monkeypatch.setattr(linear, "timed", timed)
     if not reorderable(torch.randn(128, 128)):
         pytest.skip("this build of torch has no reordered weights")
-    found = [choice.of(torch.randn(shape)) for shape in (*times, *times)]
+    found = [kernel_choice.of(torch.randn(shape)) for shape in (*times, *times)]
     assert found == ["plain", "reordered", "reordered"] * 2  # 3 % faster is noise
     assert asked == list(times)
-    assert choice.record() == {
+    assert kernel_choice.record() == {
         "float32 256x128": "plain",
         "float32 128x256": "reordered",
         "float32 128x128": "reordered",
     }
-    choice.pin("plain")
-    assert choice.of(torch.randn(128, 256)) == "plain"
-    choice.pin(None)
-    assert choice.of(torch.randn(128, 256)) == "reordered"
+    kernel_choice.pin("plain")
+    assert kernel_choice.of(torch.randn(128, 256)) == "plain"
+    kernel_choice.pin(None)
+    assert kernel_choice.of(torch.randn(128, 256)) == "reordered"
     assert asked == list(times)
 
 
@@ -51,7 +53,7 @@ def test_the_faster_kernel_is_taken_once_for_each_shape(choice: Choice, monkeypa
 @pytest.mark.parametrize("rows", [1, 2, 4, 5, 9, 13, 16, 40])
 @pytest.mark.parametrize("bias", [torch.randn(256), None], ids=["bias", "no bias"])
 def test_every_kernel_gives_the_product(
-    choice: Choice, dtype: torch.dtype, kernel: linear.Kernel, rows: int, bias: torch.Tensor | None
+    kernel_choice: KernelChoice, dtype: torch.dtype, kernel: linear.Kernel, rows: int, bias: torch.Tensor | None
 ) -> None:
     outputs = 256 if bias is not None else 251  # a last block that is not whole
     weight, bias, x = (
@@ -61,7 +63,7 @@ def test_every_kernel_gives_the_product(
     )
     layer = Linear(weight, bias, kernel=kernel)
     assert layer.packed == (kernel != "plain" and reorderable(weight))
-    assert (layer.blocks is not None) == (kernel == "compiled" and compiled.multiplies(weight, bias))
+    assert (layer.blocks is not None) == (kernel == "compiled" and compiled.supports_weight(weight, bias))
     expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     for shape in ((rows, 128), (1, rows, 128)):
         found = layer(x.view(shape)).double()
@@ -74,6 +76,8 @@ def test_what_is_timed_is_every_kernel_at_every_row_count() -> None:
     if not reorderable(torch.randn(128, 128)):
         pytest.skip("this build of torch has no reordered weights")
     found = linear.timed(torch.randn(128, 128))
-    expected = {"plain", "reordered"} | ({"compiled"} if compiled.multiplies(torch.randn(128, 128), None) else set())
+    expected = {"plain", "reordered"} | (
+        {"compiled"} if compiled.supports_weight(torch.randn(128, 128), None) else set()
+    )
     assert {kernel: len(seconds) for kernel, seconds in found.items()} == dict.fromkeys(expected, len(linear.ROWS))
     assert all(0 < seconds < 60 for times in found.values() for seconds in times)

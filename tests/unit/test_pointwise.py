@@ -16,9 +16,9 @@ def test_a_product_adds_itself_onto_the_residual() -> None:
     torch.manual_seed(0)
     layer, residual, x = Linear(torch.randn(6, 4)), torch.randn(2, 3, 6), torch.randn(2, 3, 4)
     expected = residual + x @ layer.weight.T
-    torch.testing.assert_close(layer.onto(residual.clone(), x), expected)
+    torch.testing.assert_close(layer.add_to(residual.clone(), x), expected)
     in_place = residual.clone()
-    assert layer.onto_itself(in_place, x) is in_place
+    assert layer.add_in_place(in_place, x) is in_place
     torch.testing.assert_close(in_place, expected)
 
 

@@ -40,7 +40,7 @@ class Side:
     _showing_s: float = 0.0
 
     def tell(self, row: int, tokens: Sequence[int], one: Round | None) -> None:
-        """Take the tokens of a round (`decoding.types.Tell`). The time that showing them takes does not count as
+        """Take the tokens of a round (`decoding.types.TokenCallback`). The time that showing them takes does not count as
         decoding.
         """
         began = perf_counter()

@@ -10,7 +10,7 @@ import torch
 
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.simulated import SimulatedAcceptance
-from specrig.decoding.types import Context, Draft, Drafter, Generation, Round, Tell, Verdict
+from specrig.decoding.types import Context, Draft, Drafter, Generation, Round, TokenCallback, Verdict
 from specrig.decoding.verify import verify
 from specrig.runtime.device import on_device, padded
 from specrig.runtime.model import CachedModel
@@ -32,7 +32,7 @@ def generate(
     eos: Collection[int] = (),
     seeds: Sequence[int] | None = None,
     simulated_acceptance: float | None = None,
-    tell: Tell | None = None,
+    tell: TokenCallback | None = None,
 ) -> list[Generation]:
     """Continue a batch of prompts, token ids in, token ids out.
 
@@ -56,7 +56,7 @@ def generate(
     target.start(B, longest + max_new_tokens + SPARE_SLOTS)
 
     # Prefill: one pass over the prompts, then each row's first token. `hidden` is [B, P, D], P the longest prompt.
-    target.feature_layers, target.features = drafter.feature_layers, None
+    target.aux_layers, target.aux_hidden_states = drafter.aux_layers, None
     started = target.now()
     logits, hidden = target.forward(
         padded(prompts, longest, target.device), last=[len(prompt) - 1 for prompt in prompts]
@@ -71,7 +71,7 @@ def generate(
         output[row].append(token)
         context.done[row] = token in eos or max_new_tokens == 1
     first = target.now()
-    drafter.begin(context, hidden, target.features)
+    drafter.begin(context, hidden, target.aux_hidden_states)
     typical, block = drafter.criterion(), drafter.acceptance(drafter.options) == "block"
     ready = target.now()
     if tell is not None:
@@ -86,13 +86,13 @@ def generate(
         ]
         depth = max(depths)
         context.depths = depths.copy()
-        draft = drafter.propose(context, depth) if depth > 0 else none(context)
+        draft = drafter.propose(context, depth) if depth > 0 else empty_draft(context)
         _limit(draft, depths)
 
         # The last token and the draft, n + 1 tokens: logits [B, n + 1, V], hidden [B, n + 1, D].
         logits, hidden = target.forward(_with_root(context, draft), parents=_with_root_parents(draft))
         verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block, simulated=simulated)
-        verdict.logits, verdict.hidden, verdict.features = logits, hidden, target.features
+        verdict.logits, verdict.hidden, verdict.aux_hidden_states = logits, hidden, target.aux_hidden_states
         # The cache keeps the last token, place 0, and the accepted nodes, node i at place i + 1. The target's own token
         # is not run yet.
         target.keep(
@@ -140,7 +140,7 @@ def generate(
     ]
 
 
-def none(context: Context) -> Draft:
+def empty_draft(context: Context) -> Draft:
     """The empty draft: a plain decoding step."""
     return Draft(torch.empty((context.batch_size, 0), dtype=torch.long, device=context.sampler.device))
 

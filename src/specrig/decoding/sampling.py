@@ -27,7 +27,7 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, thresholds, right=True).squeeze(-1)
 
 
-def widened(probs: Tensor, vocabulary: Tensor | None, V: int) -> Tensor:
+def to_full_vocabulary(probs: Tensor, vocabulary: Tensor | None, V: int) -> Tensor:
     """Distributions `[..., Vd]` over the tokens `vocabulary` `[Vd]` as ones over all V tokens, `[..., V]`; None: they
     are that already.
     """
@@ -59,7 +59,7 @@ class Sampler:
         self._half = False
 
     @classmethod
-    def given(cls, temperatures: Sequence[float], uniforms: Tensor, *, half: bool = False) -> Sampler:
+    def with_uniforms(cls, temperatures: Sequence[float], uniforms: Tensor, *, half: bool = False) -> Sampler:
         """A sampler of rows whose streams are kept elsewhere: each has a temperature of its own and its next uniforms,
         `[B, n]`.
 

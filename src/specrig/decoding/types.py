@@ -41,7 +41,7 @@ Temperature = Annotated[float, Field(ge=0, le=10), AfterValidator(_sampled_at)]
 Criterion: TypeAlias = "Callable[[Tensor], Tensor]"
 """Typical acceptance: from distributions `[..., V]` to the probability `[...]` that a token must exceed to be accepted."""
 
-Tell: TypeAlias = "Callable[[int, Sequence[int], Round | None], None]"
+TokenCallback: TypeAlias = "Callable[[int, Sequence[int], Round | None], None]"
 """Who wants to see a generation grow is told (row, the tokens that it was just given, their round); None: the first
 token, from prefill.
 """
@@ -95,8 +95,8 @@ class Verdict:
         parents is None for a chain. A drafter that needs them takes them from here: to ask the device would make the
         host wait.
     logits: `[B, n + 1, V]`, hidden: `[B, n + 1, D]` of the target at the root and every node: what feature-based
-        drafters learn from. `hidden` is the state after the final norm; `features` `[B, n + 1, FD]` joins the streams
-        that the drafter asked for (`feature_layers`, F of them).
+        drafters learn from. `hidden` is the state after the final norm; `aux_hidden_states` `[B, n + 1, FD]` joins the streams
+        that the drafter asked for (`aux_layers`, F of them).
     """
 
     tokens: list[list[int]]
@@ -107,7 +107,7 @@ class Verdict:
     parents: list[Sequence[int]] | None = None
     logits: Tensor | None = None
     hidden: Tensor | None = None
-    features: Tensor | None = None
+    aux_hidden_states: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -252,8 +252,8 @@ class Drafter(ABC):
     """False where k means nothing (the baseline): such a method has one cell per task, with k = 0."""
     baseline_alone: ClassVar[bool] = False
     """True: the baseline decodes a batch's prompts one by one instead of in a batch of the same size."""
-    feature_layers: tuple[int, ...] = ()
-    """Which of the target's residual streams it reads as `Verdict.features`, rising: j is the stream after j layers."""
+    aux_layers: tuple[int, ...] = ()
+    """Which of the target's hidden states it reads as `Verdict.aux_hidden_states`, rising: j is the stream after j layers."""
 
     class Options(MethodOptions):
         """No options."""
@@ -282,10 +282,10 @@ class Drafter(ABC):
         """The lossy rule that stands in for rejection sampling where `acceptance` is typical."""
         return None
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:  # noqa: B027
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:  # noqa: B027
         """A new batch starts; each row of `context.tokens` is its prompt and the first generated token.
 
-        hidden: the target's states over the prompts, `[B, P, D]`, P the longest prompt. features: likewise `[B, P,
+        hidden: the target's states over the prompts, `[B, P, D]`, P the longest prompt. aux_hidden_states: likewise `[B, P,
         FD]`, where the drafter has `feature_layers`. Rows are left-aligned: row b's valid positions are its first
         `len(context.tokens[b]) - 1`.
         """

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specrig.decoding.sampling import Sampler, argmax, draw, widened
+from specrig.decoding.sampling import Sampler, argmax, draw, to_full_vocabulary
 from specrig.decoding.simulated import SimulatedAcceptance
 from specrig.decoding.types import Criterion, Draft, Verdict
 from specrig.decoding.verify_tree import verify_tree
@@ -89,7 +89,7 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
     # p and q of each drafted token, and Σ_x min(p, q) at its position: [B, n] each.
     index = draft.tokens.unsqueeze(-1)
     p_token = p[:, :n].gather(-1, index).squeeze(-1)
-    q = None if draft.probs is None else widened(draft.probs, draft.vocabulary, p.shape[-1])
+    q = None if draft.probs is None else to_full_vocabulary(draft.probs, draft.vocabulary, p.shape[-1])
     if q is None:  # one-hot on the token
         q_token, shared = torch.ones_like(p_token), p_token
     else:

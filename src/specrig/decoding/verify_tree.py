@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specrig.decoding.sampling import Sampler, argmax, draw, widened
+from specrig.decoding.sampling import Sampler, argmax, draw, to_full_vocabulary
 from specrig.decoding.types import Criterion, Draft, Verdict
 from specrig.runtime.device import on_device
 
@@ -198,7 +198,7 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
             here, rest = node, p[index, node + 1]
             siblings = row.children.get(node, [])
             known = None if draft.probs is None or not siblings else draft.probs[index, node + 1]
-            left = None if known is None else widened(known, draft.vocabulary, len(rest))
+            left = None if known is None else to_full_vocabulary(known, draft.vocabulary, len(rest))
             if siblings:
                 shares[node + 1] = float(
                     rest[row.tokens[siblings[0]]] if left is None else torch.minimum(rest, left).sum()
@@ -253,7 +253,10 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
 
     # At every place: what is left of p and of q, [B, m, V]; q None is one-hot. Σ_x min(p, q) before anything is
     # rejected: [B, m].
-    rest, left = p[:, :m], None if draft.probs is None else widened(draft.probs, draft.vocabulary, p.shape[-1])
+    rest, left = (
+        p[:, :m],
+        None if draft.probs is None else to_full_vocabulary(draft.probs, draft.vocabulary, p.shape[-1]),
+    )
     first = tokens.gather(1, table[:, :, 0])
     shares = rest.gather(-1, first.unsqueeze(-1)).squeeze(-1) if left is None else torch.minimum(rest, left).sum(-1)
 

@@ -11,7 +11,7 @@ import psutil
 
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
-from specrig.decoding.types import Drafter, Generation, Tell
+from specrig.decoding.types import Drafter, Generation, TokenCallback
 from specrig.engines.base import EngineError, EngineOptions
 from specrig.engines.tokenized import TokenizedEngine
 from specrig.models import needs
@@ -38,7 +38,7 @@ class Native(TokenizedEngine):
     class Options(EngineOptions):
         """Options of the native engine."""
 
-        even_passes: bool = False
+        padded_passes: bool = False
         """Pad every pass of the target, plain or verifying, to the same few shapes, so that a method's greedy output
         equals plain decoding bit by bit where the processor's kernels allow it; costs the padding."""
         float32_logits: bool = False
@@ -57,12 +57,14 @@ class Native(TokenizedEngine):
             import torch
 
             torch.set_num_threads(threads)
-        from specrig.runtime.linear import choice
+        from specrig.runtime.linear import kernel_choice
 
-        choice.pin(None if self.options.linear == "auto" else self.options.linear, compiled=self.options.compiled)
+        kernel_choice.pin(
+            None if self.options.linear == "auto" else self.options.linear, compiled=self.options.compiled
+        )
         self.target = self.weights.cached("target", self.device)
-        if self.options.even_passes:
-            self.target.even_passes()
+        if self.options.padded_passes:
+            self.target.padded_passes()
         if self.options.float32_logits:
             from specrig.runtime.transformers_model import float32_logits
 
@@ -93,9 +95,9 @@ class Native(TokenizedEngine):
         *,
         max_new_tokens: int,
         seeds: Sequence[int],
-        tell: Tell | None = None,
+        tell: TokenCallback | None = None,
     ) -> list[Generation]:
-        """See `Engine`. tell: is called with the tokens of every round (`decoding.types.Tell`)."""
+        """See `Engine`. tell: is called with the tokens of every round (`decoding.types.TokenCallback`)."""
         from specrig.decoding.loop import generate
 
         key = digest([cell.method, cell.options])
@@ -117,12 +119,14 @@ class Native(TokenizedEngine):
 
     def environment(self) -> dict[str, Any]:
         """Which kernels compute, too."""
-        from specrig.runtime.linear import choice
+        from specrig.runtime.linear import kernel_choice
 
         known = super().environment()
         models = {"target": self.target, **self._models}
         compiled = {name: getattr(model, "compiled", None) is not None for name, model in models.items()}
-        return known | {"engine": known["engine"] | {"kernels": {"linear": choice.record(), "compiled": compiled}}}
+        return known | {
+            "engine": known["engine"] | {"kernels": {"linear": kernel_choice.record(), "compiled": compiled}}
+        }
 
     def reset_peak_memory(self) -> None:
         """Of the GPU's allocator where there is one, else of this process."""

@@ -37,7 +37,7 @@ from specrig.heads.layer import layer_like, layer_of
 from specrig.runtime.attention import FULL
 from specrig.runtime.decode_pass import compile_passes
 from specrig.runtime.device import at_each, padded
-from specrig.runtime.linear import Linear, Widened
+from specrig.runtime.linear import Float32Linear, Linear
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel, Step
 from specrig.runtime.types import DecodingError, Parents
@@ -76,7 +76,7 @@ class EagleHead(LlamaModel):
             places = torch.tensor(drafted, device=self.device)
             check_places(places, target.vocab_size, "specrig.drafted in its config")
             self.cut_to(places)
-            self.head = self.head.among(self._every)
+            self.head = self.head.select_outputs(self._every)
         self.take_weights(
             {
                 n: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
@@ -334,5 +334,5 @@ def shared(target: CachedModel) -> tuple[Tensor, Linear]:
     model: Any = target.model  # type: ignore[attr-defined]
     output = model.get_output_embeddings()
     bias = output.bias.detach() if getattr(output, "bias", None) is not None else None
-    kind = Linear if output.weight.dtype == target.dtype else Widened
+    kind = Linear if output.weight.dtype == target.dtype else Float32Linear
     return model.get_input_embeddings().weight.detach(), kind(output.weight.detach(), bias)

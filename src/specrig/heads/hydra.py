@@ -28,7 +28,7 @@ from specrig.heads.eagle import shared
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
-from specrig.runtime.replay import Replay, as_it_is
+from specrig.runtime.replay import Replay, eager
 from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class HydraHeads:
         self.target = target
         self.count: int = config.num_heads
         self.embedding, output = shared(target)
-        self.output = output if self.vocabulary is None else output.among(self.vocabulary)
+        self.output = output if self.vocabulary is None else output.select_outputs(self.vocabulary)
         # W_i x + b_i and R_i x read the same input, so they are one matrix product.
         self.blocks = []
         for head in range(self.count):
@@ -90,7 +90,7 @@ class HydraHeads:
     def __call__(self, inputs: Tensor, head: int) -> Tensor:
         """Inputs `[B, m, (head + 2) D]` of m nodes of one level -> logits `[B, m, Vd]` of their children."""
         function = partial(self._logits, head)
-        run = as_it_is(function) if self.replay is None else self.replay.recorded(head, function, [inputs])
+        run = eager(function) if self.replay is None else self.replay.recorded(head, function, [inputs])
         mark = self.watch.start()
         (logits,) = run([inputs])
         self.watch.stop(inputs.shape[1], mark)

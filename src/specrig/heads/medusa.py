@@ -25,7 +25,7 @@ from specrig.heads.checkpoint import check_places, faults, normal, read, write
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
-from specrig.runtime.replay import Replay, as_it_is
+from specrig.runtime.replay import Replay, eager
 from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class MedusaHeads:
     def __call__(self, hidden: Tensor, count: int) -> Tensor:
         """Hidden states `[B, D]` of positions t -> logits `[B, count, Vd]` of tokens t + 2 … t + 1 + count."""
         function = partial(self._logits, count)
-        run = as_it_is(function) if self.replay is None else self.replay.recorded(count, function, [hidden])
+        run = eager(function) if self.replay is None else self.replay.recorded(count, function, [hidden])
         mark = self.watch.start()
         (logits,) = run([hidden])
         self.watch.stop(count, mark)

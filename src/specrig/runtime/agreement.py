@@ -42,7 +42,7 @@ FOLLOWING = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ModelReference:
     """What a model says by itself of two rows of different length.
 
     rows: their contexts, then the tree's tokens, then the tokens that follow its kept path. branches: per row and path
@@ -56,7 +56,7 @@ class Said:
 
 
 @torch.inference_mode()
-def ask(model: Any, device: torch.device) -> Said:
+def ask(model: Any, device: torch.device) -> ModelReference:
     """Run a loaded `…ForCausalLM` once, as it is. Raises DecodingError where it keeps no keys and values that can be
     rolled back.
     """
@@ -81,7 +81,9 @@ def ask(model: Any, device: torch.device) -> Said:
         raise DecodingError(
             f"its own forward pass gives logits that are no numbers in {model.dtype}; try another dtype"
         )
-    return Said(rows, [logits[:2], logits[2:]], layout(getattr(output, "past_key_values", None), output.logits.device))
+    return ModelReference(
+        rows, [logits[:2], logits[2:]], layout(getattr(output, "past_key_values", None), output.logits.device)
+    )
 
 
 def layout(cache: Any, home: torch.device) -> list[LayerShape]:
@@ -104,7 +106,7 @@ def layout(cache: Any, home: torch.device) -> list[LayerShape]:
     ]
 
 
-def check(model: CachedModel, said: Said) -> None:
+def check(model: CachedModel, said: ModelReference) -> None:
     """Ask a wrapped model the same. Raises DecodingError where it says something else, or nothing."""
     replay, model.replay = model.replay, None  # nothing is recorded for so few passes
     try:
@@ -125,7 +127,7 @@ def check(model: CachedModel, said: Said) -> None:
         )
 
 
-def _difference(model: CachedModel, said: Said) -> float:
+def _difference(model: CachedModel, said: ModelReference) -> float:
     """Root mean square of all differences, in parts of that of the model's own logits around their mean."""
     after = len(PARENTS) + FOLLOWING
     contexts = [row[:-after] for row in said.rows]
@@ -139,10 +141,10 @@ def _difference(model: CachedModel, said: Said) -> float:
     for row, (first, second) in enumerate(said.branches):
         found += [prompt[row : row + 1], nodes[row, list(BRANCHES[0])], nodes[row, list(BRANCHES[1])], following[row]]
         expected += [first, second[1:]]
-    return relative(torch.cat(found), torch.cat(expected)[:, : model.vocab_size])
+    return relative_difference(torch.cat(found), torch.cat(expected)[:, : model.vocab_size])
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative_difference(found: Tensor, expected: Tensor) -> float:
     """Root mean square of the differences of logits `[n, V]`, in parts of that of `expected` around each row's mean."""
     found, expected = found.double(), expected.double()
     spread = expected - expected.mean(-1, keepdim=True)

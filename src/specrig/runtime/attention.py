@@ -34,7 +34,7 @@ class Pattern:
             return queries - keys < self.size
         return queries // self.size == keys // self.size
 
-    def narrows(self, end: int) -> bool:
+    def hides_any(self, end: int) -> bool:
         """Whether it hides anything of `end` positions."""
         return self.kind != "full_attention" and end > self.size
 

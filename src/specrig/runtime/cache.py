@@ -50,11 +50,11 @@ class KeyValueCache:
         self._rows = torch.arange(batch_size, device=device).unsqueeze(1)  # where in `_layers`, [B, 1]
         self._elsewhere = [shape.device is not None for shape in layout]  # whether a layer lies on another device
         self._sent: dict[torch.device, Tensor] = {}  # `_rows` there
-        self._apart = False  # whether the rows do not lie side by side
+        self._scattered = False  # whether the rows do not lie side by side
         self.lengths = [0] * batch_size
         self.slots = slots
 
-    def of_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> KeyValueCache:
+    def select_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> KeyValueCache:
         """A cache of these rows alone, in this order, over the same memory; lengths: of their contexts.
 
         Rows that do not lie side by side are copied together for each pass that reads them.
@@ -66,7 +66,7 @@ class KeyValueCache:
             view._layers = [(keys[first:end], values[first:end]) for keys, values in self._layers]
             view._rows = self._rows[: len(rows)]
         else:
-            view._rows, view._apart = on_device(rows, self._rows.device).unsqueeze(1), True
+            view._rows, view._scattered = on_device(rows, self._rows.device).unsqueeze(1), True
         view._sent = {}
         return view
 
@@ -80,17 +80,17 @@ class KeyValueCache:
         """B."""
         return len(self.lengths)
 
-    def beside(self, lengths: Sequence[int]) -> KeyValueCache:
+    def scratch(self, lengths: Sequence[int]) -> KeyValueCache:
         """The same memory under lengths of its own: what is written behind these is scratch for whoever else uses it."""
-        return self.of_rows(range(self.batch_size), lengths)
+        return self.select_rows(range(self.batch_size), lengths)
 
     @property
-    def apart(self) -> bool:
+    def scattered(self) -> bool:
         """Whether the rows lie at places of their own in the memory, so that `layers` does not show them."""
-        return self._apart
+        return self._scattered
 
     @property
-    def level(self) -> bool:
+    def aligned(self) -> bool:
         """Whether all rows are equally long, so that one slice of slots serves all of them."""
         return self.batch_size == 1 or len(set(self.lengths)) == 1
 
@@ -102,14 +102,14 @@ class KeyValueCache:
         own, index = self._layers[layer], self._rows
         if self._elsewhere[layer]:
             index = self._rows_at(keys.device)
-        if self._apart and isinstance(slots, slice):
+        if self._scattered and isinstance(slots, slice):
             slots = torch.arange(slots.start, slots.stop, device=keys.device).unsqueeze(0)
         for held, new in zip(own, (keys, values), strict=True):
             if isinstance(slots, slice):
                 held[:, :, slots] = new
             else:
                 held[index, :, slots] = new.transpose(1, 2)  # by row and slot: [B, n, H, d]
-        if self._apart:
+        if self._scattered:
             rows = index[:, 0]
             return own[0][rows, :, :end], own[1][rows, :, :end]
         return own[0][:, :, :end], own[1][:, :, :end]

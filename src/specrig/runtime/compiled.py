@@ -19,11 +19,11 @@ from specrig.runtime import compiler
 
 VECTOR = 16
 """Floats in a vector; every width is a multiple of it, but for the number of a product's outputs."""
-WIDEST = 64
+MAX_TOKENS = 64
 """Most rows of a product, and most tokens of a pass. For wider ones, as for prompts, libraries for large products are
 better.
 """
-ALONE = 6 << 20
+SINGLE_THREAD_BYTES = 6 << 20
 """Bytes of weights up to which one thread computes: what a core's own caches nearly hold is read faster than threads
 can agree.
 """
@@ -40,7 +40,7 @@ def library() -> Any:
     return loaded
 
 
-def blocked(weight: Tensor) -> Tensor:
+def to_blocks(weight: Tensor) -> Tensor:
     """A weight `[out, in]` in blocks of `VECTOR` outputs, the last padded: `[out / 16, in, 16]`, bfloat16 `[out / 16,
     in / 2, 16, 2]`.
     """
@@ -50,16 +50,16 @@ def blocked(weight: Tensor) -> Tensor:
     return whole.view(-1, VECTOR, into // together, together).transpose(1, 2).contiguous()
 
 
-def knows(device: torch.device, dtype: torch.dtype) -> bool:
+def supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there is compiled code for weights there, of that precision."""
     return device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and library() is not None
 
 
-def multiplies(weight: Tensor, bias: Tensor | None) -> bool:
+def supports_weight(weight: Tensor, bias: Tensor | None) -> bool:
     """Whether `product` can serve a weight `[out, in]` here."""
     out, into = weight.shape
     return (
-        knows(weight.device, weight.dtype)
+        supports(weight.device, weight.dtype)
         and into % VECTOR == 0
         and (bias is None or out % VECTOR == 0)
         and (weight.dtype == torch.float32 or library().input_bytes() == weight.dtype.itemsize)
@@ -67,13 +67,13 @@ def multiplies(weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def product(x: Tensor, blocks: Tensor, bias: Tensor | None, out: int) -> Tensor:
-    """`x @ weight.T + bias` of x `[..., in]`, `WIDEST` rows at most, with the weight `[out, in]` in `blocks` (see
-    `blocked`).
+    """`x @ weight.T + bias` of x `[..., in]`, `MAX_TOKENS` rows at most, with the weight `[out, in]` in `blocks` (see
+    `to_blocks`).
     """
     x = x.contiguous()
     into = x.shape[-1]
     y = x.new_empty((*x.shape[:-1], out))
-    threads = 1 if blocks.nbytes <= ALONE else torch.get_num_threads()
+    threads = 1 if blocks.nbytes <= SINGLE_THREAD_BYTES else torch.get_num_threads()
     library().linear(
         y.data_ptr(),
         x.data_ptr(),

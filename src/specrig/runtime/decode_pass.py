@@ -18,12 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specrig.runtime.compiled import ALONE, VECTOR, WIDEST, blocked, knows, library, multiplies
-from specrig.runtime.linear import Linear, choice
+from specrig.runtime.compiled import (
+    MAX_TOKENS,
+    SINGLE_THREAD_BYTES,
+    VECTOR,
+    library,
+    supports,
+    supports_weight,
+    to_blocks,
+)
+from specrig.runtime.linear import Linear, kernel_choice
 from specrig.runtime.llama_model import CompiledPass, LlamaModel
 from specrig.runtime.model import Step
 
-LARGEST = 1 << 30
+MAX_WEIGHT_BYTES = 1 << 30
 """Bytes of weights up to which a model gets compiled passes: its weights are then held twice, for wide passes in a
 library's layout.
 """
@@ -60,21 +68,21 @@ class _Pass(Structure):
 def choose_kernels(model: LlamaModel) -> None:
     """Choose what computes: a kernel for each weight, and for decode passes compiled code where that is faster."""
     for layer in model.linears():
-        layer.use(choice.of(layer.weight))
+        layer.use(kernel_choice.of(layer.weight))
     compile_passes(model)
 
 
 def compile_passes(model: LlamaModel) -> None:
     """Run decode passes in compiled code from now on, where that is faster."""
-    if choice.compiled == "never" or not serves(model):
+    if kernel_choice.compiled == "never" or not serves(model):
         return
     compiled = DecodePass(model)
-    if choice.compiled == "always" or faster(model, compiled):
+    if kernel_choice.compiled == "always" or faster(model, compiled):
         model.compiled = compiled
-        if choice.pinned not in (None, "compiled"):
+        if kernel_choice.pinned not in (None, "compiled"):
             return
         for layer, blocks in zip(model.linears(), compiled.blocks, strict=True):
-            if multiplies(layer.weight, layer.bias):
+            if supports_weight(layer.weight, layer.bias):
                 layer.blocks = blocks  # for products outside these passes
 
 
@@ -85,10 +93,10 @@ def serves(model: LlamaModel) -> bool:
     first = model.blocks[0]
     widths = (model.hidden_size, model.q_heads * model.head_width, model.head_width, first.qkv.width, first.down.width)
     return (
-        knows(model.device, model.dtype)
+        supports(model.device, model.dtype)
         and all(width % VECTOR == 0 for width in widths)
         and len(set(model.layout)) == 1
-        and model.weight_bytes() <= LARGEST
+        and model.weight_bytes() <= MAX_WEIGHT_BYTES
         and all(layer.bias is None for block in model.blocks for layer in (block.gate_up, block.down))
         and model.head.bias is None
         and model.head.weight.dtype == model.dtype
@@ -106,7 +114,7 @@ def faster(model: LlamaModel, compiled: DecodePass) -> bool:
             torch.zeros((1, n), dtype=torch.long), features=torch.zeros((1, n, model.hidden_size), dtype=model.dtype)
         )
 
-    model.start(1, CONTEXT + WIDEST)
+    model.start(1, CONTEXT + MAX_TOKENS)
     run(CONTEXT)
     model.keep([range(CONTEXT)])
     gain = 1.0
@@ -134,8 +142,8 @@ class DecodePass:
         self.model = model
         self.kept: Sequence[int] = range(len(model.blocks))  # the layers that a pass runs
         self.library = library()
-        self.blocks = [blocked(layer.dense()) if layer.blocks is None else layer.blocks for layer in model.linears()]
-        self.alone = model.weight_bytes() <= ALONE
+        self.blocks = [to_blocks(layer.dense()) if layer.blocks is None else layer.blocks for layer in model.linears()]
+        self.alone = model.weight_bytes() <= SINGLE_THREAD_BYTES
         self.layers = (_Layer * len(model.blocks))()
         laid_out = iter(self.blocks)
         for layer, block in zip(self.layers, model.blocks, strict=True):
@@ -180,7 +188,7 @@ class DecodePass:
 
     def replace_head(self, head: Linear) -> None:
         """Compute logits with another LM head from now on."""
-        self.blocks[-1] = blocked(head.dense()) if head.blocks is None else head.blocks
+        self.blocks[-1] = to_blocks(head.dense()) if head.blocks is None else head.blocks
         self.told.V, self.told.head = head.outputs, _at(self.blocks[-1])
 
     def __call__(
@@ -216,7 +224,7 @@ class DecodePass:
         self.library.forward(byref(told))
         del masks, stream, reads  # until here the call read them
         if streams:
-            model.features = torch.cat(streams, -1)
+            model.aux_hidden_states = torch.cat(streams, -1)
         return logits, hidden
 
     def _moved(self) -> None:
@@ -247,12 +255,12 @@ class DecodePass:
 
     def _streams(self, B: int, n: int) -> list[Tensor]:
         """Of each of the model's feature layers where its stream `[B, n, D]` goes."""
-        if not self.model.feature_layers and not any(layer.stream for layer in self.layers):
+        if not self.model.aux_layers and not any(layer.stream for layer in self.layers):
             return []
-        found = {index: torch.empty((B, n, self.told.D), dtype=self.model.dtype) for index in self.model.feature_layers}
+        found = {index: torch.empty((B, n, self.told.D), dtype=self.model.dtype) for index in self.model.aux_layers}
         for layer, index in zip(self.layers, self.kept, strict=True):
             layer.stream = found[index].data_ptr() if index in found else None
-        return [found[index] for index in self.model.feature_layers]
+        return [found[index] for index in self.model.aux_layers]
 
 
 _ZERO = torch.zeros(1, dtype=torch.long)

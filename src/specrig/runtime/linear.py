@@ -36,8 +36,8 @@ LIMIT_S = 1.0
 REPEATS = 3
 
 
-class Choice:
-    """The kernels of this process: how they are chosen, and what was. There is one, `choice`, for target, draft and
+class KernelChoice:
+    """The kernels of this process: how they are chosen, and what was. There is one, `kernel_choice`, for target, draft and
     heads alike.
     """
 
@@ -63,7 +63,9 @@ class Choice:
         key = weight.dtype, tuple(weight.shape)
         if key not in self.kernels:
             kernel = self.pinned or self._faster(key, weight)
-            self.kernels[key] = kernel if kernel != "compiled" or compiled.multiplies(weight, None) else "reordered"
+            self.kernels[key] = (
+                kernel if kernel != "compiled" or compiled.supports_weight(weight, None) else "reordered"
+            )
         return self.kernels[key]
 
     def record(self) -> dict[str, str]:
@@ -99,7 +101,7 @@ def timed(weight: Tensor) -> dict[Kernel, list[float]]:
     """
     others = torch.zeros(8 << 20)
     kernels: list[Kernel] = ["plain", "reordered"]
-    if choice.compiled != "never" and compiled.multiplies(weight, None):
+    if kernel_choice.compiled != "never" and compiled.supports_weight(weight, None):
         kernels.append("compiled")
     layers: dict[Kernel, Callable[[Tensor], Tensor]] = {kernel: Linear(weight, kernel=kernel) for kernel in kernels}
     found: dict[Kernel, list[float]] = {kernel: [] for kernel in layers}
@@ -132,7 +134,7 @@ def reorderable(weight: Tensor) -> bool:
     )
 
 
-choice = Choice()
+kernel_choice = KernelChoice()
 
 
 class Linear:
@@ -141,19 +143,19 @@ class Linear:
     __slots__ = ("bias", "blocks", "in_place", "outputs", "packed", "weight", "width")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, kernel: Kernel | None = None) -> None:
-        """weight: `[out, in]`; bias: `[out]`; kernel: None leaves it to `choice`."""
+        """weight: `[out, in]`; bias: `[out]`; kernel: None leaves it to `kernel_choice`."""
         self.weight, self.bias = weight, bias
         self.outputs, self.width = weight.shape
         self.packed = False
         self.blocks: Tensor | None = None
-        """The weight as compiled code reads it, which then multiplies up to `WIDEST` rows; None: one kernel for all."""
-        self.in_place = weight.device.type == "cuda" and bias is None  # see `onto`
-        self.use(kernel or choice.of(weight))
+        """The weight as compiled code reads it, which then multiplies up to `MAX_TOKENS` rows; None: one kernel for all."""
+        self.in_place = weight.device.type == "cuda" and bias is None  # see `add_to`
+        self.use(kernel or kernel_choice.of(weight))
 
     def use(self, kernel: Kernel) -> None:
         """Compute with this kernel from now on. A reordered weight stays so."""
-        if kernel == "compiled" and compiled.multiplies(self.dense(), self.bias):
-            self.blocks = compiled.blocked(self.dense())
+        if kernel == "compiled" and compiled.supports_weight(self.dense(), self.bias):
+            self.blocks = compiled.to_blocks(self.dense())
         if kernel != "plain" and not self.packed and reorderable(self.weight):
             with torch.inference_mode():
                 self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS_HINT)
@@ -161,7 +163,7 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
-        if self.blocks is not None and x.numel() <= compiled.WIDEST * self.width:
+        if self.blocks is not None and x.numel() <= compiled.MAX_TOKENS * self.width:
             return compiled.product(x, self.blocks, self.bias, self.outputs)
         if self.packed:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -172,21 +174,21 @@ class Linear:
         """The weight `[out, in]`, spread out again where it was reordered."""
         return self.weight.to_dense() if self.packed else self.weight
 
-    def among(self, places: Tensor) -> Linear:
+    def select_outputs(self, places: Tensor) -> Linear:
         """A layer of those outputs alone, `places` `[n]`."""
         return Linear(self.dense()[places].contiguous(), None if self.bias is None else self.bias[places])
 
-    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual + self(x)`, `[..., out]`. On a GPU `residual` itself takes the sum, inside the product's kernel."""
-        return self.onto_itself(residual, x) if self.in_place else residual + self(x)
+        return self.add_in_place(residual, x) if self.in_place else residual + self(x)
 
-    def onto_itself(self, residual: Tensor, x: Tensor) -> Tensor:
-        """`onto` for a GPU: adds to `residual` in place. Only for a layer without bias whose weight is not reordered."""
+    def add_in_place(self, residual: Tensor, x: Tensor) -> Tensor:
+        """`add_to` for a GPU: adds to `residual` in place. Only for a layer without bias whose weight is not reordered."""
         residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), self.weight.t())
         return residual
 
 
-class Widened(Linear):
+class Float32Linear(Linear):
     """A layer that multiplies in float32 whatever the precision of its input. It keeps a float32 copy of the weight."""
 
     __slots__ = ()

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.runtime.compiled import WIDEST
+from specrig.runtime.compiled import MAX_TOKENS
 from specrig.runtime.device import at_each
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel, Step
 from specrig.runtime.pointwise import Arithmetic, fused, rotate, swiglu
 
-FEW = 64
+MAX_GROUPED = 64
 """Most tokens a row for which a processor's attention lays out grouped heads as queries: it copies the mask for each."""
 LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
 """Architectures that `LlamaModel` computes: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k
@@ -152,7 +152,9 @@ class LlamaModel(CachedModel):
         """The `View` of a step."""
         # [n, 1, d] for level rows, [B, n, 1, d] for ragged ones or trees.
         cos, sin = self.cos[step.positions].unsqueeze(-2), self.sin[step.positions].unsqueeze(-2)
-        grouped = step.fixed or (self.device.type == "cpu" and self.q_heads != self.kv_heads and cos.shape[-3] <= FEW)
+        grouped = step.fixed or (
+            self.device.type == "cpu" and self.q_heads != self.kv_heads and cos.shape[-3] <= MAX_GROUPED
+        )
         masks = step.masks
         if grouped:
             # Patterns that hide nothing more share one mask.
@@ -210,14 +212,14 @@ class LlamaModel(CachedModel):
         else:
             attended = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=mask, enable_gqa=H != K)
         # Heads back side by side, [B, n, H · d], onto the residual stream; then the MLP likewise.
-        x = block.out.onto(x, attended.transpose(1, 2).reshape(B, n, H * d))
+        x = block.out.add_to(x, attended.transpose(1, 2).reshape(B, n, H * d))
         gate_up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps))
-        return block.down.onto(x, view.swiglu(gate_up))
+        return block.down.add_to(x, view.swiglu(gate_up))
 
     def _run(
         self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None
     ) -> tuple[Tensor, Tensor]:
-        if self.compiled is not None and not step.fixed and not self.cache.apart and tokens.numel() <= WIDEST:
+        if self.compiled is not None and not step.fixed and not self.cache.scattered and tokens.numel() <= MAX_TOKENS:
             logits, hidden = self.compiled(tokens, step, last, self.entry(tokens, features))
             return self._named(logits), hidden
         hidden = self._hidden(tokens, step, features)
@@ -236,12 +238,12 @@ class LlamaModel(CachedModel):
         x, view = F.embedding(tokens, self.embedding), self.view(step)
         collected = []
         for index, block in enumerate(self.blocks):
-            if index in self.feature_layers:
+            if index in self.aux_layers:
                 collected.append(x.clone())  # layers may add to it in place
             if index not in self.skipped:
                 x = self.block(index, block, x, view)
         if collected:
-            self.features = torch.cat(collected, -1)
+            self.aux_hidden_states = torch.cat(collected, -1)
         return F.rms_norm(x, (x.shape[-1],), self.norm, self.eps)
 
     @torch.inference_mode()
@@ -256,10 +258,10 @@ class LlamaModel(CachedModel):
             -1, self.drafted, logits
         )
 
-    def draft_among(self, drafted: Tensor) -> None:
+    def limit_vocabulary(self, drafted: Tensor) -> None:
         """From now on compute logits for the tokens `drafted` `[Vd]` alone: a large LM head is most of a small draft's
         pass.
         """
-        self.head, self.drafted = self.head.among(drafted), drafted
+        self.head, self.drafted = self.head.select_outputs(drafted), drafted
         if self.compiled is not None:
             self.compiled.replace_head(self.head)

@@ -20,12 +20,12 @@ from specrig.runtime.attention import FULL, layer_patterns
 from specrig.runtime.cache import KeyValueCache, LayerShape
 from specrig.runtime.device import Stopwatch, at_each, now, on_device, padded
 from specrig.runtime.replay import Replay, Run, Unrecorded
-from specrig.runtime.tree_mask import ancestors, ancestors_on_device, widened
+from specrig.runtime.tree_mask import ancestors, ancestors_on_device, pad_mask
 from specrig.runtime.types import DecodingError, Parents
 
-FEW = 16
+MAX_ALL_LOGITS = 16
 """Widest pass that computes all its logits where only one a row is asked for, so that it can be replayed."""
-WIDEST = 256
+MAX_RECORDED = 256
 """Widest pass that is replayed; wider ones are prompts."""
 WINDOW = 256
 """Fewest cache slots that a replayed pass reads; more are a power of two of them."""
@@ -78,8 +78,8 @@ class CachedModel(ABC):
         self.cache = KeyValueCache([], 1, 0, dtype=dtype, device=device)
         self.watch = Stopwatch(device)
         self.replay = Replay(device) if device.type == "cuda" and self.replays else None
-        self.feature_layers: tuple[int, ...] = ()  # see `Drafter.feature_layers`
-        self.features: Tensor | None = None
+        self.aux_layers: tuple[int, ...] = ()  # see `Drafter.aux_layers`
+        self.aux_hidden_states: Tensor | None = None
         self._caches: dict[int, KeyValueCache] = {}
         self._causal = torch.empty(0, 0, dtype=torch.bool)
         self._ancestry: dict[tuple[int, ...], Tensor] = {}
@@ -105,7 +105,7 @@ class CachedModel(ABC):
         """Give the caches' memory back, and what was timed."""
         self._caches.clear()
         self.cache = KeyValueCache([], 1, 0, dtype=self.dtype, device=self.device)
-        self.features = None
+        self.aux_hidden_states = None
         self.watch.clear()
 
     def _grown(self, slots: int) -> None:  # noqa: B027
@@ -138,11 +138,11 @@ class CachedModel(ABC):
         Raises DecodingError where the tokens do not fit the cache.
         """
         n = tokens.shape[1]
-        if self.replay is not None and n <= (WIDEST if last is None else FEW):
+        if self.replay is not None and n <= (MAX_RECORDED if last is None else MAX_ALL_LOGITS):
             run, inputs = self._recorded(self.replay, tokens, self._own(n, parents), features)
             mark = self.watch.start()
             logits, hidden, *streams = run(inputs)
-            self.features = streams[0][:, :n] if streams else None
+            self.aux_hidden_states = streams[0][:, :n] if streams else None
             logits, hidden = logits[:, :n], hidden[:, :n]  # widths are rounded up
             if last is not None:
                 logits = at_each(logits, last).unsqueeze(1)
@@ -154,7 +154,7 @@ class CachedModel(ABC):
         self.watch.stop(n, mark)
         return logits, hidden
 
-    def even_passes(self) -> None:
+    def padded_passes(self) -> None:
         """From now on pad every pass to a multiple of 8 tokens, over a multiple of `WINDOW` cache slots.
 
         Kernels add in another order for 1 token than for 5, which decides ties in bfloat16. In passes of one shape they
@@ -242,16 +242,16 @@ class CachedModel(ABC):
         end = start + n
         self._room(end)
         level = slice(start, end)
-        if self.cache.level and own is None:
+        if self.cache.aligned and own is None:
             causal = self._causal[start:end, :end]
             masks = [None if n == 1 else causal] * len(self.patterns)
             for number, pattern in enumerate(self.patterns):
-                if pattern.narrows(end):
+                if pattern.hides_any(end):
                     places = torch.arange(end, device=self.device)
                     masks[number] = causal & pattern.reaches(places[start:].unsqueeze(-1), places)
             return Step(level, level, end, masks)
         step = self._place(n, on_device(self._bases(), self.device), own, end)
-        if self.cache.level:
+        if self.cache.aligned:
             step.slots = level
         return step
 
@@ -272,7 +272,7 @@ class CachedModel(ABC):
         positions = base + own.sum(-1) - 1
         masks: list[Tensor | None] = [seen.unsqueeze(1)] * len(self.patterns)
         for number, pattern in enumerate(self.patterns):
-            if pattern.narrows(end):
+            if pattern.hides_any(end):
                 # A slot of the context holds the position of its number; those of the pass itself are the tree's to
                 # say.
                 held = torch.where(behind < 0, behind + base, positions.gather(-1, behind.clamp(0, m - 1)))
@@ -294,12 +294,12 @@ class CachedModel(ABC):
         # off.
         inputs = [F.pad(tokens, (0, extra)), on_device(bases, self.device)]
         if own is not None:
-            inputs.append(widened(own, extra))
+            inputs.append(pad_mask(own, extra))
         if features is not None:
             inputs.append(F.pad(features, (0, 0, 0, extra)))
         end, shaped, fed = min(_window(reach), self.cache.slots), own is not None, features is not None
         return replay.recorded(
-            (end, shaped, fed, self.feature_layers), partial(self._fixed, end, shaped, fed), inputs
+            (end, shaped, fed, self.aux_layers), partial(self._fixed, end, shaped, fed), inputs
         ), inputs
 
     def _fixed(
@@ -314,7 +314,9 @@ class CachedModel(ABC):
         step.fixed = True
         logits, hidden = self._run(tokens, step, rest[-1] if fed else None, None)
         return (
-            (logits, hidden, self.features) if self.feature_layers and self.features is not None else (logits, hidden)
+            (logits, hidden, self.aux_hidden_states)
+            if self.aux_layers and self.aux_hidden_states is not None
+            else (logits, hidden)
         )
 
 

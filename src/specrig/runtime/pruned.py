@@ -24,8 +24,8 @@ from specrig.runtime.transformers_model import TransformersModel
 from specrig.runtime.types import DecodingError
 
 
-def thinned(whole: CachedModel, skipped: Collection[int]) -> CachedModel:
-    """`whole` without the layers `skipped`, numbers from 0. It shares the weights; `join` gives it a context.
+def prune(whole: CachedModel, skipped: Collection[int]) -> CachedModel:
+    """`whole` without the layers `skipped`, numbers from 0. It shares the weights; `follow` gives it a context.
 
     Raises DecodingError for a layer that the model does not have, where none would be left, and where its layers cannot
     be left out.
@@ -38,7 +38,7 @@ def thinned(whole: CachedModel, skipped: Collection[int]) -> CachedModel:
     thin = copy.copy(whole)
     thin.watch = Stopwatch(whole.device)
     thin.replay = None if whole.replay is None else type(whole.replay)(whole.device)
-    thin.feature_layers, thin.features, thin._caches = (), None, {}
+    thin.aux_layers, thin.aux_hidden_states, thin._caches = (), None, {}
     if isinstance(thin, LlamaModel):
         thin.skipped = left_out
         if thin.compiled is not None:
@@ -50,7 +50,7 @@ def thinned(whole: CachedModel, skipped: Collection[int]) -> CachedModel:
     return thin
 
 
-def join(thin: CachedModel, whole: CachedModel, lengths: Sequence[int]) -> None:
+def follow(thin: CachedModel, whole: CachedModel, lengths: Sequence[int]) -> None:
     """Let `thin` go on from the cache of `whole`, whose first `lengths[b]` slots hold row b's context."""
     B = whole.cache.batch_size
     if thin._caches.get(B) is not whole.cache:  # the whole model has a new or another memory
@@ -60,7 +60,7 @@ def join(thin: CachedModel, whole: CachedModel, lengths: Sequence[int]) -> None:
             thin._grown(len(thin._causal))
         if thin.replay is not None:
             thin.replay.clear()
-    thin.cache = whole.cache.beside(lengths)
+    thin.cache = whole.cache.scratch(lengths)
 
 
 class _Passed(nn.Module):

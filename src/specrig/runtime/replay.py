@@ -24,7 +24,7 @@ recorded.
 """
 
 
-def as_it_is(function: Function) -> Run:
+def eager(function: Function) -> Run:
     """A `Run` that calls `function` directly, for where nothing is recorded."""
     return lambda inputs: function(*inputs)
 
@@ -73,7 +73,7 @@ class Replay:
         everything as the first did.
         """
         if self.failure is not None:
-            return as_it_is(function)
+            return eager(function)
         key = key, *(tensor.shape for tensor in inputs)
         if key not in self._recordings:
             started = perf_counter()
@@ -83,7 +83,7 @@ class Replay:
                 self.failure = str(error).splitlines()[0]
                 self.clear()
                 warnings.warn(f"CUDA graphs cannot be used, passes run without them: {self.failure}", stacklevel=2)
-                return as_it_is(function)
+                return eager(function)
             finally:
                 Replay.spent += perf_counter() - started
         return self._recordings[key]
@@ -110,10 +110,10 @@ class Replay:
 
 
 class Unrecorded(Replay):
-    """Passes of the same few shapes that run as they are: nothing is recorded. For `CachedModel.even_passes` on a
+    """Passes of the same few shapes that run as they are: nothing is recorded. For `CachedModel.padded_passes` on a
     processor.
     """
 
     def recorded(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> Run:
         """`function` as it is."""
-        return as_it_is(function)
+        return eager(function)

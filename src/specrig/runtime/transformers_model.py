@@ -15,7 +15,7 @@ from specrig.runtime import agreement
 from specrig.runtime.cache import KeyValueCache, LayerShape
 from specrig.runtime.decode_pass import choose_kernels
 from specrig.runtime.device import at_each, constant
-from specrig.runtime.linear import Widened
+from specrig.runtime.linear import Float32Linear
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel, Step
 from specrig.runtime.types import DecodingError
@@ -89,8 +89,8 @@ class TransformersModel(CachedModel):
             output_hidden_states=True,
             logits_to_keep=constant(wanted, self.device) if wanted else 0,
         )
-        if self.feature_layers:
-            self.features = torch.cat([output.hidden_states[layer] for layer in self.feature_layers], -1)
+        if self.aux_layers:
+            self.aux_hidden_states = torch.cat([output.hidden_states[layer] for layer in self.aux_layers], -1)
         logits = (
             output.logits if last is None else at_each(output.logits, [wanted.index(at) for at in last]).unsqueeze(1)
         )
@@ -120,7 +120,7 @@ def float32_logits(model: CachedModel) -> None:
     """
     if isinstance(model, LlamaModel):
         model.head, model.compiled = (
-            Widened(model.head.dense()),
+            Float32Linear(model.head.dense()),
             None,
         )  # compiled passes have an LM head of the model's precision
         return
@@ -156,5 +156,5 @@ def cached_model(
     agreement.check(wrapped, said)
     drafted = (getattr(wrapped.config, "specrig", None) or {}).get("drafted")
     if drafts and drafted is not None and isinstance(wrapped, LlamaModel):
-        wrapped.draft_among(torch.tensor(drafted, device=device))
+        wrapped.limit_vocabulary(torch.tensor(drafted, device=device))
     return wrapped

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 
-def widened(own: Tensor, extra: int) -> Tensor:
+def pad_mask(own: Tensor, extra: int) -> Tensor:
     """`own` `[B, n, m]` (see `CachedModel._own`) with `extra` tokens appended: `[B, n + extra, m + extra]`.
 
     An appended token sees only the context and itself.

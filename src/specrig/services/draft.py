@@ -60,7 +60,9 @@ class Draft:
         uniforms = torch.zeros(len(rows), k)
         for row, (_, ask, _) in enumerate(rows):
             uniforms[row, : len(ask.uniforms)] = torch.tensor(ask.uniforms[:k])
-        sampler = Sampler.given([ask.temperature for _, ask, _ in rows], uniforms.to(self.model.device), half=half)
+        sampler = Sampler.with_uniforms(
+            [ask.temperature for _, ask, _ in rows], uniforms.to(self.model.device), half=half
+        )
         self.sessions.use(seats)
         draft = self.drafter.propose(Context(texts, [False] * len(rows), sampler, depths), k)
         tokens = draft.tokens.tolist()

@@ -81,7 +81,7 @@ class Sessions:
 
     def use(self, seats: Sequence[Seat]) -> None:
         """The model's next passes are over these rows."""
-        self.model.cache = self._cache.of_rows([seat.row for seat in seats], [seat.length for seat in seats])
+        self.model.cache = self._cache.select_rows([seat.row for seat in seats], [seat.length for seat in seats])
 
     def run_all_but_last(self, seats: Sequence[Seat], lacking: int) -> None:
         """Run the texts of those rows that lack more than `lacking` tokens up to the last token, in a pass of their

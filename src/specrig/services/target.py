@@ -65,7 +65,7 @@ class Target:
         uniforms = torch.zeros(len(asks), n + 1)
         for row, ask in enumerate(asks):
             uniforms[row, : len(ask.uniforms)] = torch.tensor(ask.uniforms[: n + 1])
-        sampler = Sampler.given([ask.temperature for ask in asks], uniforms.to(device))
+        sampler = Sampler.with_uniforms([ask.temperature for ask in asks], uniforms.to(device))
         self.sessions.use(seats)
         logits, _ = self.model.forward(tokens)
         q = None if sampler.greedy or not n else self._drawn_from(asks, tokens[:, 1:])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specrig.heads import layer_skip as checkpoint
 from specrig.runtime.model import CachedModel
-from specrig.runtime.pruned import join, thinned
+from specrig.runtime.pruned import follow, prune
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.training import teacher
@@ -92,7 +92,7 @@ class Search:
 
     def agreement(self, skipped: list[int]) -> float:
         """The share of positions at which the model without these layers makes the whole model's first choice."""
-        return float((self._first(thinned(self.whole, skipped)) == self.choices).float().mean())
+        return float((self._first(prune(self.whole, skipped)) == self.choices).float().mean())
 
     @torch.inference_mode()
     def _first(self, model: CachedModel) -> Tensor:
@@ -104,7 +104,7 @@ class Search:
             B, T = tokens.shape
             self.whole.start(B, T)
             if model is not self.whole:
-                join(model, self.whole, [0] * B)
+                follow(model, self.whole, [0] * B)
             logits, _ = model.forward(tokens.to(model.device))
             found.append(logits[:, :-1].argmax(-1).cpu()[asked])
         return torch.cat(found)

@@ -43,12 +43,12 @@ class AdaptiveK(Drafter):
         inner = INNER[self.options.drafter]
         self.inner = inner(inner.Options(), resources)
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Every row starts at `start`."""
         self.k = [self.options.start] * context.batch_size
         self.ceiling = 0
         self.history: list[deque[tuple[int, int]]] = [deque(maxlen=self.options.window) for _ in self.k]
-        self.inner.begin(context, hidden, features)
+        self.inner.begin(context, hidden, aux_hidden_states)
 
     def propose(self, context: Context, k: int) -> Draft:
         """Each row's own k tokens from the wrapped drafter."""

@@ -14,6 +14,6 @@ class Autoregressive(Drafter):
 
     def propose(self, context: Context, k: int) -> Draft:
         """The empty draft."""
-        from specrig.decoding.loop import none
+        from specrig.decoding.loop import empty_draft
 
-        return none(context)
+        return empty_draft(context)

@@ -28,7 +28,7 @@ class DraftModel(Drafter):
 
     model: CachedModel
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
         self.model = self.resources.model("draft")
         self.model.prefill_like(self.resources.target, context.tokens, context.done)

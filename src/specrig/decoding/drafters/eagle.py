@@ -36,7 +36,7 @@ class Eagle(Drafter):
 
         return load(self.resources.head("eagle"), self.resources.target)
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the head with the prompts' features."""
         self.head.begin(context, hidden)
 

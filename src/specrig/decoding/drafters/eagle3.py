@@ -39,7 +39,7 @@ class Eagle3(Eagle2):
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         super().__init__(options, resources)
-        self.feature_layers = self.head.aux_layers
+        self.aux_layers = self.head.aux_layers
 
     def load(self) -> Eagle3Head:
         """The trained head."""
@@ -47,10 +47,10 @@ class Eagle3(Eagle2):
 
         return load(self.resources.head("eagle3"), self.resources.target)
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the head with the prompts' fused features."""
-        assert features is not None
-        self.head.begin(context, self.head.fuse(features))
+        assert aux_hidden_states is not None
+        self.head.begin(context, self.head.fuse(aux_hidden_states))
 
     def propose(self, context: Context, k: int) -> Draft:
         """A chain of k tokens or a tree of k levels."""
@@ -58,5 +58,5 @@ class Eagle3(Eagle2):
 
     def observe(self, verdict: Verdict) -> None:
         """Keep the fused features of what was accepted."""
-        assert verdict.features is not None
-        self.head.learn(self.head.fuse(verdict.features), verdict)
+        assert verdict.aux_hidden_states is not None
+        self.head.learn(self.head.fuse(verdict.aux_hidden_states), verdict)

@@ -40,7 +40,7 @@ class LayerSkip(DraftModel):
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         from specrig.heads import layer_skip
-        from specrig.runtime.pruned import thinned
+        from specrig.runtime.pruned import prune
 
         super().__init__(options, resources)
         target, skip = resources.target, self.options.skip
@@ -48,18 +48,18 @@ class LayerSkip(DraftModel):
             skip = layer_skip.load(resources.head("layer_skip"), target)
         elif isinstance(skip, float):
             skip = layer_skip.spread(target.layers, skip)
-        self.model = thinned(target, skip)
+        self.model = prune(target, skip)
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """The prompts' keys and values are the target's."""
         self.model.watch.clear()
 
     def advance(self, context: Context) -> Tensor:
         """Run each row's last token behind the context that the target has run; returns next-token logits `[B, V]`."""
         from specrig.runtime.device import on_device
-        from specrig.runtime.pruned import join
+        from specrig.runtime.pruned import follow
 
-        join(self.model, self.resources.target, [len(tokens) - 1 for tokens in context.tokens])
+        follow(self.model, self.resources.target, [len(tokens) - 1 for tokens in context.tokens])
         logits = self.model.forward(on_device([tokens[-1:] for tokens in context.tokens], self.model.device))[0]
         self.model.keep([[] if done else [0] for done in context.done])
         return logits[:, -1]

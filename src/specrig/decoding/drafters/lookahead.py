@@ -61,7 +61,7 @@ class Lookahead(Drafter):
         guesses: int = Field(5, ge=1, le=40)
         from_prompt: bool = True
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Empty pools and windows. Random choices are seeded by the prompt, so that a rerun repeats them."""
         self.random = [random.Random(repr(tokens)) for tokens in context.tokens]
         self.pools = [Pool(self.options.guesses) for _ in context.tokens]

@@ -197,7 +197,7 @@ class Medusa(Drafter):
             return None
         return typical_acceptance(self.options.posterior_threshold, self.options.posterior_alpha)
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Start from the prompts' last positions."""
         from specrig.runtime.device import at_each
 

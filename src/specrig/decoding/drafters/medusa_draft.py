@@ -40,7 +40,7 @@ class MedusaDraft(Drafter):
         self.heads = medusa.load(resources.head("draft_medusa"), self.model)
         self.layouts: dict[int, Layout] = {}
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
         self.model.prefill_like(self.resources.target, context.tokens, context.done)
         self.heads.watch.clear()

@@ -62,7 +62,7 @@ class Ngram(Drafter):
                 raise ValueError(f"min_n {self.min_n} is above n {self.n}")
             return self
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Index the prompts."""
         self.indexes = [NgramIndex(self.options.n, self.options.min_n) for _ in context.tokens]
         for index, tokens in zip(self.indexes, context.tokens, strict=True):

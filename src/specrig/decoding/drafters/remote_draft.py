@@ -31,7 +31,7 @@ class RemoteDraft(Drafter):
         latency_ms: float = Field(0.0, ge=0, le=10_000)
         precision: Literal["float32", "float16"] = "float32"
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """The service runs the prompts."""
         latency_s, half = self.options.latency_ms / 1e3, self.options.precision == "float16"
         self.remote: RemoteModel = self.resources.remote("draft", context.batch_size, latency_s=latency_s, half=half)

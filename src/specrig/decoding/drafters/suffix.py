@@ -192,7 +192,7 @@ class Suffix(Drafter):
         """Whether it drafts trees."""
         return bool(getattr(self.options, "tree", False))
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Index the prompts."""
         self.trees = [SuffixTree(self.options.max_tree_depth) for _ in context.tokens]
         for tree, tokens in zip(self.trees, context.tokens, strict=True):

@@ -46,10 +46,10 @@ class SuffixHybrid(Suffix):
         super().__init__(options, resources)
         self.draft = DraftModel(DraftModel.Options(), resources)
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Index the prompts, and prefill the draft model with them."""
-        super().begin(context, hidden, features)
-        self.draft.begin(context, hidden, features)
+        super().begin(context, hidden, aux_hidden_states)
+        self.draft.begin(context, hidden, aux_hidden_states)
         self.asked = False
 
     def propose(self, context: Context, k: int) -> Draft:

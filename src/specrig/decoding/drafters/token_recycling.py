@@ -60,7 +60,7 @@ class TokenRecycling(Drafter):
         nodes: int = Field(80, ge=1, le=128)
         from_prompt: bool = True
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Empty matrices `[B, V, top_k]`, or what followed each token in the prompt, the latest first."""
         import torch
 

@@ -43,7 +43,7 @@ class Tree(Drafter):
 
         branching: tuple[int, ...] = Field((3, 2, 1, 1), min_length=1)
 
-    def begin(self, context: Context, hidden: Tensor, features: Tensor | None = None) -> None:
+    def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
         self.model = self.resources.model("draft")
         self.model.prefill_like(self.resources.target, context.tokens, context.done)

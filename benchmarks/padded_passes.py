@@ -1,6 +1,6 @@
-"""What even passes cost and give: each method with and without them, taking turns prompt by prompt in one process.
+"""What padded passes cost and give: each method with and without them, taking turns prompt by prompt in one process.
 
-    python benchmarks/even_passes.py MODEL results/smollm2/prompts/*_chat.jsonl --rest results/smollm2/models/smollm2_135m/rest
+    python benchmarks/padded_passes.py MODEL results/smollm2/prompts/*_chat.jsonl --rest results/smollm2/models/smollm2_135m/rest
 
 MODEL is a folder, such as `results/smollm2/converted/SmolLM2-135M-Instruct.Q4_1-bfloat16` after a run of
 `configs/smollm2.yaml`. Prints for each method, without and with the option: milliseconds a target pass of decoding
@@ -69,7 +69,7 @@ def main() -> None:
         Native(
             PairFiles("p", given.target, dtype=given.dtype, heads=heads, engine_options=options), threads=given.threads
         )
-        for options in ({}, {"native": {"even_passes": True}})
+        for options in ({}, {"native": {"padded_passes": True}})
     ]
     lines = [line for file in given.prompts for line in file.read_text(encoding="utf-8").splitlines()[: given.each]]
     asked = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines]
@@ -86,7 +86,7 @@ def main() -> None:
 
     print(f"{len(prompts)} prompts, {given.tokens} new tokens, {given.dtype}, {given.threads} threads")
     print(
-        "| method | even passes | ms a pass | tokens/s | time a token, with / without | speedup | equal to plain decoding |"
+        "| method | padded passes | ms a pass | tokens/s | time a token, with / without | speedup | equal to plain decoding |"
     )
     print("|---|---|---|---|---|---|---|")
     for (name, way), made in found.items():
