@@ -30,7 +30,7 @@ from specrig.decoding.drafters import registry as methods
 from specrig.decoding.types import Generation
 from specrig.engines import registry
 from specrig.engines.base import Engine
-from specrig.measurement.surroundings import REST_S
+from specrig.measurement.machine_state import REST_S
 from specrig.models import gguf
 from specrig.models.pair import PairFiles
 

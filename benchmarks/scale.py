@@ -71,7 +71,7 @@ def write_records(folder: Path) -> None:
     os.chdir(folder)
     study = load_study(Path("study.yaml"))
     study.root.mkdir(parents=True)
-    for cells in study.grid.jobs.values():
+    for cells in study.grid.by_method.values():
         write_job(study.root, cells)
     (study.root / "study.json").write_text(study.model_dump_json(indent=1) + "\n")
 

@@ -33,7 +33,7 @@ class Cell(BaseModel):
         return hash(self.name)
 
     @property
-    def job(self) -> tuple[str, str, str]:
+    def method_key(self) -> tuple[str, str, str]:
         """(engine, pair, method): the records of these cells lie in one folder."""
         return self.engine, self.pair, self.method
 
@@ -46,7 +46,7 @@ class Cell(BaseModel):
     @property
     def name(self) -> str:
         """The job and the slug, joined by slashes; unique within a study."""
-        return "/".join((*self.job, self.slug))
+        return "/".join((*self.method_key, self.slug))
 
 
 def digest(value: Any) -> str:

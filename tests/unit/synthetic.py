@@ -196,7 +196,7 @@ def write_job(
     folder: Path, cells: list[Cell], *, prompts: int = 4, length: int = 48, seed: int = 0, replicate: int = 0
 ) -> None:
     """The folder of a job's replicate: a record file a cell, index.json and environment.json."""
-    job = replicate_folder(folder / "records" / Path(*cells[0].job), replicate)
+    job = replicate_folder(folder / "records" / Path(*cells[0].method_key), replicate)
     index: dict[str, dict] = {"cells": {}, "failed": {}}
     for cell in cells:
         alpha = float(np.clip(ALPHAS.get(cell.task, 0.6) + SHIFTS.get(cell.method, 0.0), 0.05, 0.95))

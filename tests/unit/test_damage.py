@@ -11,7 +11,7 @@ import pytest
 from synthetic import write_job
 
 from specrig.cell import Cell
-from specrig.measurement.damage import SUMS, damaged_files, damaged_records, names_aside, seal, set_aside
+from specrig.measurement.damage import SUMS, damaged_files, damaged_records, quarantine, quarantined_names, write_hashes
 from specrig.study.lock import BusyError, claim
 
 
@@ -56,9 +56,9 @@ def test_names_stay_the_same_once_it_is_set_aside(job: Path) -> None:
     two.unlink()
     for number in (1, 2):
         one.write_text("half")
-        names = names_aside(job, damaged_records(job))
-        said = set_aside(damaged_records(job))
-        assert names_aside(job, damaged_records(job)) == names
+        names = quarantined_names(job, damaged_records(job))
+        said = quarantine(damaged_records(job))
+        assert quarantined_names(job, damaged_records(job)) == names
         assert f"{one.name}.damaged-{number}" in names and not (job / "index.json").exists()
         assert str(one) in "".join(said)
 
@@ -69,12 +69,12 @@ def test_a_model_is_held_against_its_sums(tmp_path: Path) -> None:
     (model / "weights").write_bytes(b"1234")
     (model / "config").write_bytes(b"{}")
     assert damaged_files(model) == {}, "made before there were sums"
-    seal(model)
+    write_hashes(model)
     assert damaged_files(model) == {} and SUMS in {path.name for path in model.iterdir()}
     (model / "weights").write_bytes(b"1235")
     (model / "config").unlink()
     assert set(damaged_files(model)) == {model / "weights", model / "config"}
-    set_aside({model: "damaged"})
+    quarantine({model: "damaged"})
     assert not model.exists() and (tmp_path / "target.damaged-1/weights").is_file()
 
 

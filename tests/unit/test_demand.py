@@ -25,7 +25,7 @@ def test_a_measuring_job_asks_for_its_pairs_memory_and_its_cells_time(workplace:
         pairs=["llama31_8b", "embedded"], device="cuda", jobs="method", prompts=8, repeats=64, max_new_tokens=256
     )
     sizes = {size.pair: size for size in pair_sizes(both)}
-    asked = {process: measuring_demand(both, process, sizes[process[1]]) for process in both.grid.processes}
+    asked = {process: measuring_demand(both, process, sizes[process[1]]) for process in both.grid.jobs}
     assert len(asked) == 4
     draft_model, ngram = (asked["native", "llama31_8b", method] for method in ("draft_model", "ngram"))
     assert draft_model.memory_mb == ngram.memory_mb == pytest.approx(sizes["llama31_8b"].memory_bytes / 1e6, abs=1)
@@ -49,5 +49,5 @@ def test_what_is_not_known_gets_a_fixed_measure(workplace: Path) -> None:
     rows = Path("configs/pairs.tsv")
     rows.write_text(rows.read_text() + "mine\tnobody/knows\tnobody/either\t\t\tfloat32\t\t\t\t\n")
     own = study(pairs=["mine"], methods=[{"method": "ngram", "k": 3}])
-    [process] = own.grid.processes
+    [process] = own.grid.jobs
     assert measuring_demand(own, process, *pair_sizes(own)) == Demand()

@@ -31,10 +31,10 @@ from specrig.analysis.efficiency import explained_efficiency
 from specrig.analysis.statistics import robust_variation
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
+from specrig.measurement.machine_state import MachineState
 from specrig.measurement.records import NOT_RECORDED, Load, Probe, Record, read_records, replicate_folder, write_records
 from specrig.measurement.runner import measure
-from specrig.measurement.surroundings import Surroundings
-from specrig.provenance.disturbance import between, moment, probe
+from specrig.provenance.load import between, moment, probe
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.tables.files import write_tables
 from specrig.results.conclusions import conclusion
@@ -69,7 +69,7 @@ def quiet(replicates: int = 1, prompts: int = 8, environment_s: float = 1.0) -> 
 
 
 def reasons(records: list[Record], **others: list[Record]) -> list[tuple[int, str]]:
-    found = disturbances({"cell": records, **others}, {CELL.job: ENVIRONMENT})
+    found = disturbances({"cell": records, **others}, {CELL.method_key: ENVIRONMENT})
     return [(reason.replicate, reason.text) for reason in found["cell"]]
 
 
@@ -128,8 +128,8 @@ def test_threads_that_wait_for_each_other_are_no_disturbance() -> None:
 def test_others_on_processors_that_the_job_does_not_use_are_no_disturbance() -> None:
     records = loaded(quiet(), others_s=3.0)
     many = {**ENVIRONMENT, "cpu": {"model": "m", "logical_cores": 8}}
-    assert disturbances({"cell": records}, {CELL.job: many})["cell"] == []
-    found = disturbances({"cell": loaded(quiet(), others_s=7.0)}, {CELL.job: many})["cell"]
+    assert disturbances({"cell": records}, {CELL.method_key: many})["cell"] == []
+    found = disturbances({"cell": loaded(quiet(), others_s=7.0)}, {CELL.method_key: many})["cell"]
     assert "other processes took 50%" in found[0].text
 
 
@@ -201,7 +201,7 @@ def test_records_without_readings_are_not_called_undisturbed() -> None:
 
 
 def test_two_busy_loops_beside_a_job_are_seen() -> None:
-    machine = Surroundings("cpu")
+    machine = MachineState("cpu")
     begun = machine.begin()
     loops = [subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     while any(loop.poll() is None for loop in loops):
@@ -217,7 +217,7 @@ def test_two_busy_loops_beside_a_job_are_seen() -> None:
 
 HELD = """
 import json, os, signal, sys, time
-from specrig.measurement.surroundings import Surroundings
+from specrig.measurement.machine_state import Surroundings
 
 machine = Surroundings("cpu")
 for number in range(12):
@@ -267,7 +267,7 @@ def test_children_count_as_the_jobs_own() -> None:
 
 
 def test_servers_elsewhere_are_not_asked() -> None:
-    machine = Surroundings("cpu", here=False)
+    machine = MachineState("cpu", here=False)
     assert machine.begin() is None and machine.since(None) is None and machine.probe() is None
 
 

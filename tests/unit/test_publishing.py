@@ -121,7 +121,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def seal(folder: Path) -> None:
+def write_hashes(folder: Path) -> None:
     """Make the digests agree again, as somebody would who wants a change to pass."""
     for index in (folder / "records").rglob("index.json"):
         cells: dict[str, list[str]] = {}
@@ -217,7 +217,7 @@ def test_a_changed_number_in_a_table_is_named_even_with_new_digests(
     table.to_csv(path, index=False)
     assert run(["verify", str(copy)]) == 1
     assert "tables/cells.csv: digest\n    not the bytes that were published" in capsys.readouterr().out
-    seal(copy)
+    write_hashes(copy)
     good, lines = checked(copy)
     row = table.loc[3]
     named = [line for line in lines if "column speedup: published" in line]
@@ -231,7 +231,7 @@ def test_a_changed_score_is_named(copy: Path) -> None:
     score = json.loads(first)
     score["statistics"][0] += 5
     path.write_bytes(archive.compressed("\n".join([json.dumps(score), *rest])))
-    seal(copy)
+    write_hashes(copy)
     good, lines = checked(copy)
     named = [line for line in lines if f"task {score['task']}" in line and "column score: published" in line]
     assert not good and len(named) == 1 and f"method {score['method']}" in named[0]
@@ -241,7 +241,7 @@ def test_a_changed_score_is_named(copy: Path) -> None:
 def test_a_changed_token_count_is_named(copy: Path, forged: bool) -> None:
     record = change_record(copy, lambda record: record["run"]["rounds"]["emitted"].__setitem__(0, 99))
     if forged:
-        seal(copy)
+        write_hashes(copy)
     good, lines = checked(copy)
     text = "\n".join(lines)
     slug = "code-k2-t0-b1"
@@ -257,7 +257,7 @@ def test_tokens_taken_away_where_rounds_agree_show_in_the_tables(copy: Path) -> 
         record["run"]["rounds"]["emitted"][-1] -= 1
 
     change_record(copy, shorten)
-    seal(copy)
+    write_hashes(copy)
     good, lines = checked(copy)
     assert not good and any("k 2, task code" in line and "column tokens: published" in line for line in lines)
     assert not any("its rounds emitted" in line for line in lines)
@@ -294,7 +294,7 @@ def test_columns_of_another_version_are_told_from_changed_numbers(copy: Path) ->
     path = copy / "tables" / "cells.csv"
     table = pd.read_csv(path)
     table.drop(columns="alpha").to_csv(path, index=False)
-    seal(copy)
+    write_hashes(copy)
     good, lines = checked(copy)
     assert good and "    column alpha: this code computes it, the publication does not have it" in lines
     assert any("computes more than SpecRig" in line for line in lines)
@@ -303,7 +303,7 @@ def test_columns_of_another_version_are_told_from_changed_numbers(copy: Path) ->
     manifest = read_manifest(copy)
     manifest.commit = "f" * 40
     (copy / "manifest.json").write_text(manifest.model_dump_json())
-    seal(copy)
+    write_hashes(copy)
     good, lines = checked(copy)
     assert not good and "    column beta: published, and this code does not compute it" in lines
     assert any("The code is not the one that made it" in line and "f" * 40 in line for line in lines)

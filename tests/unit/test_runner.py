@@ -90,7 +90,7 @@ def records_of(study: Study, method: str) -> list[Record]:
 
 def test_methods_measured_together_share_the_baselines_runs_and_nothing_else(letters: Path) -> None:
     study = load_study(letters)
-    assert study.grid.processes == {("native", "tiny", "together"): ["draft_model", "ngram", "suffix"]}
+    assert study.grid.jobs == {("native", "tiny", "together"): ["draft_model", "ngram", "suffix"]}
     measure(study, "native", "tiny", ["draft_model", "ngram", "suffix"])
     together = {method: records_of(study, method) for method in ("draft_model", "ngram", "suffix")}
     baselines = [[record.baseline for record in records[:3]] for records in together.values()]
@@ -99,7 +99,7 @@ def test_methods_measured_together_share_the_baselines_runs_and_nothing_else(let
         assert len(record.ends or []) == len(record.run.tokens) and record.ends == sorted(record.ends or [])
         assert (record.ends or [0])[-1] == len(record.text) > 0
     alone = load_study(yaml.safe_load(letters.read_text()) | {"study": "alone", "jobs": "method"})
-    assert len(alone.grid.processes) == 3
+    assert len(alone.grid.jobs) == 3
     for method, records in together.items():
         measure(alone, "native", "tiny", [method])
         own = records_of(alone, method)
@@ -125,7 +125,7 @@ def test_a_cells_peak_memory_leaves_out_what_other_methods_have_loaded(letters: 
         engine._loaded_mb["draft"] = 70.0
         sizes = []
         for method in ("ngram", "draft_model"):
-            (cell,) = [each for each in study.grid.jobs["native", "tiny", method] if each.k == 3]
+            (cell,) = [each for each in study.grid.by_method["native", "tiny", method] if each.k == 3]
             engine.generate(cell, [[1, 2, 3]], max_new_tokens=4, seeds=[0])
             sizes.append(engine.peak_memory_mb())
         assert 60 < sizes[1] - sizes[0] < 80, "the draft counts for draft_model alone"

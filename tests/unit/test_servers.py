@@ -378,7 +378,7 @@ def test_a_study_measures_native_and_servers_side_by_side(
     loaded = load_study(study(servers=servers))
     assert loaded.grid.refusals == []
     found = {}
-    for engine, pair, method in loaded.grid.jobs:
+    for engine, pair, method in loaded.grid.by_method:
         measure(loaded, engine, pair, [method])
         found[engine] = list(read_records(loaded.root / "records" / engine / pair / method / "t-k4-t0-b1.jsonl"))
     assert [record.run.tokens for record in found["server"]] == [record.run.tokens for record in found["native"]]

@@ -15,7 +15,7 @@ import yaml
 from tokenizers import Tokenizer
 
 from specrig import cli
-from specrig.measurement.prompts import in_chat_template
+from specrig.measurement.prompts import apply_chat_template
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
 from specrig.reporting.tables.quality import write_quality
@@ -150,7 +150,7 @@ def test_chat_templates_come_from_the_tokenizer(config: Path, tmp_path: Path) ->
     study = load_study(config)
     pair = study.paths.pair_files("stories", study.root)
     with pytest.raises(PromptError, match=r"wants a chat template and the tokenizer of .* has none"):
-        in_chat_template([Prompt("1", "hi")], "t", pair)
+        apply_chat_template([Prompt("1", "hi")], "t", pair)
     folder = tmp_path / "chatty"
     shutil.copytree(STORIES, folder)
     for path in (folder, *folder.iterdir()):
@@ -159,7 +159,7 @@ def test_chat_templates_come_from_the_tokenizer(config: Path, tmp_path: Path) ->
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     chatty = pair.__class__("chatty", str(folder))
-    (prompt,) = in_chat_template([Prompt("1", "hi")], "t", chatty)
+    (prompt,) = apply_chat_template([Prompt("1", "hi")], "t", chatty)
     assert prompt.text.removeprefix("<s>") == "[user] hi\n[assistant]"
     from transformers import AutoTokenizer
 

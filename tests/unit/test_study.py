@@ -50,7 +50,7 @@ def test_cells_are_every_combination(workplace: Path) -> None:
     names = [cell.name for cell in study.grid.cells]
     assert len(names) == len(set(names)) == 2 * 2 * 2 + 1 * 2 * 2
     assert "native/embedded/draft_model/code-k4-t1-b1" in names
-    assert list(study.grid.jobs) == [("native", "embedded", "draft_model"), ("native", "embedded", "ngram")]
+    assert list(study.grid.by_method) == [("native", "embedded", "draft_model"), ("native", "embedded", "ngram")]
     assert study.grid.refusals == []
 
 

@@ -190,6 +190,6 @@ def test_where_parts_of_a_row_come_from() -> None:
         None,
         "q",
     ]
-    assert row.leans_on == ["q"]
+    assert row.depends_on == ["q"]
     embedded = Pair(pair="p", target="trained", heads="eagle=c/d")
     assert [embedded.trained_in(part) for part in ("target", "draft", "medusa", "eagle")] == ["p", None, "p", None]

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specrig.corpus.example import PROMPT_FILES
-from specrig.corpus.overlap import plain
+from specrig.corpus.wording import plain
 from specrig.planning.estimate import training
 from specrig.study.load import load_study
-from specrig.study.overlap import overlapping
+from specrig.study.overlap import prompts_in_both
 from specrig.tasks import PromptError, read_prompts
 from specrig.training.prompts import asked, heldout_prompts, kept, training_prompts
 from specrig.training.recipe import TINY, Recipe
@@ -122,7 +122,7 @@ def test_what_is_evaluated_is_left_out_and_counted(
     settings["training"] |= {"prompts": "mine.jsonl", "text": LONG | {"sequences": 400}}
     Path("configs/mine.yaml").write_text(yaml.safe_dump(settings))
     study = load_study(Path("configs/mine.yaml"))
-    out = overlapping(study, study.root)
+    out = prompts_in_both(study, study.root)
     groups, count = kept(asked(study.training, study.root / "corpus", heldout=False), study.evaluated(study.root))
     assert 12 <= count == len(out) <= 20, (
         "also those that the study does not measure; some of the file are held out from training"

@@ -11,7 +11,7 @@ import yaml
 
 from runs import REPOSITORY, run
 from specrig import cli
-from specrig.provenance.trained_for import identity
+from specrig.provenance.trained_for import target_identity
 
 STORIES = REPOSITORY.parent / "shared/data/stories260K"
 HEADS = ["draft_medusa", "eagle", "eagle3", "medusa"]
@@ -55,12 +55,12 @@ def test_a_model_of_ones_own_gets_a_draft_and_heads_by_rows_alone(workplace: Pat
     assert not (models / "target").exists(), "the target is the user's"
     for model in ("draft", *HEADS):
         about = json.loads((models / model / "trained_for.json").read_text())
-        assert about["identity"] == identity(str(STORIES))
+        assert about["identity"] == target_identity(str(STORIES))
     found = pd.read_csv(cells)
     assert sorted(found["method"]) == ["draft_model", "eagle", "eagle3", "medusa", "medusa_draft"]
     assert (found["tokens"] == 2 * 16).all() and found["acceptance_rate"].between(0, 1).all()
     environment = json.loads(Path("results/own/records/native/mine/eagle/environment.json").read_text())
-    assert environment["models"]["eagle"]["trained_for"]["identity"] == identity(str(STORIES))
+    assert environment["models"]["eagle"]["trained_for"]["identity"] == target_identity(str(STORIES))
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])

@@ -14,9 +14,9 @@ from specrig.cell import digest
 from specrig.measurement.damage import (
     damaged_files,
     damaged_records,
-    names_aside,
-    out_of_the_future,
-    set_aside,
+    quarantined_names,
+    reset_future_times,
+    quarantine,
 )
 from specrig.measurement.recording import aside
 from specrig.measurement.records import replicate_folder, write_atomically
@@ -37,7 +37,7 @@ from specrig.runtime.gpus import OWN
 from specrig.study.grid import TOGETHER
 from specrig.study.lock import BusyError, claim
 from specrig.study.problems import StudyError
-from specrig.study.overlap import overlapping
+from specrig.study.overlap import prompts_in_both
 from specrig.corpus.example import PROMPT_FILES
 from specrig.results.names import FIGURES, TABLES
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT
@@ -90,7 +90,7 @@ SCORED = [task for task in STUDY.tasks if STUDY.rows.tasks[task].scorer]
 MEASURED = [
     f"{ROOT}/measured/{engine}/{pair}/{process}{f'-{number}' if number else ''}"
     for number in range(STUDY.replicates)
-    for engine, pair, process in STUDY.grid.processes
+    for engine, pair, process in STUDY.grid.jobs
 ]
 CURVES = [
     f"{ROOT}/models/{pair}/{model}/training.jsonl" for pair, model in STUDY.grid.trained
@@ -100,7 +100,7 @@ AUDITS = [f"{ROOT}/audit/records.csv"] + [
     for engine, method in sorted(
         {
             (engine, method)
-            for engine, _, method in STUDY.grid.jobs
+            for engine, _, method in STUDY.grid.by_method
             # The test samples from a pair made for it, which a server that runs elsewhere does not have.
             if engines()[engine].loads_pairs and engines()[engine].missing() is None
         }
@@ -140,9 +140,9 @@ def begin():
     global LOCK  # held until this process ends
     try:
         LOCK = claim(STUDY.root)
-        for sentence in set_aside(damage()):
+        for sentence in quarantine(damage()):
             print(sentence, file=sys.stderr)
-        if count := out_of_the_future(STUDY.root):
+        if count := reset_future_times(STUDY.root):
             print(
                 f"{count} files of {ROOT} were written later than now: the clock was set back? They get the time of now.",
                 file=sys.stderr,
@@ -173,7 +173,7 @@ damaged_records, damaged_files = cache(damaged_records), cache(damaged_files)
 def damage():
     """Every damaged record file and trained model of the study -> what is wrong."""
     found = {}
-    for engine, pair, method in STUDY.grid.jobs:
+    for engine, pair, method in STUDY.grid.by_method:
         for number in range(STUDY.replicates):
             found |= damaged_records(records_folder(engine, pair, method, number))
     for pair in dict.fromkeys(pair for pair, _ in STUDY.grid.trained):
@@ -197,7 +197,7 @@ def model_damage(pair, models):
     return "".join(
         name
         for model in models
-        for name in names_aside(
+        for name in quarantined_names(
             Path(ROOT, "models", pair), damaged_model(pair, model), model
         )
     )
@@ -278,7 +278,7 @@ def asked_files(wildcards):
 
 def left_out(wildcards):
     """Digest of the prompts in the user's file that the study evaluates with: an added task may leave out more."""
-    return digest(sorted(overlapping(STUDY, STUDY.root)))
+    return digest(sorted(prompts_in_both(STUDY, STUDY.root)))
 
 
 def training_threads(wildcards):
@@ -317,7 +317,7 @@ def training(model=None):
 
 def auditing(wildcards):
     """What the audit asks for, which loads one pair after the other and reads every output once: as much as any measuring job."""
-    asked = [measuring_asks(*process) for process in STUDY.grid.processes]
+    asked = [measuring_asks(*process) for process in STUDY.grid.jobs]
     return Demand(
         max(each.memory_mb for each in asked), max(each.minutes for each in asked)
     )
@@ -356,7 +356,7 @@ def prompt_inputs(wildcards):
 def task_row(wildcards):
     """Digest of what decides which prompts are fetched for a task: its row and the number of prompts."""
     row = STUDY.rows.tasks[wildcards.task].model_dump(exclude={"notes", "licence"})
-    return digest([row, STUDY.grid.prompts_wanted(wildcards.task)])
+    return digest([row, STUDY.grid.prompts_read(wildcards.task)])
 
 
 def scored():
@@ -370,7 +370,7 @@ def scored():
 
 def job_methods(wildcards):
     """The methods that a job measures."""
-    return STUDY.grid.processes[wildcards.engine, wildcards.pair, wildcards.process]
+    return STUDY.grid.jobs[wildcards.engine, wildcards.pair, wildcards.process]
 
 
 def job_cells(wildcards):
@@ -378,7 +378,7 @@ def job_cells(wildcards):
     return [
         cell
         for method in job_methods(wildcards)
-        for cell in STUDY.grid.jobs[wildcards.engine, wildcards.pair, method]
+        for cell in STUDY.grid.by_method[wildcards.engine, wildcards.pair, method]
     ]
 
 
@@ -464,7 +464,7 @@ def failed_cells(wildcards):
         index, damaged = folder / "index.json", damaged_records(folder)
         whole = index.is_file() and index not in damaged
         failed = json.loads(index.read_text())["failed"] if whole else []
-        names = sorted(failed) + aside(folder) + names_aside(folder, damaged)
+        names = sorted(failed) + aside(folder) + quarantined_names(folder, damaged)
         found += [f"{method}/{name}" for name in names]
     return found
 

@@ -136,7 +136,7 @@ def changes(a: Cells, b: Cells) -> Changes:
     def both(estimate: Estimate, name: str, tasks: int = 1) -> tuple[Change, Change]:
         """(whole change, own change) of a mean over `tasks` cells that are like the cell `name`."""
         runs = 1 / count(a[name]) + 1 / count(b[name])
-        common, own = alike.get(a[name][0].cell.job[:2]), alone
+        common, own = alike.get(a[name][0].cell.method_key[:2]), alone
         # What a run does to one cell alone averages out over cells, what it does to all of them does not.
         apart = estimate + Estimate(0.0, own.variance * runs / tasks, own.freedom) if own else estimate
         whole = apart + Estimate(0.0, common.variance * runs, common.freedom) if common else apart
@@ -161,7 +161,7 @@ def changes(a: Cells, b: Cells) -> Changes:
     if shift is None:
         return Changes(Change(UNKNOWN), cells, means)
     # The pair with the most cells stands for the study: of few cells the scatter is hardly known.
-    largest, _ = Counter(a[name][0].cell.job[:2] for name in names).most_common(1)[0]
+    largest, _ = Counter(a[name][0].cell.method_key[:2] for name in names).most_common(1)[0]
     common = alike.get(largest)
     runs = max(1 / count(a[name]) + 1 / count(b[name]) for name in names)
     error = Estimate(0.0, common.variance * runs, common.freedom) if common else UNKNOWN

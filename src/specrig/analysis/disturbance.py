@@ -90,7 +90,7 @@ def disturbances(
     usual = _usual_probes(cells.values(), environments)
     found = {}
     for name, records in cells.items():
-        environment = environments.get(records[0].cell.job, {})
+        environment = environments.get(records[0].cell.method_key, {})
         parts = _replicates(records)
         against: list[Reason] = []
         for replicate, own in parts.items():
@@ -265,7 +265,7 @@ def _usual_probes(
     """Machine (see `_machine`) -> the median of each probe in the study; a probe counts once, whoever shares it."""
     seen: dict[tuple[Any, ...], set[Probe]] = {}
     for records in cells:
-        own = seen.setdefault(_machine(environments.get(records[0].cell.job, {})), set())
+        own = seen.setdefault(_machine(environments.get(records[0].cell.method_key, {})), set())
         own |= {probe for record in records for probe in (record.before, record.after) if probe is not None}
     names = ("copy_gb_s", "product_gflop_s")
     results = {

@@ -139,14 +139,16 @@ def _prompt(given: str | None) -> str:
 def _prepared(text: str, single: Single, tokens: int, chat: bool, system: str | None) -> str:
     """The prompt as the target reads it; that it fits its context is checked before weights are read."""
     from specrig.tasks import Prompt
-    from specrig.tasks.chat import check_template, rendered
+    from specrig.tasks.chat import rendered, require_chat_template
     from specrig.tasks.lengths import check_lengths
 
     if system is not None and not chat:
         raise typer.BadParameter("--system goes with --chat")
     if chat:
         turns = [{"role": "system", "content": system}] if system is not None else []
-        text = rendered(check_template("decode --chat", single.files), [*turns, {"role": "user", "content": text}])
+        text = rendered(
+            require_chat_template("decode --chat", single.files), [*turns, {"role": "user", "content": text}]
+        )
     check_lengths([Prompt("of the command line", text)], "decode", single.files, tokens)
     return text
 

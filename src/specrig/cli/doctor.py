@@ -217,7 +217,7 @@ def _cost(study: Study) -> Iterator[Check]:
     import psutil
 
     from specrig.planning.estimate import extent, hours, pair_sizes, size_text, time_text, training_cost
-    from specrig.provenance.disturbance import probe
+    from specrig.provenance.load import probe
 
     sizes, cost = pair_sizes(study), training_cost(study)
     folder = next(path for path in (study.root, *study.root.absolute().parents) if path.exists())

@@ -24,7 +24,11 @@ def measure(
 
     loaded = load(study)
     measure(
-        loaded, engine, pair, method or [job[2] for job in loaded.grid.jobs if job[:2] == (engine, pair)], replicate
+        loaded,
+        engine,
+        pair,
+        method or [job[2] for job in loaded.grid.by_method if job[:2] == (engine, pair)],
+        replicate,
     )
 
 

@@ -46,7 +46,7 @@ def train(
     if (pair, model) not in loaded.grid.trained:
         known = ", ".join(" ".join(each) for each in loaded.grid.trained) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
-    from specrig.measurement.damage import seal
+    from specrig.measurement.damage import write_hashes
     from specrig.provenance.trained_for import note
     from specrig.training import stages
 
@@ -57,13 +57,13 @@ def train(
     stages.train(model, loaded.training, corpus, folder, target, progress, device, draft)
     if model != "target":
         note(folder / model, *_target(loaded, pair))
-    seal(folder / model)
+    write_hashes(folder / model)
 
 
 def write_text(study: StudyFile, pair: PairName) -> None:
     """Let the target of a pair write the text from which its draft and heads learn, and read it again for its states."""
-    from specrig.measurement.damage import seal
-    from specrig.tasks.chat import check_template
+    from specrig.measurement.damage import write_hashes
+    from specrig.tasks.chat import require_chat_template
     from specrig.training.stages import TEXT
     from specrig.training.states import prepare
     from specrig.training.target_text import write_text as write
@@ -73,7 +73,7 @@ def write_text(study: StudyFile, pair: PairName) -> None:
     for task in sorted(
         {cell.task for cell in loaded.grid.cells if cell.pair == pair and loaded.rows.tasks[cell.task].chat}
     ):
-        check_template(task, files)  # before hours of training, not after them
+        require_chat_template(task, files)  # before hours of training, not after them
     _set_threads(loaded)
     models, target, device = (
         loaded.root / "models" / pair,
@@ -82,7 +82,7 @@ def write_text(study: StudyFile, pair: PairName) -> None:
     )
     corpus = loaded.root / "corpus"
     write(loaded.training, corpus, models, target, device, loaded.evaluated(loaded.root))
-    seal(models, [TEXT])
+    write_hashes(models, [TEXT])
     # Here with all cores, and once: trainings run side by side on a part of them.
     prepare(
         loaded.training,
@@ -98,7 +98,7 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     """Train a pair's target together with its Medusa heads (Medusa-2), starting from those of the pair that its row
     names.
     """
-    from specrig.measurement.damage import seal
+    from specrig.measurement.damage import write_hashes
     from specrig.provenance.trained_for import note
     from specrig.training.medusa import train_jointly as train
 
@@ -113,7 +113,7 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     train(loaded.training, loaded.root / "corpus", models / base, models / pair, target, progress, device)
     note(models / pair / "medusa", *_target(loaded, pair))
     for model in ("target", "medusa"):
-        seal(models / pair / model)
+        write_hashes(models / pair / model)
 
 
 def _target(study: Study, pair: str) -> tuple[str, str | None]:

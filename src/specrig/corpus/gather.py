@@ -15,8 +15,8 @@ from pathlib import Path
 
 from specrig.corpus import locale_text, source_text, stories
 from specrig.corpus.example import CHAT, TASKS, CorpusError, Example, number
-from specrig.corpus.overlap import plain
 from specrig.corpus.recipe import Corpus
+from specrig.corpus.wording import plain
 
 SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
     "code": source_text.code,

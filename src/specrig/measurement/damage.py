@@ -23,7 +23,7 @@ ASIDE = ".damaged-"
 """Added with a number to the name of a damaged file or model folder that is set aside."""
 
 
-def seal(folder: Path, names: Iterable[str] | None = None) -> None:
+def write_hashes(folder: Path, names: Iterable[str] | None = None) -> None:
     """Write the sums of a folder's files, which have just been made, into its `SHA256SUMS`; of all files if no `names`
     are given.
     """
@@ -69,7 +69,7 @@ def damaged_records(job: Path) -> dict[Path, str]:
     return found
 
 
-def set_aside(found: Mapping[Path, str]) -> list[str]:
+def quarantine(found: Mapping[Path, str]) -> list[str]:
     """Rename what is damaged to `<name>.damaged-<number>` and return a sentence about each. An empty file stands for a
     missing one.
 
@@ -89,7 +89,7 @@ def set_aside(found: Mapping[Path, str]) -> list[str]:
     return said
 
 
-def out_of_the_future(root: Path) -> int:
+def reset_future_times(root: Path) -> int:
     """Give files that seem to be written later than now the time of now; returns how many there were.
 
     They are left when the clock is set back. Snakemake deletes what is made from them, since it would be older than
@@ -102,8 +102,8 @@ def out_of_the_future(root: Path) -> int:
     return len(later)
 
 
-def names_aside(folder: Path, found: Iterable[Path], stem: str = "*") -> list[str]:
-    """Names under which damaged files of a folder lie aside, or will once `set_aside` has renamed those in `found`.
+def quarantined_names(folder: Path, found: Iterable[Path], stem: str = "*") -> list[str]:
+    """Names under which damaged files of a folder lie aside, or will once `quarantine` has renamed those in `found`.
 
     The workflow has them among a job's params: new damage makes the job run again, and once it has run, nothing
     changes.

@@ -29,10 +29,10 @@ class Job:
             raise EngineError(
                 f"study {study.study} has {study.replicates} replicates, counted from 0: there is no replicate {replicate}"
             )
-        if name not in study.grid.jobs:
+        if name not in study.grid.by_method:
             raise EngineError(f"study {study.study} has no cells of {'/'.join(name)}")
         self.study, self.name, self.replicate = study, name, replicate
-        self.cells = study.grid.jobs[name]
+        self.cells = study.grid.by_method[name]
         self.folder = replicate_folder(study.root / "records" / Path(*name), replicate)
         self.digests: dict[Cell, str] = {}
         self.failed: dict[Cell, str] = {}

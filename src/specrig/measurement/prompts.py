@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from specrig.measurement.records import write_atomically
 from specrig.models.pair import PairFiles
-from specrig.tasks.chat import in_chat_template
+from specrig.tasks.chat import apply_chat_template
 from specrig.tasks.lengths import check_lengths
 from specrig.tasks.prompts import Prompt, map_prompts
 from specrig.tasks.sources import fetch_rows, hub_rows
@@ -28,7 +28,7 @@ def fetch_prompts(study: Study, task: str, root: Path) -> None:
     row = study.rows.tasks[task]
     on_hub = row.kind == "hub"
     rows = hub_rows(row.source, row.config, row.split, row.revision) if on_hub else fetch_rows(row.source, row.sha256)
-    found = map_prompts(rows, row.source, limit=study.grid.prompts_wanted(task), **row.mapping)
+    found = map_prompts(rows, row.source, limit=study.grid.prompts_read(task), **row.mapping)
     lines = ({"id": prompt.id, "prompt": prompt.text, "reference": prompt.reference} for prompt in found)
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     write_atomically(study.paths.prompt_file(task, root), text)
@@ -40,6 +40,6 @@ def prepared(study: Study, task: str, pair: PairFiles, root: Path) -> list[Promp
     """
     prompts = study.prompts_of(task, root)
     if study.rows.tasks[task].chat:
-        prompts = in_chat_template(prompts, task, pair)
+        prompts = apply_chat_template(prompts, task, pair)
     check_lengths(prompts, task, pair, study.max_new_tokens)
     return prompts

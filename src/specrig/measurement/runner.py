@@ -26,11 +26,11 @@ from specrig.measurement.blocks import blocks
 from specrig.measurement.energy import Meter, metered
 from specrig.measurement.freshness import baseline_of
 from specrig.measurement.job import Job
+from specrig.measurement.machine_state import MachineState
 from specrig.measurement.progress import Advance, progress
 from specrig.measurement.prompts import prepared
 from specrig.measurement.recording import as_run, text_ends
 from specrig.measurement.records import Probe, Record, Run, write_records
-from specrig.measurement.surroundings import Surroundings
 from specrig.measurement.unpaired import measure_unpaired
 from specrig.models.hub import at_commits
 from specrig.provenance.bandwidth import memory
@@ -67,7 +67,7 @@ def measure(study: Study, engine_name: str, pair_name: str, wanted: Sequence[str
         with ExitStack() as open_things:
             engine = open_things.enter_context(engines()[engine_name](pair, device=device, threads=study.threads))
             meter = open_things.enter_context(_metered(engine))
-            machine = Surroundings(device, here=engine.loads_pairs, in_process=engine.in_process)
+            machine = MachineState(device, here=engine.loads_pairs, in_process=engine.in_process)
             environment = (
                 capture(pair, device=device, threads=study.threads) | engine.environment() | {"energy": meter.source}
             )
@@ -138,7 +138,7 @@ class _Block:
         self,
         engine: Engine,
         meter: Meter,
-        machine: Surroundings,
+        machine: MachineState,
         cells: list[Cell],
         prompts: list[Prompt],
         jobs: Mapping[str, Job],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from specrig.planning.estimate import TRAINING, WORKSPACE_BYTES, PairSize, process_seconds, shape_taught
+from specrig.planning.estimate import TRAINING, WORKSPACE_BYTES, PairSize, process_seconds, teacher_shape
 from specrig.study.study import Study
 from specrig.training.budget import training_flop, training_memory
 
@@ -42,7 +42,7 @@ def training_demand(study: Study, pair: str, model: str) -> Demand:
 
     The time that a draft or head takes includes the text that the target writes for it.
     """
-    target = shape_taught(study, pair)
+    target = teacher_shape(study, pair)
     if target is None:
         return Demand()
     speed, _ = TRAINING["cuda" if study.uses_gpu() else "cpu"]

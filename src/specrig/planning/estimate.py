@@ -18,7 +18,7 @@ from specrig.models.facts import BYTES, Shape
 from specrig.models.gguf import config as gguf_config
 from specrig.models.gguf import is_gguf
 from specrig.study.load import read_config, validated
-from specrig.study.overlap import overlapping
+from specrig.study.overlap import prompts_in_both
 from specrig.study.problems import Positions, Problems
 from specrig.study.rows import Pair
 from specrig.study.study import Study
@@ -95,7 +95,7 @@ def sizes_of(config: Path, pair: str, rows: Mapping[str, Pair]) -> PairSize:
     problems = Problems(Positions([config]))
     study, _ = validated(read_config(config), problems)
     problems.stop()
-    used = {name: rows[name] for name in (pair, *rows[pair].leans_on) if name in rows}
+    used = {name: rows[name] for name in (pair, *rows[pair].depends_on) if name in rows}
     return _pair_size(Study.model_validate(study.model_dump() | {"rows": {"pairs": used}}), pair, 1, PROMPT_TOKENS)
 
 
@@ -120,7 +120,7 @@ def hours(study: Study, sizes: list[PairSize], bandwidth: float | None = None) -
     device = "cuda" if study.uses_gpu() else "cpu"
     bandwidth, here = bandwidth or BANDWIDTH[device], bandwidth is not None
     known = {size.pair: size for size in sizes if size.target is not None}
-    processes = (process for process in study.grid.processes if process[1] in known)
+    processes = (process for process in study.grid.jobs if process[1] in known)
     seconds = sum(process_seconds(study, process, known[process[1]], bandwidth) for process in processes)
     seconds *= study.replicates
     machine = "measured here" if here else "an A100 80 GB" if device == "cuda" else "CPU"
@@ -142,7 +142,7 @@ def process_seconds(
     read_s = size.target.active_parameters * BYTES[size.dtype] / ((bandwidth or BANDWIDTH[device]) * REACHED)
     pass_s = max(read_s, size.target.layers * LAYER_S[device])
     engine, pair, _ = process
-    cells = [cell for method in study.grid.processes[process] for cell in study.grid.jobs[engine, pair, method]]
+    cells = [cell for method in study.grid.jobs[process] for cell in study.grid.by_method[engine, pair, method]]
     passes = 0
     for block in blocks(cells):
         for cell in (*block, baseline_of(block[0])):
@@ -163,7 +163,7 @@ def needs(study: Study) -> str:
 
 def extent(study: Study) -> str:
     """Cells, jobs and replicates as text, e.g. `6 cells in 1 job × 2`."""
-    cells, jobs = len(study.grid.cells), len(study.grid.processes)
+    cells, jobs = len(study.grid.cells), len(study.grid.jobs)
     again = f" × {study.replicates}" if study.replicates > 1 else ""
     return f"{cells} cell{'s' if cells != 1 else ''} in {jobs} job{'s' if jobs != 1 else ''}{again}"
 
@@ -189,7 +189,7 @@ def training_cost(study: Study) -> TrainingCost:
         named += [f"{model} of {pair}" for model in models]
         if not models:
             continue
-        target, costs = shape_taught(study, pair), ["joint"] if study.rows.pairs[pair].base else models
+        target, costs = teacher_shape(study, pair), ["joint"] if study.rows.pairs[pair].base else models
         if target is None:
             unknown.append(pair)
             continue
@@ -209,7 +209,7 @@ def training(study: Study) -> str:
     speed, machine = TRAINING["cuda" if study.uses_gpu() else "cpu"]
     said = f"{cost.flop / 1e15:.2g} PFLOP: {time_text(cost.flop / speed)} on {machine}, start-ups aside"
     without = f"; without {', '.join(cost.unknown)}, whose target's size is not known" if cost.unknown else ""
-    overlap = len(overlapping(study, study.root))
+    overlap = len(prompts_in_both(study, study.root))
     left_out = f"; {overlap} training prompts are prompts of its tasks and are left out" if overlap else ""
     sizes = f"up to {size_text(cost.memory)} of memory, {size_text(cost.disk)} of disk"
     return f"{', '.join(cost.named)} ({said}; {sizes}{without}{left_out})"
@@ -230,11 +230,11 @@ def time_text(seconds: float) -> str:
     return f"{amount} {unit}" + ("" if float(amount.replace(",", "")) == 1 else "s")
 
 
-def shape_taught(study: Study, pair: str) -> Shape | None:
+def teacher_shape(study: Study, pair: str) -> Shape | None:
     """The shape of the target from which the models of a pair learn."""
     row = study.rows.pairs[pair]
     if row.base:
-        return shape_taught(study, row.base)
+        return teacher_shape(study, row.base)
     return (
         _shape(row.target)
         if row.trained_in("target") is None
@@ -243,7 +243,7 @@ def shape_taught(study: Study, pair: str) -> Shape | None:
 
 
 def _pair_size(study: Study, pair: str, batch: int, tokens: int) -> PairSize:
-    row, target = study.rows.pairs[pair], shape_taught(study, pair)
+    row, target = study.rows.pairs[pair], teacher_shape(study, pair)
     draft = _shape(row.draft)
     if row.trained_in("draft") is not None and target is not None:
         draft = embedded_shape(study.training.draft, int(target.config["vocab_size"]))

@@ -132,7 +132,7 @@ def _jobs(study: Study) -> list[Job]:
     varying = [name for name in VARYING if name in ALWAYS_SHOWN or len(_values(cells, name)) > 1]
     return [
         Job(name, {field: _values(members, field) for field in varying}, len(members))
-        for name, members in study.grid.jobs.items()
+        for name, members in study.grid.by_method.items()
     ]
 
 

@@ -17,7 +17,7 @@ from specrig.models.pair import ModelError, PairFiles
 from specrig.provenance.environment import TRAINED_FOR, model_digest
 
 
-def identity(target: str, revision: str | None = None) -> str:
+def target_identity(target: str, revision: str | None = None) -> str:
     """What stays the same of a target wherever it lies and in whatever precision it is loaded.
 
     target: a folder, a hub id or a GGUF file. Of a GGUF file and of the folder made from it, it is the SHA-256 of the
@@ -36,7 +36,10 @@ def identity(target: str, revision: str | None = None) -> str:
 
 def note(folder: Path, target: str, revision: str | None = None) -> None:
     """Write beside the trained model in `folder` which target it was trained for."""
-    about = {"target": Path(target).name if Path(target).is_dir() else target, "identity": identity(target, revision)}
+    about = {
+        "target": Path(target).name if Path(target).is_dir() else target,
+        "identity": target_identity(target, revision),
+    }
     (folder / TRAINED_FOR).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
@@ -52,7 +55,7 @@ def check_trained_for(pair: PairFiles) -> None:
         if (
             part != "target"
             and (about := noted(source))
-            and about["identity"] != (own := identity(pair.target, pair.target_revision))
+            and about["identity"] != (own := target_identity(pair.target, pair.target_revision))
         ):
             raise ModelError(
                 f"pair {pair.name}: the {part.replace('_', ' ')} in {source} was trained for another target ({about['target']}, "

@@ -49,7 +49,7 @@ def warning(cells: pd.DataFrame, folder: Path) -> str:
 
 def notes(study: StudyData, cells: pd.DataFrame) -> list[str]:
     """Sentences on what else the machine did while cells were measured, and on what explains efficiencies above 1."""
-    found = [shares(own, study.environments.get(own[0].cell.job, {})) for own in study.every.values()]
+    found = [shares(own, study.environments.get(own[0].cell.method_key, {})) for own in study.every.values()]
     said = []
     for name, text in LOST.items():
         values = sorted(each[name] for each in found if name in each)
@@ -102,7 +102,7 @@ def disturbed_grid(study: StudyData) -> Grid | None:
             cell = records[0].cell
             rows.append(
                 [
-                    Entry("/".join(cell.job[:2])),
+                    Entry("/".join(cell.method_key[:2])),
                     Entry(cell_name(cell)),
                     Entry(str(replicate)),
                     Entry(_when(records)),

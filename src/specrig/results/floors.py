@@ -40,7 +40,7 @@ def with_floor(table: pd.DataFrame, cells: Iterable[list[Record]], environments:
     """`table` with `floor.COLUMNS` added, or unchanged where no cell's floor is known. table: the `cells_table` of
     `cells`.
     """
-    floors = [floor(records, environments.get(records[0].cell.job, {})) for records in cells]
+    floors = [floor(records, environments.get(records[0].cell.method_key, {})) for records in cells]
     if not any(floors):
         return table
     nan = float("nan")
@@ -52,7 +52,7 @@ def floor_notes(cells: Iterable[list[Record]], environments: Environments) -> li
     """For each engine, pair and batch size, sentences that compare the baseline's bare pass with its floor."""
     found: dict[tuple[str, str, int], list[tuple[Floor, Mapping[str, Any]]]] = {}
     for records in cells:
-        cell, environment = records[0].cell, environments.get(records[0].cell.job, {})
+        cell, environment = records[0].cell, environments.get(records[0].cell.method_key, {})
         known = floor(records, environment)
         if known is not None and known.pass_s > 0:
             batch = 1 if records[0].baseline_alone else cell.batch_size

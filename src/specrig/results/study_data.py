@@ -37,7 +37,7 @@ class Job:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """(engine, pair, method), like `Cell.job`. It is the same for all replicates."""
+        """(engine, pair, method), like `Cell.method_key`. It is the same for all replicates."""
         return self.engine, self.pair, self.method
 
     @property

@@ -176,7 +176,7 @@ def _check_finished(study: Study) -> None:
         raise PublicationError(f"{study.root}: no results there; {again}")
     jobs = {(job.key, job.replicate): job for job in read_study(study.root).jobs}
     missing = []
-    for (key, cells), number in product(study.grid.jobs.items(), range(study.replicates)):
+    for (key, cells), number in product(study.grid.by_method.items(), range(study.replicates)):
         job = jobs.get((key, number))
         index = replicate_folder(study.root / "records" / Path(*key), number) / "index.json"
         done = {*job.files, *job.failed} if job and index.is_file() else set()

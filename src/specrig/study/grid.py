@@ -15,7 +15,7 @@ from specrig.models.endpoint import endpoint_of
 from specrig.study.config import Config
 
 TOGETHER = "together"
-"""Name of a process that measures all methods of an engine and a pair."""
+"""Name of a job that measures all methods of an engine and a pair."""
 
 
 class Refusal(NamedTuple):
@@ -34,7 +34,7 @@ class Grid:
         self._config = config
 
     @cached_property
-    def asked(self) -> list[tuple[int, Cell]]:
+    def requested(self) -> list[tuple[int, Cell]]:
         """Every cell that the study asks for, refused ones included, as (index of its entry in `methods`, cell)."""
         return list(self._expand())
 
@@ -42,23 +42,23 @@ class Grid:
     def cells(self) -> list[Cell]:
         """The cells that will be measured, in the config's order."""
         refused = {refusal.cell.name for refusal in self.refusals}
-        return [cell for _, cell in self.asked if cell.name not in refused]
+        return [cell for _, cell in self.requested if cell.name not in refused]
 
     @cached_property
-    def jobs(self) -> dict[tuple[str, str, str], list[Cell]]:
+    def by_method(self) -> dict[tuple[str, str, str], list[Cell]]:
         """(engine, pair, method) -> the cells whose records lie together, in the folder of that name."""
         found: dict[tuple[str, str, str], list[Cell]] = {}
         for cell in self.cells:
-            found.setdefault(cell.job, []).append(cell)
+            found.setdefault(cell.method_key, []).append(cell)
         return found
 
     @cached_property
-    def processes(self) -> dict[tuple[str, str, str], list[str]]:
-        """(engine, pair, name of a process) -> the methods that this process measures; its name is `together`, or its
-        only method's.
+    def jobs(self) -> dict[tuple[str, str, str], list[str]]:
+        """(engine, pair, name of a job) -> the methods that this job measures in one process; its name is `together`, or
+        its only method's.
         """
         found: dict[tuple[str, str, str], list[str]] = {}
-        for engine, pair, method in self.jobs:
+        for engine, pair, method in self.by_method:
             together = self._config.jobs == "pair" and engines()[engine].paired
             found.setdefault((engine, pair, TOGETHER if together else method), []).append(method)
         return found
@@ -68,10 +68,10 @@ class Grid:
         """The cells that their engine cannot run, each with the reason."""
         # A missing library refuses every cell of its engine; asked once, since looking for it may import.
         missing = {name: engines()[name].missing() for name in self._config.engines}
-        impossible = {job: self._impossible(*job) for job in {cell.job for _, cell in self.asked}}
+        impossible = {job: self._impossible(*job) for job in {cell.method_key for _, cell in self.requested}}
         reasons = (
-            (cell, self._unserved(cell, missing) or impossible[cell.job] or engines()[cell.engine].refuses(cell))
-            for _, cell in self.asked
+            (cell, self._unserved(cell, missing) or impossible[cell.method_key] or engines()[cell.engine].refuses(cell))
+            for _, cell in self.requested
         )
         return [Refusal(cell, reason) for cell, reason in reasons if reason is not None]
 
@@ -107,7 +107,7 @@ class Grid:
         """
         return max(self._config.prompts, batch_size)
 
-    def prompts_wanted(self, task: str) -> int:
+    def prompts_read(self, task: str) -> int:
         """How many prompts the study reads of a task: as many as the task's cell with the largest batch runs."""
         return self.prompt_count(self._largest_batches.get(task, 1))
 
@@ -129,7 +129,7 @@ class Grid:
     def _largest_batches(self) -> dict[str, int]:
         """Task -> the largest batch size of its cells."""
         found: dict[str, int] = {}
-        for _, cell in self.asked:
+        for _, cell in self.requested:
             found[cell.task] = max(cell.batch_size, found.get(cell.task, 1))
         return found
 

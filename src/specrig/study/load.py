@@ -58,7 +58,7 @@ def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Stu
     check_servers(draft, problems)
     problems.stop()
     used = dict.fromkeys([*draft.pairs, *(name for entry in draft.methods for name in entry.pairs or ())])
-    used |= dict.fromkeys(other for name in used for other in pairs[name].leans_on if other in pairs)
+    used |= dict.fromkeys(other for name in used for other in pairs[name].depends_on if other in pairs)
     rows = {"pairs": {name: pairs[name] for name in used}, "tasks": {name: tasks[name] for name in draft.tasks}}
     study = Study.model_validate({**draft.model_dump(), "rows": rows})
     check_cells(study, problems)

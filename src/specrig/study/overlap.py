@@ -8,7 +8,7 @@ from specrig.study.study import Study
 from specrig.training.prompts import asked
 
 
-def overlapping(study: Study, root: Path) -> frozenset[str]:
+def prompts_in_both(study: Study, root: Path) -> frozenset[str]:
     """What is asked in the file `training.prompts` and by the study's tasks, as far as these are at hand; training
     leaves it out.
 

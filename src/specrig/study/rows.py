@@ -116,7 +116,7 @@ class Pair(Settings):
         return (other or self.pair) if word == TRAINED else None
 
     @property
-    def leans_on(self) -> list[str]:
+    def depends_on(self) -> list[str]:
         """Other pairs whose trained models this pair takes or starts from."""
         sources = [self.draft or "", self._other_heads or "", *self.head_folders.values()]
         others = [source.removeprefix(f"{TRAINED}:") for source in sources if source.startswith(f"{TRAINED}:")]

@@ -57,7 +57,7 @@ def of_study(config: Path, pair: str | None, asked: Asked) -> Single:
     if name not in rows:
         problems.found.append(Problem("", "--pair", f"no row {name!r} in {study.tables.pairs}", nearest(name, rows)))
         problems.stop()
-    used = {each: rows[each] for each in (name, *rows[name].leans_on) if each in rows}
+    used = {each: rows[each] for each in (name, *rows[name].depends_on) if each in rows}
     engine_options = {engine: options for engine, options in study.engine_options.items() if engine == ENGINE}
     kept = study.model_dump(exclude={"tasks", "methods", "servers"}) | {"engine_options": engine_options}
     single = _single(

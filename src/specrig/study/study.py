@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from specrig.corpus.overlap import plain
+from specrig.corpus.wording import plain
 from specrig.study.config import Config
 from specrig.study.grid import Grid
 from specrig.study.paths import Paths
@@ -45,7 +45,7 @@ class Study(Config):
 
         Raises PromptError for a file that has no prompts, has a wrong format or is not fetched yet.
         """
-        return self._read(task, root)[: self.grid.prompts_wanted(task)]
+        return self._read(task, root)[: self.grid.prompts_read(task)]
 
     def evaluated(self, root: Path) -> frozenset[str]:
         """What every prompt of the study's tasks says (`corpus.overlap.plain`), as far as it is at hand, also of those

@@ -12,16 +12,16 @@ from specrig.tasks.prompts import Prompt
 from specrig.tasks.sources import PromptError
 
 
-def in_chat_template(prompts: Sequence[Prompt], task: str, pair: PairFiles) -> list[Prompt]:
+def apply_chat_template(prompts: Sequence[Prompt], task: str, pair: PairFiles) -> list[Prompt]:
     """Return the prompts as a user's turn in the template of the target's tokenizer, up to where the answer begins.
 
     Raises PromptError if the tokenizer has no chat template.
     """
-    tokenizer = check_template(task, pair)
+    tokenizer = require_chat_template(task, pair)
     return [replace(prompt, text=rendered(tokenizer, [{"role": "user", "content": prompt.text}])) for prompt in prompts]
 
 
-def check_template(task: str, pair: PairFiles) -> Any:
+def require_chat_template(task: str, pair: PairFiles) -> Any:
     """The tokenizer of a pair's target. Raises PromptError if it has no chat template, which `task` wants."""
     if pair.simulated_acceptance is not None:
         raise PromptError(

@@ -14,7 +14,7 @@ from typing import Any
 
 from specrig.corpus import gather
 from specrig.corpus.example import TASKS, chance, number
-from specrig.corpus.overlap import plain
+from specrig.corpus.wording import plain
 from specrig.models import hub
 from specrig.tasks.chat import rendered
 from specrig.tasks.sources import PromptError, read_rows

@@ -99,7 +99,7 @@ class Beside(Attachments):
 
     def places(self, cell: Cell) -> list[Entry]:
         """The folder of the job's records. Runs stay on the machine that measured."""
-        return [Entry("record", href=quote(f"records/{'/'.join(cell.job)}/"))]
+        return [Entry("record", href=quote(f"records/{'/'.join(cell.method_key)}/"))]
 
 
 def mlflow_runs(study_dir: Path, name: str) -> str:

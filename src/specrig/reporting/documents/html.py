@@ -222,4 +222,4 @@ def _skipped(study: StudyData) -> list[tuple[str, str, str]]:
         refusals = load_study(study.folder / "study.json").grid.refusals
     except StudyError:
         return []  # a study of another version: its records still make a report
-    return [("/".join(refusal.cell.job[:2]), cell_name(refusal.cell), refusal.reason) for refusal in refusals]
+    return [("/".join(refusal.cell.method_key[:2]), cell_name(refusal.cell), refusal.reason) for refusal in refusals]

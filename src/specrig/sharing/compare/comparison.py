@@ -158,7 +158,7 @@ class Comparison:
 
     def _explained(self, change: CellChange, faster: bool, longer: bool, marked: tuple[bool, bool]) -> str:
         """What could explain that a cell changed: the differences that touch what changed, the nearest ones first."""
-        own = [each for each in self.differences if change.cell.job in each.jobs and each.effect != NEITHER]
+        own = [each for each in self.differences if change.cell.method_key in each.jobs and each.effect != NEITHER]
         own = [
             each
             for each in own

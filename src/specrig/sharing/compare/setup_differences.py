@@ -140,7 +140,7 @@ def _prompts(a: StudyData, b: StudyData) -> list[Difference]:
         if ours == theirs:
             continue
         same = len(ours & theirs)
-        jobs = frozenset(records[0].cell.job for records in a.cells.values() if records[0].cell.task == task)
+        jobs = frozenset(records[0].cell.method_key for records in a.cells.values() if records[0].cell.task == task)
         found.append(
             Difference(
                 f"prompts of {task}",
@@ -192,7 +192,7 @@ def _options(a: StudyData, b: StudyData) -> list[Difference]:
                 one, other = ours.get(key, "no such option"), theirs.get(key, "no such option")
                 if one != other:
                     found.setdefault((f"{records[0].cell.method}: {key}", str(one), str(other)), set()).add(
-                        records[0].cell.job
+                        records[0].cell.method_key
                     )
     return [Difference(what, one, other, BOTH, frozenset(jobs)) for (what, one, other), jobs in found.items()]
 
@@ -208,7 +208,7 @@ def _code(a: StudyData, b: StudyData, jobs: Sequence[JobKey]) -> list[Difference
 
 
 def _same_digests(a: StudyData, b: StudyData, job: JobKey) -> bool:
-    common = [name for name, records in a.cells.items() if records[0].cell.job == job and name in b.cells]
+    common = [name for name, records in a.cells.items() if records[0].cell.method_key == job and name in b.cells]
     return bool(common) and all(_digests(a.cells[name]) & _digests(b.cells[name]) for name in common)
 
 

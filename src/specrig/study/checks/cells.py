@@ -15,8 +15,15 @@ def check_cells(study: Study, problems: Problems) -> None:
     """
     seen: dict[tuple[object, ...], int] = {}
     reported: set[tuple[int, str]] = set()
-    for index, cell in study.grid.asked:
-        same = *cell.job, cell.k, cell.task, cell.temperature, cell.batch_size, repr(sorted(cell.options.items()))
+    for index, cell in study.grid.requested:
+        same = (
+            *cell.method_key,
+            cell.k,
+            cell.task,
+            cell.temperature,
+            cell.batch_size,
+            repr(sorted(cell.options.items())),
+        )
         if same in seen and (index, cell.method) not in reported:
             reported.add((index, cell.method))
             other = seen[same]

@@ -44,7 +44,7 @@ def check_tasks(study: Study, problems: Problems) -> None:
                     "the corpus has no such task",
                     nearest(name, PROMPT_FILES, what="it has"),
                 )
-            elif (wanted := study.grid.prompts_wanted(name)) > available:
+            elif (wanted := study.grid.prompts_read(name)) > available:
                 key = "prompts" if wanted == study.prompts else "batch_sizes"
                 reason = f"{wanted} prompts, the corpus holds back {available} a task"
                 problems.key([key], reason, "lower it, or raise training.corpus.prompts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from specrig.measurement.records import Load, Probe
-from specrig.provenance.disturbance import Moment, between, moment, probe
+from specrig.provenance.load import Moment, between, moment, probe
 
 RENEWED_S = 10.0
 """Seconds after which the next block makes a new probe; so probes take at most about 3 % of the time."""
@@ -15,7 +15,7 @@ vLLM brings, spin for 0.2 s.
 """
 
 
-class Surroundings:
+class MachineState:
     """Reads load and speed of the machine for one job; it reads nothing if the work is done on another machine."""
 
     def __init__(self, device: str, *, here: bool = True, in_process: bool = True) -> None:
