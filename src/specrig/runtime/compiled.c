@@ -15,7 +15,15 @@
 #include <immintrin.h>
 #endif
 
-#define W 16 /* floats in a vector; all widths but the number of a product's outputs are multiples of it */
+/* W: floats in a vector, as wide as the processor's registers; all widths but the number of a product's outputs are multiples of it.
+ * (Wider than the registers, gcc 12 takes minutes and a gigabyte for this file.) A tile has at most TILE_ROWS rows; tiles of at most
+ * FEW rows read four blocks of weights side by side, others two: as many as leave room in the registers, 32 or 16. */
+#ifdef __AVX512F__
+enum { W = 16, TILE_ROWS = 12, FEW = 4 };
+#else
+enum { W = 8, TILE_ROWS = 6, FEW = 2 };
+#endif
+int64_t vector_width(void) { return W; }
 typedef float vec __attribute__((vector_size(4 * W), aligned(4)));
 typedef uint32_t bits __attribute__((vector_size(4 * W), aligned(4)));
 typedef int32_t places __attribute__((vector_size(4 * W), aligned(4)));
@@ -32,8 +40,8 @@ enum { OF_BF16 = PAIRED };
 enum { OF_BF16 = WIDENED };
 #endif
 
-/* Weights [out, in] of a product lie in blocks of 16 outputs, their last padded: float32 as [out / 16, in, 16], bfloat16 as
- * [out / 16, in / 2, 16, 2]. */
+/* Weights [out, in] of a product lie in blocks of W outputs, their last padded: float32 as [out / W, in, W], bfloat16 as
+ * [out / W, in / 2, W, 2]. */
 typedef struct {
     const void *norm_1, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *norm_2, *gate_up, *down;
     void *keys, *values;  /* [B, K, S, d] */
@@ -95,10 +103,11 @@ INLINE vec exponential(vec x) {
     return (vec)(((places)y + (whole << 23)) & seen);
 }
 
-/* The sums of 16 vectors' numbers, side by side: each adds the numbers 8 apart, then 4, 2 and 1. */
+/* The sums of W vectors' numbers, side by side: each adds the numbers W / 2 apart, then half as far, down to neighbours. */
 INLINE vec sums(vec x[W]) {
 #define FOLD(count, low, high) \
     for (int i = 0; i < count; i++) x[i] = __builtin_shuffle(x[i], x[i + count], low) + __builtin_shuffle(x[i], x[i + count], high);
+#ifdef __AVX512F__
     FOLD(8, ((places){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}),
          ((places){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}))
     FOLD(4, ((places){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}),
@@ -107,6 +116,11 @@ INLINE vec sums(vec x[W]) {
          ((places){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31}))
     FOLD(1, ((places){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}),
          ((places){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31}))
+#else
+    FOLD(4, ((places){0, 1, 2, 3, 8, 9, 10, 11}), ((places){4, 5, 6, 7, 12, 13, 14, 15}))
+    FOLD(2, ((places){0, 1, 8, 9, 4, 5, 12, 13}), ((places){2, 3, 10, 11, 6, 7, 14, 15}))
+    FOLD(1, ((places){0, 8, 2, 10, 4, 12, 6, 14}), ((places){1, 9, 3, 11, 5, 13, 7, 15}))
+#endif
 #undef FOLD
     return x[0];
 }
@@ -159,24 +173,26 @@ INLINE void rms_norm(void *to, int64_t at, const float *x, const void *weight, i
 #define BOTH(acc, x, y) (acc)
 #define PAIRS(acc, pair, weights) (acc)
 #endif
-TILE(1, 4) TILE(2, 4) TILE(3, 4) TILE(4, 4)
-TILE(5, 2) TILE(6, 2) TILE(7, 2) TILE(8, 2) TILE(9, 2) TILE(10, 2) TILE(11, 2) TILE(12, 2)
+#ifdef __AVX512F__
+#define TILES(EACH_TILE) \
+    EACH_TILE(1, 4) EACH_TILE(2, 4) EACH_TILE(3, 4) EACH_TILE(4, 4) EACH_TILE(5, 2) EACH_TILE(6, 2) EACH_TILE(7, 2) EACH_TILE(8, 2) \
+    EACH_TILE(9, 2) EACH_TILE(10, 2) EACH_TILE(11, 2) EACH_TILE(12, 2)
+#else
+#define TILES(EACH_TILE) EACH_TILE(1, 4) EACH_TILE(2, 4) EACH_TILE(3, 2) EACH_TILE(4, 2) EACH_TILE(5, 2) EACH_TILE(6, 2)
+#endif
+TILES(TILE)
 
-/* Rows of a tile at most. More come in parts as even as can be, which have 6 or more; each part fetches its share of what comes next. */
-#define MOST 12
+/* More rows than a tile has come in parts as even as can be; each part fetches its share of what comes next. */
 #define PARTS(rows) \
-    for (int64_t part = 0, parts = ((rows) + MOST - 1) / MOST, slower = parts == 1 ? 0 : parts == 2 ? 1 : 2, first = 0, many; \
+    for (int64_t part = 0, parts = ((rows) + TILE_ROWS - 1) / TILE_ROWS, slower = parts == 1 ? 0 : parts == 2 ? 1 : 2, first = 0, many; \
          part < parts && (many = (rows) * (part + 1) / parts - first); first += many, part++)
 
-/* Blocks of the tiles for so many rows: as many as leave room in the registers. */
-INLINE int together(int64_t rows) { return rows <= 4 ? 4 : 2; }
+/* Blocks of the tiles for so many rows. */
+INLINE int together(int64_t rows) { return rows <= FEW ? 4 : 2; }
 
 INLINE void tile(vec y[][4], const void *x, int64_t rows, const char *const *w, int64_t in, int64_t ahead, int slower, int kind) {
 #define CASE(R, N) case R: tile_##R##_##N(y, x, w, in, ahead, slower, kind); break;
-    switch (rows) {
-        CASE(1, 4) CASE(2, 4) CASE(3, 4) CASE(4, 4)
-        CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2) CASE(9, 2) CASE(10, 2) CASE(11, 2) CASE(12, 2)
-    }
+    switch (rows) { TILES(CASE) }
 #undef CASE
 }
 
@@ -191,7 +207,7 @@ INLINE void product(void *y, const char *x, int64_t rows, const char *weight, co
         const char *at[4];
         for (int c = 0; c < N; c++) at[c] = weight + (j + c < to ? j + c : j) * block;
         PARTS(rows) {
-            vec found[MOST][4];
+            vec found[TILE_ROWS][4];
             tile(found, x + first * in * bytes_of(kind), many, at, in, N * block + part * (block >> slower), slower, kind);
             for (int64_t r = 0; r < many; r++)
                 for (int c = 0; c < N && j + c < to; c++) {
@@ -219,7 +235,7 @@ INLINE void swiglu(void *y, const char *x, int64_t rows, const char *gate_up, in
         const char *at[4];
         for (int c = 0; c < N; c++) at[c] = gate_up + ((c % 2 ? I / W : 0) + (j + c / 2 < to ? j + c / 2 : j)) * block;
         PARTS(rows) {
-            vec found[MOST][4];
+            vec found[TILE_ROWS][4];
             tile(found, x + first * in * bytes_of(kind), many, at, in, N / 2 * block + part * (block >> slower), slower, kind);
             for (int64_t r = 0; r < many; r++)
                 for (int c = 0; c < N && j + c / 2 < to; c += 2) {
@@ -237,7 +253,7 @@ INLINE void rotate(float *to, float *x, const void *norm, const Pass *p, int64_t
     for (int64_t i = 0, h = p->d / 2; i < p->d; i++) to[i] = x[i] * cos[i] + x[i < h ? i + h : i - h] * sin[i];
 }
 
-/* A query q [d] times each of 16 keys, `there` of which are there; the products of the others say nothing. */
+/* A query q [d] times each of W keys, `there` of which are there; the products of the others say nothing. */
 INLINE vec dots(const void *q, const char *keys, int64_t there, int64_t d, int paired, int bf16) {
     vec found[W] = {{0}};
     const int64_t row = d * (bf16 ? 2 : 4), step = paired ? 2 * W : W;

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from specrig.runtime import compiler
 
-VECTOR = 16
-"""Floats in a vector; every width is a multiple of it, but for the number of a product's outputs."""
 MAX_TOKENS = 64
 """Most rows of a product, and most tokens of a pass. For wider ones, as for prompts, libraries for large products are
 better.
@@ -34,20 +32,27 @@ def library() -> Any:
     """The compiled code, or None where there is no compiler or what it makes does not load."""
     loaded = compiler.load(__file__)
     if loaded is not None:
-        loaded.room.restype = loaded.input_bytes.restype = c_int64
+        loaded.room.restype = loaded.input_bytes.restype = loaded.vector_width.restype = c_int64
         loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
         loaded.linear.restype = loaded.forward.restype = None
     return loaded
 
 
-def to_blocks(weight: Tensor) -> Tensor:
-    """A weight `[out, in]` in blocks of `VECTOR` outputs, the last padded: `[out / 16, in, 16]`, bfloat16 `[out / 16,
-    in / 2, 16, 2]`.
+@cache
+def vector_width() -> int:
+    """W, the floats in a vector of the compiled code: 16 with AVX-512, else 8.
+
+    Every width is a multiple of it, but for the number of a product's outputs.
     """
+    return int(library().vector_width())
+
+
+def to_blocks(weight: Tensor) -> Tensor:
+    """A weight `[out, in]` in blocks of W outputs, the last padded: `[out / W, in, W]`, bfloat16 `[out / W, in / 2, W, 2]`."""
     out, into = weight.shape
     together = 2 if weight.dtype == torch.bfloat16 else 1  # inputs whose numbers lie side by side
-    whole = torch.nn.functional.pad(weight, (0, 0, 0, -out % VECTOR))
-    return whole.view(-1, VECTOR, into // together, together).transpose(1, 2).contiguous()
+    whole = torch.nn.functional.pad(weight, (0, 0, 0, -out % vector_width()))
+    return whole.view(-1, vector_width(), into // together, together).transpose(1, 2).contiguous()
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
@@ -60,8 +65,8 @@ def supports_weight(weight: Tensor, bias: Tensor | None) -> bool:
     out, into = weight.shape
     return (
         supports(weight.device, weight.dtype)
-        and into % VECTOR == 0
-        and (bias is None or out % VECTOR == 0)
+        and into % vector_width() == 0
+        and (bias is None or out % vector_width() == 0)
         and (weight.dtype == torch.float32 or library().input_bytes() == weight.dtype.itemsize)
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
@@ -12,6 +13,8 @@ import tempfile
 from pathlib import Path
 
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-strict-aliasing")
+LONGEST_S = 180
+"""Seconds that the compiler may take; it takes 5 to 15."""
 
 
 def load(module: str) -> ctypes.CDLL | None:
@@ -28,18 +31,24 @@ def load(module: str) -> ctypes.CDLL | None:
         made = folder / f"{source.stem}-{_fingerprint(compiler, source)}.so"
         if not made.is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-                part, whole = Path(unfinished) / "part.o", Path(unfinished) / "whole.so"
-                subprocess.run([compiler, *FLAGS, "-c", str(source), "-o", str(part)], check=True, capture_output=True)
-                # This names no OpenMP library: the one that torch has loaded serves, so that no two sets of threads
-                # wait for each other.
-                subprocess.run(
-                    [compiler, "-shared", str(part), "-o", str(whole), "-lm"], check=True, capture_output=True
-                )
-                whole.replace(made)
+            # One process compiles, others wait for it. The lock goes with its process, however that ends.
+            with (folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not made.is_file():
+                    _compile(compiler, source, made)
         return ctypes.CDLL(str(made))
-    except (OSError, subprocess.CalledProcessError, RuntimeError):
+    except (OSError, subprocess.SubprocessError, RuntimeError):
         return None
+
+
+def _compile(compiler: str, source: Path, made: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=made.parent) as unfinished:
+        part, whole = Path(unfinished) / "part.o", Path(unfinished) / "whole.so"
+        # This names no OpenMP library: the one that torch has loaded serves, so that no two sets of threads wait for
+        # each other.
+        for command in ([*FLAGS, "-c", str(source), "-o", str(part)], ["-shared", str(part), "-o", str(whole), "-lm"]):
+            subprocess.run([compiler, *command], check=True, capture_output=True, timeout=LONGEST_S)
+        whole.replace(made)
 
 
 def _fingerprint(compiler: str, source: Path) -> str:

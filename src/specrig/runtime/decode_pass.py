@@ -21,11 +21,11 @@ from torch import Tensor
 from specrig.runtime.compiled import (
     MAX_TOKENS,
     SINGLE_THREAD_BYTES,
-    VECTOR,
     library,
     supports,
     supports_weight,
     to_blocks,
+    vector_width,
 )
 from specrig.runtime.linear import Linear, kernel_choice
 from specrig.runtime.llama_model import CompiledPass, LlamaModel
@@ -94,7 +94,7 @@ def serves(model: LlamaModel) -> bool:
     widths = (model.hidden_size, model.q_heads * model.head_width, model.head_width, first.qkv.width, first.down.width)
     return (
         supports(model.device, model.dtype)
-        and all(width % VECTOR == 0 for width in widths)
+        and all(width % vector_width() == 0 for width in widths)
         and len(set(model.layout)) == 1
         and model.weight_bytes() <= MAX_WEIGHT_BYTES
         and all(layer.bias is None for block in model.blocks for layer in (block.gate_up, block.down))

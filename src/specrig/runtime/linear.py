@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import cache
 from time import perf_counter
 from typing import Literal
 
@@ -131,7 +132,16 @@ def reorderable(weight: Tensor) -> bool:
         and weight.numel() >= SMALL
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and (weight.dtype == torch.float32 or multiplies_bfloat16())
     )
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this processor. Where it does not (AVX2 alone), torch's own product of many
+    rows takes eight times as long as widening both sides to float32 first.
+    """
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 kernel_choice = KernelChoice()
@@ -140,7 +150,7 @@ kernel_choice = KernelChoice()
 class Linear:
     """`x @ weight.T + bias` with the weight kept in the layout that is fastest here."""
 
-    __slots__ = ("bias", "blocks", "in_place", "outputs", "packed", "weight", "width")
+    __slots__ = ("bias", "blocks", "in_place", "outputs", "packed", "weight", "widens", "width")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, kernel: Kernel | None = None) -> None:
         """weight: `[out, in]`; bias: `[out]`; kernel: None leaves it to `kernel_choice`."""
@@ -150,6 +160,7 @@ class Linear:
         self.blocks: Tensor | None = None
         """The weight as compiled code reads it, which then multiplies up to `MAX_TOKENS` rows; None: one kernel for all."""
         self.in_place = weight.device.type == "cuda" and bias is None  # see `add_to`
+        self.widens = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not multiplies_bfloat16()
         self.use(kernel or kernel_choice.of(weight))
 
     def use(self, kernel: Kernel) -> None:
@@ -168,6 +179,9 @@ class Linear:
         if self.packed:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return result
+        if self.widens and x.numel() > self.width:
+            bias = None if self.bias is None else self.bias.float()
+            return F.linear(x.float(), self.weight.float(), bias).to(x.dtype)
         return F.linear(x, self.weight, self.bias)
 
     def dense(self) -> Tensor:
