@@ -1,6 +1,8 @@
 """`python -m specrig`."""
 
+import sys
+
 from specrig.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

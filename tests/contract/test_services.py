@@ -24,7 +24,7 @@ from models import listening
 
 from specrig.audit.toy_pair import PROMPT, build
 from specrig.cell import Cell
-from specrig.cli import run
+from specrig.cli import main
 from specrig.decoding.types import Generation
 from specrig.engines.http import counters, wire
 from specrig.engines.http.launch import ServerProcess, free_port
@@ -336,7 +336,7 @@ def test_a_key_is_asked_for_and_needed_where_it_listens_widely(
 ) -> None:
     monkeypatch.delenv("SPECRIG_API_KEY", raising=False)
     for words in (["draft", "nowhere"], ["target", "nowhere"], ["coordinator"]):
-        assert run(["serve", *words, "--host", "0.0.0.0"]) == 2
+        assert main(["serve", *words, "--host", "0.0.0.0"]) == 2
         assert "set a key in the environment variable SPECRIG_API_KEY" in capsys.readouterr().err
 
     def made() -> Coordinator:
@@ -392,9 +392,9 @@ def test_a_service_of_another_kind_or_vocabulary_is_refused(
 ) -> None:
     from specrig.services.coordinator_app import _check_vocabulary
 
-    assert run(["serve", "coordinator", f"--target={fleet.urls['draft']}"]) == 2
+    assert main(["serve", "coordinator", f"--target={fleet.urls['draft']}"]) == 2
     assert "a draft service answers there, not a target service" in capsys.readouterr().err.replace("\n", " ")
-    assert run(["serve", "coordinator", "--target=https://x"]) == 2
+    assert main(["serve", "coordinator", "--target=https://x"]) == 2
     assert "is no address of a service" in capsys.readouterr().err
     target = json.loads(RowsClient(fleet.urls["target"]).post("/health", None, method="GET"))
     with pytest.raises(ServiceError, match="does not share the vocabulary"):

@@ -275,7 +275,7 @@ MERGES = "a: &a {x: 1}\n" + "".join(
 )  # fmt: skip
 def test_files_that_are_no_config_are_named(content: bytes, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     TRIAL.write_bytes(content)
-    assert cli.run(["plan", str(TRIAL)]) == 2
+    assert cli.main(["plan", str(TRIAL)]) == 2
     told = capsys.readouterr().err
     assert said in told and "configs/trial.yaml" in told and "Traceback" not in told
 
@@ -285,7 +285,7 @@ def test_files_that_are_no_config_are_named(content: bytes, said: str, capsys: p
 def test_the_command_line_ends_with_0_or_2(config: dict[Any, Any]) -> None:
     """2 is a mistake of the user that was told; 1 would be an error that nobody expected."""
     TRIAL.write_text(yaml.dump(config, sort_keys=False), encoding="utf-8")
-    assert cli.run(["plan", str(TRIAL)]) in (0, 2)
+    assert cli.main(["plan", str(TRIAL)]) in (0, 2)
 
 
 @st.composite

@@ -405,10 +405,10 @@ def test_duplicates_missing_columns_and_surplus_fields_are_named(tmp_path: Path)
 def test_planning_names_a_wrong_claim(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = Path("configs/reported.csv")
     file.write_text(file.read_text().replace("1.66,1.66", "1.66,fast"))
-    assert cli.run(["plan", "configs/test.yaml"]) == 2
+    assert cli.main(["plan", "configs/test.yaml"]) == 2
     assert "configs/reported.csv:4: high" in capsys.readouterr().err
     file.unlink()
-    assert cli.run(["plan", "configs/test.yaml"]) == 2
+    assert cli.main(["plan", "configs/test.yaml"]) == 2
     assert "configs/reported.csv: no such table" in capsys.readouterr().err
 
 
@@ -503,7 +503,7 @@ def test_advice(
     bad = "mix\tmistralai/Mixtral-8x7B-Instruct-v0.1\tmistralai/Mistral-7B-Instruct-v0.3\tbfloat16"
     pairs.write_text(f"pair\ttarget\tdraft\tdtype\nllama\t{LLAMA}\t{SMALL}\tbfloat16\n{bad}\n")
     arguments = ["advise", "llama", "--pairs", str(pairs)]
-    assert cli.run([*arguments, "--device", "RTX 4090"]) == 0
+    assert cli.main([*arguments, "--device", "RTX 4090"]) == 0
     shown = capsys.readouterr().out
     assert (
         "6.5 times smaller" in shown
@@ -511,15 +511,15 @@ def test_advice(
         and "not measured: predicted" in shown
         and "live translation" in shown
     )
-    assert cli.run([*arguments, "--device", "L4", "--study", str(study)]) == 2
+    assert cli.main([*arguments, "--device", "L4", "--study", str(study)]) == 2
     assert "cells.csv: no such table" in capsys.readouterr().err
     write_tables(study, study / "tables")
-    assert cli.run([*arguments, "--study", str(study)]) == 0
+    assert cli.main([*arguments, "--study", str(study)]) == 0
     shown = capsys.readouterr().out
     assert "measured in" in shown and "draft_model" in shown and "predicted" not in shown
-    assert cli.run(["advise", "mix", "--pairs", str(pairs), "--device", "A100 80GB"]) == 0
+    assert cli.main(["advise", "mix", "--pairs", str(pairs), "--device", "A100 80GB"]) == 0
     shown = capsys.readouterr().out
     assert "does not share the vocabulary" in shown and "too dear" in shown and "draft_model" not in shown
-    assert cli.run(["advise", "lama", "--pairs", str(pairs), "--device", "H300"]) == 2
+    assert cli.main(["advise", "lama", "--pairs", str(pairs), "--device", "H300"]) == 2
     error = capsys.readouterr().err
     assert "did you mean 'llama'?" in error and "did you mean 'H200'?" in error

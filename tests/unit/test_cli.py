@@ -13,7 +13,7 @@ from specrig.study import load
 
 
 def test_plan_lists_the_cells(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["plan", "configs/test.yaml"]) == 0
+    assert cli.main(["plan", "configs/test.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "study test" in shown
     assert "6 cells in 1 job" in shown
@@ -23,28 +23,28 @@ def test_plan_says_how_many_prompts_tell_5_percent_apart(workplace: Path, capsys
     cells = Path("results/test/tables/cells.csv")
     cells.parent.mkdir(parents=True)
     cells.write_text("method,prompts_needed\nautoregressive,\nngram,12.0\ndraft_model,70.0\nngram,31.0\n")
-    assert cli.run(["plan", "configs/test.yaml"]) == 0
+    assert cli.main(["plan", "configs/test.yaml"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "asks for 31 prompts in the median cell, 70 in the worst" in shown
 
 
 def test_methods_lists_the_registry(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert cli.run(["methods"]) == 0
+    assert cli.main(["methods"]) == 0
     shown = capsys.readouterr().out
     for name in (*registry(), "native"):
         assert name in shown
 
 
 def test_where_says_where_the_report_is(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["where", "configs/test.yaml"]) == 0
+    assert cli.main(["where", "configs/test.yaml"]) == 0
     assert capsys.readouterr().out.split() == ["Report:", "reports/test/report.html", "Results:", "results/test"]
 
 
 def test_a_bad_study_exits_2_with_the_fix(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path("configs/test.yaml")
     path.write_text(path.read_text().replace("draft_model", "draft_modle"))
-    assert cli.run(["plan", str(path)]) == 2
+    assert cli.main(["plan", str(path)]) == 2
     error = capsys.readouterr().err
     assert "did you mean 'draft_model'?" in error
     assert "Traceback" not in error
@@ -52,12 +52,12 @@ def test_a_bad_study_exits_2_with_the_fix(workplace: Path, capsys: pytest.Captur
 
 
 def test_an_unknown_verb_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["mesure"]) == 2
+    assert cli.main(["mesure"]) == 2
     assert "mesure" in capsys.readouterr().err
 
 
 def test_training_what_the_study_does_not_train(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["train", "--study", "configs/test.yaml", "--pair", "other", "--model", "draft"]) == 2
+    assert cli.main(["train", "--study", "configs/test.yaml", "--pair", "other", "--model", "draft"]) == 2
     assert "it trains: embedded target, embedded draft" in capsys.readouterr().err
 
 
@@ -84,7 +84,7 @@ def test_errors_are_short(
 
     monkeypatch.delenv("SPECRIG_DEBUG", raising=False)
     monkeypatch.setattr(load, "load_study", fail)
-    assert cli.run(["plan", "configs/test.yaml"]) == code
+    assert cli.main(["plan", "configs/test.yaml"]) == code
     shown = capsys.readouterr().err
     assert expected in shown
     assert "Traceback" not in shown
@@ -94,11 +94,11 @@ def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECRIG_DEBUG", "1")
     monkeypatch.setattr(load, "load_study", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        cli.run(["plan", "x.yaml"])
+        cli.main(["plan", "x.yaml"])
 
 
 def test_schema_writes_where_asked(tmp_path: Path) -> None:
-    assert cli.run(["schema", "--folder", str(tmp_path)]) == 0
+    assert cli.main(["schema", "--folder", str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{name}.schema.json" for name in ("study", "pairs", "tasks", "reported")
     }

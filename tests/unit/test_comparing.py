@@ -17,7 +17,7 @@ from scipy import stats
 from synthetic import write_study
 
 from specrig.analysis.changes import Change, _difference, changes
-from specrig.cli import run
+from specrig.cli import main
 from specrig.results.study_data import read_study
 from specrig.results.study_results import Exhibits
 from specrig.sharing.compare.comparison import Comparison, Side
@@ -257,7 +257,7 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(
             shutil.copytree(base, other / name)
     if what == "nothing common":
         write_study(other, methods=("suffix",), pairs=("another",), ks=(2,), prompts=2)
-    assert run(["compare", str(base), str(other)]) == 2
+    assert main(["compare", str(base), str(other)]) == 2
     said = capfd.readouterr().err
     assert "✗ ComparisonError" in said
     assert says in said
@@ -271,7 +271,7 @@ def test_studies_of_other_pairs_stand_side_by_side(
         tmp_path / "other", methods=("draft_model", "ngram", "suffix"), pairs=("another",), ks=(2, 4), prompts=4
     )
     page = tmp_path / "page.html"
-    assert run(["compare", str(base), str(other), "--json", "--html", str(page)]) == 0
+    assert main(["compare", str(base), str(other), "--json", "--html", str(page)]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["cells"] == []
     assert "no cell in common" in found["headline"][0]
@@ -285,7 +285,7 @@ def test_studies_of_other_pairs_stand_side_by_side(
     assert held["ngram", "a"]["speedup"] == pytest.approx(summary.loc["ngram", "geometric_mean"])
     assert held["ngram", "a"]["k"] == summary.loc["ngram", "k"]
     assert "no cell in common" in page.read_text()
-    assert run(["compare", str(base), str(other)]) == 0
+    assert main(["compare", str(base), str(other)]) == 0
     text = capfd.readouterr().out
     assert all(
         re.search(rf"{method} +{pair}", text)
@@ -311,12 +311,12 @@ def test_the_command_prints_and_writes_all_of_it(
     base: Path, twin: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     change_records(twin, slower(1.5, "ngram"))
-    assert run(["compare", str(base.parent), str(twin)]) == 0
+    assert main(["compare", str(base.parent), str(twin)]) == 0
     text = capfd.readouterr().out
     assert "8 of 24 cells changed their speedup" in re.sub(r"\s+", " ", text)
 
     page = tmp_path / "page.html"
-    assert run(["compare", str(base), str(twin), "--json", "--html", str(page)]) == 0
+    assert main(["compare", str(base), str(twin), "--json", "--html", str(page)]) == 0
     values = json.loads(capfd.readouterr().out)
     assert values == as_values(compared(base, twin))
     assert sum(cell["own"]["beyond_chance"] for cell in values["cells"]) == 8

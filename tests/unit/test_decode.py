@@ -15,7 +15,7 @@ from rich.console import Console
 
 from specrig import cli
 from specrig.cell import Cell
-from specrig.cli.streaming import Page, Side
+from specrig.cli.decode_view import Page, Side
 from specrig.decoding.types import Round
 from specrig.engines.native import Native
 from specrig.models.pair import PairFiles
@@ -32,7 +32,7 @@ def study(workplace: Path, tiny_pair: Path) -> Path:
 
 
 def decoded(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
-    assert cli.run(["decode", *arguments, "--json"]) == 0
+    assert cli.main(["decode", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -78,7 +78,7 @@ def test_a_plain_folder_with_options_and_the_prompt_on_standard_input(
 
 def test_it_prints_the_text_and_what_the_colours_mean(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["decode", "def area(", "--study", str(study), "--tokens", "12", "--compare"]
-    assert cli.run(arguments) == 0
+    assert cli.main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "draft_model autoregressive" in shown and "12 tokens in" in shown and "identical outputs" in shown
 
@@ -105,15 +105,15 @@ def test_it_prints_the_text_and_what_the_colours_mean(study: Path, capsys: pytes
 def test_mistakes_are_told_before_a_model_is_loaded(
     arguments: list[str], expected: str, workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["decode", "text", "--study", "configs/test.yaml", *arguments]) == 2
+    assert cli.main(["decode", "text", "--study", "configs/test.yaml", *arguments]) == 2
     assert expected in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 def test_a_chat_needs_a_template_and_a_prompt_has_to_fit(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = ["--target", str(tiny_pair / "models/target")]
-    assert cli.run(["decode", "hello", *target, "--chat"]) == 2
+    assert cli.main(["decode", "hello", *target, "--chat"]) == 2
     assert "has none" in capsys.readouterr().err
-    assert cli.run(["decode", "hello", *target, "--tokens", "100000"]) == 2
+    assert cli.main(["decode", "hello", *target, "--tokens", "100000"]) == 2
     assert "100000 are to follow" in capsys.readouterr().err
 
 
@@ -131,7 +131,7 @@ def test_a_chat_turn_is_put_into_the_template(
 def test_arguments_are_checked_without_torch(workplace: Path) -> None:
     code = (
         "import sys; from specrig import cli\n"
-        "code = cli.run(['decode', 'x', '--study', 'configs/test.yaml', '--k', '99'])\n"
+        "code = cli.main(['decode', 'x', '--study', 'configs/test.yaml', '--k', '99'])\n"
         "print(code, [name for name in ('torch', 'transformers', 'pandas') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

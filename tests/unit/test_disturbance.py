@@ -385,7 +385,7 @@ def study_file(workplace: Path) -> Path:
 
 def run_measure(file: Path, replicate: int) -> int:
     job = ["--engine", "native", "--pair", "p", "--method", "ngram", "--replicate", str(replicate)]
-    return cli.run(["measure", "--study", str(file), *job])
+    return cli.main(["measure", "--study", str(file), *job])
 
 
 def test_replicates_and_their_remeasuring(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -416,7 +416,7 @@ def test_replicates_and_their_remeasuring(study_file: Path, capsys: pytest.Captu
     index = {folder: (folder / "index.json").read_bytes() for folder in folders}
     before = {path: path.read_bytes() for path in job.rglob("*.jsonl")}
     capsys.readouterr()
-    assert cli.run(["remeasure", "--study", str(study_file)]) == 0
+    assert cli.main(["remeasure", "--study", str(study_file)]) == 0
     shown = capsys.readouterr().out
     assert "native/p/ngram/t-k2-t0-b1, replicate 1: " in shown and "1 record files set aside" in shown
     assert (folders[0] / "index.json").read_bytes() == index[folders[0]]
@@ -450,7 +450,7 @@ def test_a_study_without_disturbed_cells_is_left_alone(
 ) -> None:
     folder = write_quiet(workplace / "results" / "test")
     Path("configs/test.yaml").write_text(Path("configs/test.yaml").read_text())
-    assert cli.run(["remeasure", "--study", "configs/test.yaml"]) == 0
+    assert cli.main(["remeasure", "--study", "configs/test.yaml"]) == 0
     assert "no cell is disturbed" in capsys.readouterr().out
     assert all((path / "index.json").is_file() for path in (folder / "records").glob("*/*/*"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specrig.cli import run
+from specrig.cli import main
 from specrig.sharing.gallery import INDEX, PICTURE, Entered, draw_all, entered, text
 
 LARGEST = 200_000
@@ -82,5 +82,5 @@ def test_machines_of_one_name_are_told_apart_where_they_can_be(repository: Path)
 
 
 def test_a_folder_without_publications_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["gallery", str(tmp_path)]) == 2
+    assert main(["gallery", str(tmp_path)]) == 2
     assert "holds no published study: `specrig publish CONFIG` makes one" in capfd.readouterr().err

@@ -29,7 +29,7 @@ from specrig.training.stages import STAGES
 def test_the_papers_grid_is_planned_in_seconds_without_torch(repository: Path) -> None:
     code = (
         "import sys; from specrig import cli\n"
-        "code = cli.run(['plan', 'configs/paper.yaml'])\n"
+        "code = cli.main(['plan', 'configs/paper.yaml'])\n"
         "print([name for name in ('torch', 'transformers', 'pandas', 'datasets') if name in sys.modules])\n"
         "sys.exit(code)"
     )
@@ -139,7 +139,7 @@ def test_the_cache_of_a_batch_is_that_of_its_rows(workplace: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpu", "gpu_shapes"])
 def test_a_gpu_study_plans_without_refusals(workplace: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["plan", f"configs/{name}.yaml"]) == 0
+    assert cli.main(["plan", f"configs/{name}.yaml"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Refused" not in shown and "GPU memory" in shown
     study = load_study(Path(f"configs/{name}.yaml"))
@@ -194,7 +194,7 @@ def test_plan_says_what_training_costs(workplace: Path, capsys: pytest.CaptureFi
 def test_plan_labels_simulated_pairs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = yaml.safe_load(Path("configs/test.yaml").read_text()) | {"pairs": ["llama31_8b_shape"]}
     Path("configs/own.yaml").write_text(yaml.safe_dump(config))
-    assert cli.run(["plan", "configs/own.yaml"]) == 0
+    assert cli.main(["plan", "configs/own.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "Simulated acceptance llama31_8b_shape" in shown
     assert "Gated" not in shown, "nothing is downloaded"
@@ -232,7 +232,7 @@ def test_what_the_config_says_cannot_be_rolled_back_is_refused_in_the_plan(
     study_of(
         SIZED_OTHERWISE, engines=["native", "transformers"], methods=[{"method": "ngram", "k": 2}, "naive_batching"]
     )
-    assert cli.run(["plan", "configs/own.yaml"]) == 0
+    assert cli.main(["plan", "configs/own.yaml"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert (
         "native/mamba: ngram, naive_batching" in shown

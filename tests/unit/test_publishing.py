@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import write_study
 
-from specrig.cli import run
+from specrig.cli import main
 from specrig.measurement.records import SCHEMA_VERSION
 from specrig.results.study_data import read_study
 from specrig.sharing import archive, publish, scrub
@@ -192,7 +192,7 @@ def test_what_was_published_follows_from_its_records(publication: Path, capsys: 
     good, lines = checked(publication)
     assert good, lines
     assert {"✓ tables/cells.csv: recomputed", "✓ tables/quality.csv: recomputed"} <= set(lines)
-    assert run(["verify", str(publication)]) == 0 and "follow from the published records" in capsys.readouterr().out
+    assert main(["verify", str(publication)]) == 0 and "follow from the published records" in capsys.readouterr().out
 
 
 def test_every_replicate_is_published_and_read_back(publication: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_changed_number_in_a_table_is_named_even_with_new_digests(
     table = pd.read_csv(path)
     table.loc[3, "speedup"] *= 1.001
     table.to_csv(path, index=False)
-    assert run(["verify", str(copy)]) == 1
+    assert main(["verify", str(copy)]) == 1
     assert "tables/cells.csv: digest\n    not the bytes that were published" in capsys.readouterr().out
     write_hashes(copy)
     good, lines = checked(copy)
@@ -313,7 +313,7 @@ def test_a_publication_is_rendered_anew_from_its_own_records(copy: Path) -> None
     before = contents(copy)
     (copy / "tables" / "cells.md").write_text("as older code wrote it")
     (copy / "figures" / "heatmap.svg").unlink()
-    assert run(["publish", str(copy)]) == 0
+    assert main(["publish", str(copy)]) == 0
     after = contents(copy)
     assert before.keys() == after.keys()
     assert {name for name in after if after[name] != before[name]} <= {"manifest.json"}

@@ -78,7 +78,7 @@ def config(workplace: Path) -> Path:
 
 
 def test_planned_and_measured(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["plan", str(config)]) == 0
+    assert cli.main(["plan", str(config)]) == 0
     shown = capsys.readouterr().out
     assert "4 cells in 1 job" in shown
     assert "260K" in shown, "the checkpoint's size is read from its config"

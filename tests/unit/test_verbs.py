@@ -40,13 +40,13 @@ def test_the_examples_parse_and_stand_in_the_help(verb: str, capsys: pytest.Capt
         assert given[: len(words) + 1] == ["specrig", *words], line
         context = command.make_context(verb, given[len(words) + 1 :])  # type: ignore[attr-defined]
         assert not context.args, f"{line}: {context.args} are no arguments of {verb}"
-    assert cli.run([*words, "--help"]) == 0
+    assert cli.main([*words, "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Examples:" in shown and EXAMPLES[verb][0].split()[1] in shown.partition("Examples:")[2]
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict:
-    assert cli.run([*arguments, "--json"]) == 0
+    assert cli.main([*arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -97,7 +97,7 @@ def test_tiny_sizes_print_as_what_they_are(workplace: Path, capsys: pytest.Captu
         "2 minutes",
         "2.0 hours",
     ]
-    assert cli.run(["plan", "configs/quick.yaml"]) == 0
+    assert cli.main(["plan", "configs/quick.yaml"]) == 0
     shown = capsys.readouterr().out
     assert not re.search(r"\b0\.0\b", shown), shown
 
@@ -106,7 +106,7 @@ def test_tables_figures_and_report_are_of_the_default_study(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for verb in ("tables", "figures", "report"):
-        assert cli.run([verb]) == 2
+        assert cli.main([verb]) == 2
         assert "results/quick" in capsys.readouterr().err
 
 
@@ -114,7 +114,7 @@ def test_completion_completes_verbs_and_methods(repository: Path) -> None:
     def completed(line: str) -> list[str]:
         words = line.split(" ")
         environment = {"_SPECRIG_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-        code = "import sys; sys.argv = ['specrig']; from specrig.cli import main; main()"
+        code = "import sys; sys.argv = ['specrig']; from specrig.cli import main; sys.exit(main())"
         result = subprocess.run(
             [sys.executable, "-c", code],
             cwd=repository,
@@ -149,7 +149,7 @@ def test_doctor_names_what_is_there_and_what_is_missing(
         "specrig.engines.transformers.Transformers.missing", classmethod(lambda cls: "gone: pip install 'x[y]'")
     )
     monkeypatch.setattr("specrig.cli.doctor.shutil.disk_usage", lambda _: SimpleNamespace(free=1e6))
-    assert cli.run(["doctor", "configs/test.yaml"]) == 1
+    assert cli.main(["doctor", "configs/test.yaml"]) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "· engines transformers: gone → pip install 'x[y]'" in shown
     assert "✗ disk 1 MB free" in shown and "free some" in shown
@@ -165,7 +165,7 @@ sys.exit(7 if "--fail" in sys.argv else 0)
 def test_run_hands_its_arguments_to_snakemake(
     workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cli.run(["run"]) == 2
+    assert cli.main(["run"]) == 2
     assert "no Snakefile" in capfd.readouterr().err
     Path("Snakefile").touch()
     for name in ("default", "slurm"):
@@ -175,25 +175,25 @@ def test_run_hands_its_arguments_to_snakemake(
     Path("own").mkdir()
     Path("own/snakemake.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", f"{Path('own').resolve()}:{os.environ.get('PYTHONPATH', '')}")
-    assert cli.run(["run", "configs/test.yaml"]) == 0
+    assert cli.main(["run", "configs/test.yaml"]) == 0
     assert capfd.readouterr().out.splitlines() == [
         "snakemake --configfile configs/test.yaml",
         "Report: reports/test/report.html",
         "Results: results/test",
     ]
-    assert cli.run(["run", "configs/test.yaml", "--profile", "slurm", "-n", "--config", "prompts=4"]) == 0
+    assert cli.main(["run", "configs/test.yaml", "--profile", "slurm", "-n", "--config", "prompts=4"]) == 0
     assert capfd.readouterr().out.split("\n")[0] == (
         "snakemake --workflow-profile profiles/slurm -n --config prompts=4 --configfile configs/test.yaml"
     )
     monkeypatch.setenv("SPECRIG_PROFILE", "slurm")
-    assert cli.run(["run", "configs/test.yaml", "--fail"]) == 7
+    assert cli.main(["run", "configs/test.yaml", "--fail"]) == 7
     assert "profiles/slurm --fail" in capfd.readouterr().out
-    assert cli.run(["run", "--profile", "slrum"]) == 2
+    assert cli.main(["run", "--profile", "slrum"]) == 2
     assert "there are: default, slurm" in " ".join(capfd.readouterr().err.replace("│", " ").split())
-    assert cli.run(["run", "configs/nowhere.yaml"]) == 2
+    assert cli.main(["run", "configs/nowhere.yaml"]) == 2
     assert "no such config" in capfd.readouterr().err
     Path("configs/broken.yaml").write_text("study: broken\nmethods: [a\nk: {b\n")
-    assert cli.run(["run", "configs/broken.yaml"]) == 2
+    assert cli.main(["run", "configs/broken.yaml"]) == 2
     shown = capfd.readouterr()
     assert "configs/broken.yaml:3: not valid YAML" in shown.err and "snakemake" not in shown.out
 

@@ -25,7 +25,7 @@ def replace(file: str, old: str, new: str) -> None:
 
 def refused(capsys: pytest.CaptureFixture[str], config: str = "configs/test.yaml") -> str:
     """What the command line says of a study that it does not accept."""
-    assert cli.run(["plan", config]) == 2
+    assert cli.main(["plan", config]) == 2
     return capsys.readouterr().err
 
 

@@ -82,7 +82,7 @@ def test_other_architectures_are_planned(workplace: Path, kind: str, capsys: pyt
     folder = Path(f"models/{kind}")
     AutoModelForCausalLM.from_config(shape).save_pretrained(folder)
     tokenizer(folder)
-    assert cli.run(["plan", write(str(folder))]) == 0
+    assert cli.main(["plan", write(str(folder))]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "trains draft of mine, draft_medusa of mine, eagle of mine, eagle3 of mine, medusa of mine" in shown
 

@@ -1,4 +1,4 @@
-"""The verbs of the command line that publish a study and verify a publication."""
+"""The verbs for finished studies: publish, verify, list what is published, compare two."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from specrig.cli.arguments import DEFAULT, Json, load, print_json
+
+WHERE = "results/<study>, a published study, or a study's config"
 
 
 def publish(
@@ -64,3 +67,25 @@ def gallery(folder: Annotated[Path, typer.Argument(help="Folder of publications"
 
     for path in write_gallery(folder):
         typer.echo(path)
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(help=f"The first study: {WHERE}")],
+    b: Annotated[Path, typer.Argument(help="The second study, likewise")],
+    as_json: Json = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page to this file")] = None,
+) -> None:
+    """Say which cells of two studies differ beyond chance, by how much, and what else differs that could explain it."""
+    from specrig.sharing.compare.apart import compared
+    from specrig.sharing.compare.comparison import Side
+    from specrig.sharing.compare.sources import opened
+    from specrig.sharing.compare.view import as_values, show, write_page
+
+    with opened(a) as first, opened(b) as second:
+        comparison = compared(Side(str(a), first), Side(str(b), second))
+        if as_json:
+            print_json(as_values(comparison))
+        if html is not None:
+            typer.echo(write_page(comparison, html), err=as_json)
+        if not as_json and html is None:
+            show(comparison, Console())

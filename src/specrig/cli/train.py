@@ -23,6 +23,19 @@ def corpus(study: StudyFile) -> None:
     build(loaded.training.corpus, loaded.training.seed, loaded.root)
 
 
+def prompts(
+    study: StudyFile, task: Annotated[str, typer.Option(help="Row of tasks.tsv with an address or a hub id")]
+) -> None:
+    """Fetch the prompts of a task from its address or the hub."""
+    from specrig.measurement.prompts import fetch_prompts
+
+    loaded = load(study)
+    if task not in loaded.tasks or not loaded.rows.tasks[task].fetched:
+        known = ", ".join(name for name in loaded.tasks if loaded.rows.tasks[name].fetched) or "none"
+        raise typer.BadParameter(f"study {loaded.study} does not fetch task {task!r} (it fetches: {known})")
+    fetch_prompts(loaded, task, loaded.root)
+
+
 def convert(study: StudyFile, source: Annotated[str, typer.Option(help="Name of a converted folder")]) -> None:
     """Convert a GGUF file that a pair names into a model folder."""
     loaded = load(study)

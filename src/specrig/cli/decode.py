@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from specrig.cli.arguments import DEFAULT, Json, known_methods, print_json
-from specrig.cli.streaming import STYLES, Page, Side
+from specrig.cli.decode_view import STYLES, Page, Side
 from specrig.runtime.gpus import resolve_device
 from specrig.study.single import Asked, Single, of_models, of_study
 

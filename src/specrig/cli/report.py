@@ -1,0 +1,66 @@
+"""The verbs that turn records into tables, figures, MLflow runs and the report. Each imports its stage when it is called."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+
+from specrig.cli.arguments import DEFAULT, StudyFile, load
+
+
+def tables(study: StudyFile = DEFAULT) -> None:
+    """Compile cells.csv and the method × task tables from the records."""
+    import pandas as pd
+
+    from specrig.reporting.tables.files import write_tables
+    from specrig.results.disturbed_cells import warning
+
+    loaded = load(study)
+    write_tables(loaded.root, loaded.root / "tables")
+    if said := warning(pd.read_csv(loaded.root / "tables" / "cells.csv"), loaded.root):
+        typer.echo(f"warning: {said}", err=True)
+
+
+def quality(study: StudyFile = DEFAULT) -> None:
+    """Score the outputs of methods and baseline against the references with BLEU, ROUGE and other scorers."""
+    from specrig.reporting.tables.quality import write_quality
+
+    loaded = load(study)
+    if loaded.run_generated_code:
+        Console(stderr=True).print(
+            "[bold red]run_generated_code is on: what the models wrote is executed on this machine"
+        )
+    write_quality(loaded, loaded.root / "tables")
+
+
+def figures(study: StudyFile = DEFAULT) -> None:
+    """Draw the figures from the records and tables."""
+    from specrig.reporting.figures.drawings import write_figures
+
+    loaded = load(study)
+    write_figures(loaded.root, loaded.root / "figures")
+
+
+def track(study: StudyFile = DEFAULT) -> None:
+    """Enter the study's runs into MLflow; runs that are there already stay unchanged."""
+    from specrig.tracking import track
+
+    loaded = load(study)
+    track(loaded.root, loaded.report)
+
+
+def report(study: StudyFile = DEFAULT) -> None:
+    """Write the report as one HTML file."""
+    from specrig.reporting.documents.html import write_report
+
+    loaded = load(study)
+    typer.echo(write_report(loaded.root, loaded.report))
+
+
+def paper(study: StudyFile = DEFAULT) -> None:
+    """Write the report as PDF, and the folder for papers."""
+    from specrig.reporting.documents.printed import write_for_paper
+
+    loaded = load(study)
+    for path in write_for_paper(loaded.root, loaded.report.parent):
+        typer.echo(path)
