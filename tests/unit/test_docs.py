@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 from typer.main import get_command
@@ -60,7 +61,7 @@ def of_method(method: str) -> Path:
 def tables(text: str, title: str) -> list[list[str]]:
     """The cells of all rows under headers whose first column is `title`, without backticks."""
     rows = []
-    for block in re.findall(rf"^\| {title} \|.*\n\|[-|]+\n((?:\|.*\n?)+)", text, flags=re.M):
+    for block in re.findall(rf"^\| {title} \|.*\n\|[-:|]+\n((?:\|.*\n?)+)", text, flags=re.M):
         rows += [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in block.splitlines()]
     return rows
 
@@ -168,3 +169,31 @@ def test_the_site_holds_every_page_once_and_fetches_nothing() -> None:
     listed = re.findall(r"([\w/]+\.md)$", text, flags=re.M)
     assert sorted(listed) == sorted(str(found.relative_to(ROOT / "docs")) for found in PAGES)
     assert "http" not in text and yaml.safe_load(text)["theme"]["font"] is False
+
+
+def published_rows(folder: str) -> set[tuple[str, ...]]:
+    """The speedups of a published study as the pages print them: method, k, each task, the mean with its interval."""
+    table = pd.read_csv(ROOT / "reports/published" / folder / "tables/speedup.csv")
+    first, last = table.columns.get_loc("lossless"), table.columns.get_loc("geometric_mean")
+    tasks = [name for name in table.columns[first:last] if f"{name}_low" in table]
+    rows = set()
+    for row in table.to_dict("records"):
+        speeds = [f"{row[task]:.2f}" for task in tasks if pd.notna(row[task])]
+        low, high = row["geometric_mean_low"], row["geometric_mean_high"]
+        mean = f"{row['geometric_mean']:.2f} [{low:.2f}, {high:.2f}]"
+        rows.add((row["method"], f"k = {row['k']:.0f}", *speeds, mean))
+    return rows
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs/results").glob("[!i]*.md"))], ids=name)
+def test_every_result_is_a_row_of_the_published_study(page: Path) -> None:
+    folders = re.findall(r"reports/published/(amd-[\w-]+)", TEXTS[page])
+    found = [row for row in tables(TEXTS[page].replace(" ‡", "").replace("**", ""), "method") if len(row) > 2]
+    assert found
+    for label, *cells in found:
+        method, k = re.findall(r"^([\w]+)`?, (k = \d+)", label)[0]
+        assert (method, k, *cells) in published_rows(folders[0]), f"{label} is not as published"
+
+
+def test_the_readme_is_a_page() -> None:
+    assert len(TEXTS[ROOT / "README.md"].split("## Documentation")[0].split()) <= 700
