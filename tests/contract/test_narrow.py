@@ -112,11 +112,11 @@ def said(model: LlamaModel) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
 def test_compiled_passes_say_what_torch_says(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    for mine, theirs in zip(
-        said(model(MODELS[name], "always", dtype)), said(model(MODELS[name], "never", dtype)), strict=True
-    ):
-        assert mine.shape == theirs.shape
-        assert (mine - theirs).float().norm() <= tolerance * theirs.float().norm()
+    """Held against torch in float32: torch's own bfloat16 is up to .27 off it where a processor has no products for it."""
+    mine, exact = said(model(MODELS[name], "always", dtype)), said(model(MODELS[name], "never", torch.float32))
+    for ours, theirs in zip(mine, exact, strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours.float() - theirs).norm() <= tolerance * theirs.norm()
 
 
 def followed(kind: Any, config: Any, target: LlamaModel, way: Any) -> list[torch.Tensor]:
