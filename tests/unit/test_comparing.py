@@ -19,7 +19,7 @@ from synthetic import write_study
 from specrig.analysis.changes import Change, _difference, changes
 from specrig.cli import main
 from specrig.results.study_data import read_study
-from specrig.results.study_results import Exhibits
+from specrig.results.study_results import StudyResults
 from specrig.sharing.compare.comparison import Comparison, Side
 from specrig.sharing.compare.sentences import headline
 from specrig.sharing.compare.setup_differences import BOTH, Difference
@@ -281,7 +281,7 @@ def test_studies_of_other_pairs_stand_side_by_side(
     )
     held = {(row["method"], row["study"]): row for row in found["side_by_side"]}
     assert set(held) == {(method, study) for method in ("draft_model", "ngram") for study in "ab"}
-    summary = Exhibits(read_study(base)).speedups.set_index("method")
+    summary = StudyResults(read_study(base)).speedups.set_index("method")
     assert held["ngram", "a"]["speedup"] == pytest.approx(summary.loc["ngram", "geometric_mean"])
     assert held["ngram", "a"]["k"] == summary.loc["ngram", "k"]
     assert "no cell in common" in page.read_text()

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specrig.analysis.crossfit import crossfit
+from specrig.analysis.cross_fitting import cross_fit
 from specrig.analysis.statistics import mean, mean_interval, ratio_difference
 
 SAMPLES = 20_000
@@ -107,7 +107,7 @@ def test_the_best_of_alike_ks_is_flattered_and_cross_fitting_is_not() -> None:
     for _ in range(400):
         grid = noise(random, 8)
         naive.append(max(logs["code"].mean() for logs in grid.values()))
-        found = crossfit(grid)
+        found = cross_fit(grid)
         assert found is not None and len(found.logs["code"]) == 8
         judged.append(found.logs["code"].mean())
         low, high = mean_interval(found.logs["code"])
@@ -122,11 +122,11 @@ def test_each_half_is_judged_at_the_k_of_the_other() -> None:
     """Even prompts like k = 2, odd ones k = 4: each is judged at what it does not like."""
     even = np.arange(6) % 2 == 0
     grid = {2: {"code": pd.Series(np.where(even, 1.0, 0.0))}, 4: {"code": pd.Series(np.where(even, 0.0, 1.0))}}
-    found = crossfit(grid)
+    found = cross_fit(grid)
     assert found is not None and found.ks == (2, 4)
     assert sorted(found.logs["code"].index) == list(range(6)) and (found.logs["code"] == 0).all()
-    assert crossfit({2: grid[2]}) is None, "nothing to choose"
-    assert crossfit({k: {"code": logs["code"][:1]} for k, logs in grid.items()}) is None, "nobody to judge"
+    assert cross_fit({2: grid[2]}) is None, "nothing to choose"
+    assert cross_fit({k: {"code": logs["code"][:1]} for k, logs in grid.items()}) is None, "nobody to judge"
 
 
 def test_a_half_chooses_among_the_ks_that_ran_every_task() -> None:
@@ -136,7 +136,7 @@ def test_a_half_chooses_among_the_ks_that_ran_every_task() -> None:
         4: {"code": prompts + 0.1, "story": prompts + 0.1},
         8: {"code": prompts + 1},
     }
-    found = crossfit(grid)
+    found = cross_fit(grid)
     assert found is not None and found.ks == (4, 4) and set(found.logs) == {"code", "story"}
-    colder = crossfit(grid, {k: {task: -logs for task, logs in tasks.items()} for k, tasks in grid.items()})
+    colder = cross_fit(grid, {k: {task: -logs for task, logs in tasks.items()} for k, tasks in grid.items()})
     assert colder is not None and colder.ks == (4, 4) and mean(colder.logs["code"]).value == pytest.approx(-0.1)

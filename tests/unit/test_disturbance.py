@@ -39,7 +39,7 @@ from specrig.reporting.documents.html import write_report
 from specrig.reporting.tables.files import write_tables
 from specrig.results.conclusions import conclusion
 from specrig.results.study_data import read_study
-from specrig.results.summary import MEAN, best_rows, speedup_summary, spoilt
+from specrig.results.summary import MEAN, best_rows, disturbed_in, speedup_summary
 from specrig.study.claims import Claim
 from specrig.study.load import load_study
 
@@ -309,7 +309,11 @@ def test_a_disturbed_cell_is_marked_and_never_the_best(tmp_path: Path) -> None:
     summary = speedup_summary(only, study.records, study.tasks)
     draft = summary[summary["method"] == "draft_model"]
     assert draft["disturbed"].tolist() == ["code"]
-    assert spoilt(draft, "code").all() and spoilt(draft, MEAN).all() and not spoilt(draft, "translation").any()
+    assert (
+        disturbed_in(draft, "code").all()
+        and disturbed_in(draft, MEAN).all()
+        and not disturbed_in(draft, "translation").any()
+    )
     assert "fastest lossless method is ngram" in conclusion(summary, best_rows(only), study.tasks)[0]
 
 

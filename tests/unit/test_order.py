@@ -11,10 +11,10 @@ import pytest
 from scipy.stats import kendalltau
 from synthetic import write_study
 
-from specrig.analysis.order import FACTORS, Comparison, compare_orders, kendall, rankings
+from specrig.analysis.order import FACTORS, OrderComparison, compare_orders, kendall, rankings
 from specrig.results.order_tables import changes_table, order_table, reasons_sentence, sentence
 from specrig.results.study_data import read_study
-from specrig.results.study_results import Exhibits
+from specrig.results.study_results import StudyResults
 from specrig.study.claims import Claim
 
 
@@ -31,14 +31,14 @@ def claim(method: str, figure: float, **other: str) -> Claim:
 
 
 @pytest.fixture(scope="module")
-def exhibits(tmp_path_factory: pytest.TempPathFactory) -> Exhibits:
+def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
     """A study in which draft_model is faster than ngram, and adaptive_k between the two."""
     folder = write_study(tmp_path_factory.mktemp("order") / "s", ks=(4,), tasks=("code", "translation"), prompts=8)
-    return Exhibits(read_study(folder))
+    return StudyResults(read_study(folder))
 
 
-def compare(exhibits: Exhibits, *claims: Claim) -> list[Comparison]:
-    return compare_orders(claims, exhibits.best, exhibits.study.cells)
+def compare(results: StudyResults, *claims: Claim) -> list[OrderComparison]:
+    return compare_orders(claims, results.best, results.study.cells)
 
 
 def test_kendall_is_scipys_also_with_equal_figures() -> None:
@@ -66,20 +66,20 @@ def test_a_ranking_is_what_one_source_says_under_one_condition() -> None:
     )
 
 
-def test_the_same_order_and_the_reverse(exhibits: Exhibits) -> None:
-    speeds = exhibits.best[exhibits.best["task"] == "code"].set_index("method")["speedup"]
+def test_the_same_order_and_the_reverse(results: StudyResults) -> None:
+    speeds = results.best[results.best["task"] == "code"].set_index("method")["speedup"]
     assert speeds["draft_model"] > speeds["ngram"]
-    (same,) = compare(exhibits, claim("draft_model", 3.0), claim("ngram", 1.5))
+    (same,) = compare(results, claim("draft_model", 3.0), claim("ngram", 1.5))
     assert (same.tau, same.changes) == (1.0, []) and same.low <= same.tau <= same.high
-    (reverse,) = compare(exhibits, claim("draft_model", 1.5), claim("ngram", 3.0))
+    (reverse,) = compare(results, claim("draft_model", 1.5), claim("ngram", 3.0))
     (change,) = reverse.changes
     assert reverse.tau == -1.0 and (change.behind, change.ahead) == ("draft_model", "ngram")
     assert change.reported == 0.5 and change.measured == pytest.approx(speeds["draft_model"] / speeds["ngram"])
     assert reverse.measured == pytest.approx({name: speeds[name] for name in ("draft_model", "ngram")})
 
 
-def test_factors_multiply_to_the_measured_quotient(exhibits: Exhibits) -> None:
-    (found,) = compare(exhibits, claim("draft_model", 1.0, task="overall"), claim("ngram", 2.0, task="overall"))
+def test_factors_multiply_to_the_measured_quotient(results: StudyResults) -> None:
+    (found,) = compare(results, claim("draft_model", 1.0, task="overall"), claim("ngram", 2.0, task="overall"))
     (change,) = found.changes
     assert found.tasks == ["code", "translation"]
     assert math.prod(change.factors.values()) == pytest.approx(change.measured)
@@ -88,53 +88,52 @@ def test_factors_multiply_to_the_measured_quotient(exhibits: Exhibits) -> None:
     )
 
 
-def test_certainty_follows_from_the_scatter_of_prompts(exhibits: Exhibits) -> None:
+def test_certainty_follows_from_the_scatter_of_prompts(results: StudyResults) -> None:
     """Draws of the difference of two means have Student's t: the share above 0 is its distribution function."""
     from scipy.stats import ttest_rel
 
     from specrig.analysis.speedup import group_times, log_speedups
 
-    (found,) = compare(exhibits, claim("draft_model", 1.0), claim("adaptive_k", 2.0))
+    (found,) = compare(results, claim("draft_model", 1.0), claim("adaptive_k", 2.0))
     logs = {
         records[0].cell.method: log_speedups(group_times(records))
-        for records in exhibits.study.cells.values()
+        for records in results.study.cells.values()
         if records[0].cell.task == "code"
     }
     p_value = ttest_rel(logs["draft_model"], logs["adaptive_k"], alternative="greater").pvalue
     certainty = found.changes[0].certainty if found.changes else None
     if certainty is None:  # the synthetic study has them the other way round
-        (found,) = compare(exhibits, claim("draft_model", 2.0), claim("adaptive_k", 1.0))
+        (found,) = compare(results, claim("draft_model", 2.0), claim("adaptive_k", 1.0))
         (change,), p_value = found.changes, 1 - p_value
         certainty = change.certainty
     assert certainty == pytest.approx(1 - p_value, abs=0.03)
 
 
-def test_what_may_not_be_compared_is_left_out(exhibits: Exhibits) -> None:
+def test_what_may_not_be_compared_is_left_out(results: StudyResults) -> None:
     pair = [claim("draft_model", 2.0), claim("medusa", 3.0)]
-    assert compare(exhibits, *pair) == [], "the synthetic medusa is lossy"
-    assert compare(exhibits, claim("draft_model", 2.0, temperature="1"), claim("ngram", 1.0, temperature="1")) == []
+    assert compare(results, *pair) == [], "the synthetic medusa is lossy"
+    assert compare(results, claim("draft_model", 2.0, temperature="1"), claim("ngram", 1.0, temperature="1")) == []
     assert (
-        compare(exhibits, claim("draft_model", 2.0, task="math (GSM8K)"), claim("ngram", 1.0, task="math (GSM8K)"))
-        == []
+        compare(results, claim("draft_model", 2.0, task="math (GSM8K)"), claim("ngram", 1.0, task="math (GSM8K)")) == []
     )
-    disturbed = exhibits.best.assign(disturbed=np.where(exhibits.best["method"] == "ngram", "yes: others", ""))
+    disturbed = results.best.assign(disturbed=np.where(results.best["method"] == "ngram", "yes: others", ""))
     lengths = [claim("draft_model", 3.0, metric="acceptance_length"), claim("ngram", 1.5, metric="acceptance_length")]
     speeds = [claim("draft_model", 3.0), claim("ngram", 1.5)]
-    cells = exhibits.study.cells
+    cells = results.study.cells
     assert [each.ranking.claim.metric for each in compare_orders([*speeds, *lengths], disturbed, cells)] == [
         "acceptance_length"
     ]
 
 
-def test_the_sources_own_prompts_are_told_apart_from_the_same_kind_of_task(exhibits: Exhibits) -> None:
+def test_the_sources_own_prompts_are_told_apart_from_the_same_kind_of_task(results: StudyResults) -> None:
     (kind,) = compare(
-        exhibits, claim("draft_model", 2.0, task="code (HumanEval)"), claim("ngram", 1.0, task="code (HumanEval)")
+        results, claim("draft_model", 2.0, task="code (HumanEval)"), claim("ngram", 1.0, task="code (HumanEval)")
     )
     assert kind.tasks == ["code"] and not kind.exact
 
 
-def test_tables_and_sentences(exhibits: Exhibits) -> None:
-    found = compare(exhibits, claim("draft_model", 1.5), claim("ngram", 3.0), claim("adaptive_k", 1.0))
+def test_tables_and_sentences(results: StudyResults) -> None:
+    found = compare(results, claim("draft_model", 1.5), claim("ngram", 3.0), claim("adaptive_k", 1.0))
     table, changes = order_table(found), changes_table(found)
     assert table["reported"].item() == "ngram 3.00 > draft_model 1.50 > adaptive_k 1.00"
     assert len(changes) == table["changed"].item() and set(FACTORS) <= set(changes.columns)

@@ -11,19 +11,19 @@ from specrig.reporting.figures import plots
 from specrig.reporting.figures.panels import COLUMN, PAGE, PHONE, SCREEN, Sheet
 from specrig.reporting.figures.style import rc
 from specrig.results.study_data import read_study
-from specrig.results.study_results import Exhibits
+from specrig.results.study_results import StudyResults
 
 TASKS = tuple(f"task{number}" for number in range(14))
 
 
 @pytest.fixture(scope="module")
-def exhibits(tmp_path_factory: pytest.TempPathFactory) -> Exhibits:
-    return Exhibits(read_study(write_study(tmp_path_factory.mktemp("tasks") / "many", tasks=TASKS)))
+def results(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
+    return StudyResults(read_study(write_study(tmp_path_factory.mktemp("tasks") / "many", tasks=TASKS)))
 
 
-def _sweep(exhibits: Exhibits, sheet: Sheet) -> list[Axes]:
+def _sweep(results: StudyResults, sheet: Sheet) -> list[Axes]:
     with plt.rc_context(rc(sheet.size)):
-        figure = plots.k_sweep(exhibits.cells, list(TASKS), sheet)
+        figure = plots.k_sweep(results.cells, list(TASKS), sheet)
         figure.draw_without_rendering()
         plt.close(figure)
     return [panel for panel in figure.axes if panel.get_visible()]
@@ -32,16 +32,16 @@ def _sweep(exhibits: Exhibits, sheet: Sheet) -> list[Axes]:
 @pytest.mark.parametrize(
     ("sheet", "side"), [(SCREEN, 5), (PAGE, 5), (PHONE, 2), (COLUMN, 2)], ids=lambda value: str(value)
 )
-def test_a_sweep_of_many_tasks_wraps_into_rows(exhibits: Exhibits, sheet: Sheet, side: int) -> None:
+def test_a_sweep_of_many_tasks_wraps_into_rows(results: StudyResults, sheet: Sheet, side: int) -> None:
     """Fourteen tasks make rows of 5, 5 and 4. Before, they stood in one row, which no screen could show."""
-    panels = _sweep(exhibits, sheet)
+    panels = _sweep(results, sheet)
     assert len(panels) == 2 * len(TASKS)
     assert len({round(panel.get_position().x0, 3) for panel in panels}) == side
     assert sheet.tallest > 100 or panels[0].figure.get_figheight() <= sheet.tallest
 
 
-def test_panels_of_a_measure_have_the_same_limits_and_labels_at_their_edges(exhibits: Exhibits) -> None:
-    panels = _sweep(exhibits, SCREEN)
+def test_panels_of_a_measure_have_the_same_limits_and_labels_at_their_edges(results: StudyResults) -> None:
+    panels = _sweep(results, SCREEN)
     assert len({panel.get_xlim() for panel in panels}) == 1
     assert len({panel.get_ylim() for panel in panels}) == 2
     labelled = [panel for panel in panels if panel.get_ylabel()]
@@ -52,9 +52,9 @@ def test_panels_of_a_measure_have_the_same_limits_and_labels_at_their_edges(exhi
 
 
 @pytest.mark.parametrize(("tasks", "numbered"), [(4, True), (14, False)])
-def test_a_map_on_paper_has_no_numbers_that_would_overlap(exhibits: Exhibits, tasks: int, numbered: bool) -> None:
+def test_a_map_on_paper_has_no_numbers_that_would_overlap(results: StudyResults, tasks: int, numbered: bool) -> None:
     with plt.rc_context(rc(PAGE.size)):
-        figure = plots.heat_map(exhibits.speedups, list(TASKS[:tasks]), PAGE)
+        figure = plots.heat_map(results.speedups, list(TASKS[:tasks]), PAGE)
         plt.close(figure)
     assert bool(figure.axes[0].texts) == numbered
 

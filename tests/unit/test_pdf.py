@@ -22,9 +22,9 @@ from specrig.reporting.documents.printed import write_for_paper
 from specrig.reporting.figures.panels import COLUMN, PAGE
 from specrig.reporting.tables.latex import escape, latex
 from specrig.results import citations
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.study_data import read_study
-from specrig.results.study_results import Exhibits
+from specrig.results.study_results import StudyResults
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "src/specrig/reporting/documents/templates"
@@ -133,27 +133,27 @@ def test_a_table_too_long_for_print_is_a_sentence_that_says_where_it_is(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10,000 rows would take Typst gigabytes, and nobody reads them on paper."""
-    exhibits = Exhibits(read_study(study))
-    whole = outline(exhibits, ())
+    results = StudyResults(read_study(study))
+    whole = outline(results, ())
     longest = max(len(grid.rows) for grid in whole.tables())
     monkeypatch.setattr("specrig.reporting.documents.outline.LONGEST", longest - 1)
-    said = [item for section in outline(exhibits, ()).sections for item in section.items if isinstance(item, str)]
+    said = [item for section in outline(results, ()).sections for item in section.items if isinstance(item, str)]
     said = [text for text in said if "too many to print" in text]
     assert len(said) == sum(len(grid.rows) == longest for grid in whole.tables())
     assert f"{longest} rows, too many to print. results/made_up/tables/cells.csv has them." in said[-1]
 
 
 def test_html_pdf_and_tex_show_the_same_tables(study: Path, written: Path, tmp_path: Path) -> None:
-    exhibits = Exhibits(read_study(study))
-    shown = exhibits.tables["speedup"].shown
+    results = StudyResults(read_study(study))
+    shown = results.tables["speedup"].shown
     assert (written / "paper" / "tables" / "made-up-speedup.tex").read_text() == latex(shown)
-    assert any(grid is shown for grid in outline(exhibits, ()).tables())
+    assert any(grid is shown for grid in outline(results, ()).tables())
     page = write_report(study, tmp_path / "report.html").read_text()
     assert all(entry.text in page for row in shown.rows for entry in row)
 
 
 def test_a_heading_breaks_only_where_it_is_wider_than_its_column() -> None:
-    shares = Grid(["position 8", "tokens a second"], [[Entry("89 %", "(4 %)"), Entry("1.5")]])
+    shares = Grid(["position 8", "tokens a second"], [[GridEntry("89 %", "(4 %)"), GridEntry("1.5")]])
     contents = Outline("", [], [], [Section("", [shares])], {})
     [table] = as_data(contents, {})["sections"][0]["items"]
     assert [column["name"] for column in table["columns"]] == ["position 8", "tokens a\nsecond"]

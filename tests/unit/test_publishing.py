@@ -375,11 +375,13 @@ def test_large_jobs_are_divided_and_read_back_in_order(tmp_path: Path, monkeypat
 
 
 def test_hardware_names_the_gpu_before_the_processor() -> None:
-    from specrig.results.study_data import Job, StudyData
+    from specrig.results.study_data import MeasuredJob, StudyData
 
     jobs = [
-        Job("native", "p", "a", {}, environment={"cpu": {"model": "AMD EPYC"}, "gpus": [{"name": "NVIDIA H200"}]}),
-        Job("native", "p", "b", {}, environment={"cpu": {"model": "AMD EPYC"}, "gpus": []}),
+        MeasuredJob(
+            "native", "p", "a", {}, environment={"cpu": {"model": "AMD EPYC"}, "gpus": [{"name": "NVIDIA H200"}]}
+        ),
+        MeasuredJob("native", "p", "b", {}, environment={"cpu": {"model": "AMD EPYC"}, "gpus": []}),
     ]
     assert publish.hardware(StudyData(Path(), {}, jobs)) == ["NVIDIA H200", "AMD EPYC"]
 

@@ -28,8 +28,8 @@ from specrig.results.advice import _megabytes, advice_grid, advised
 from specrig.results.conclusions import conclusion, repetition_warnings
 from specrig.results.grid import unbroken
 from specrig.results.machine import differing, environment_rows, machine, parameters
-from specrig.results.study_data import Job, read_study, training_curves
-from specrig.results.study_results import Exhibits
+from specrig.results.study_data import MeasuredJob, read_study, training_curves
+from specrig.results.study_results import StudyResults
 from specrig.results.summary import best_rows, speedup_summary
 
 VOID = {"meta", "br", "link", "img", "hr", "col", "input"}
@@ -154,13 +154,13 @@ def test_page_tells_what_happened(page: tuple[str, Page], study: Path) -> None:
     found = read_study(study)
     best = speedup_summary(found.table, found.records, found.tasks, found.audit())
     fair = best[best["lossless"] & ~best["failed"]]
-    top = fair.sort_values("crossfit").iloc[-1]
-    assert f"fastest lossless method is {top['method']} at k = {top['k']}: {top['crossfit']:.2f} times" in parsed.text
+    top = fair.sort_values("cross_fitted").iloc[-1]
+    assert f"fastest lossless method is {top['method']} at k = {top['k']}: {top['cross_fit']:.2f} times" in parsed.text
     for piece in ("diverges at token 7", "synthetic processor", "1 cell failed", "position 1", "000000000000"):
         assert piece in parsed.text
 
 
-def test_a_condemned_speedup_is_struck_through(page: tuple[str, Page]) -> None:
+def test_a_speedup_that_failed_the_audit_is_struck_through(page: tuple[str, Page]) -> None:
     text, _ = page
     row = next(part for part in text.split("<tr>") if part.startswith("<td>ngram</td>"))
     assert "<s>" in row
@@ -267,8 +267,8 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def test_environment_says_what_differs() -> None:
-    def job(method: str, **environment: Any) -> Job:
-        return Job(
+    def job(method: str, **environment: Any) -> MeasuredJob:
+        return MeasuredJob(
             "native", "p", method, {}, environment={"captured": method, "packages": {"torch": "1"}, **environment}
         )
 
@@ -304,30 +304,30 @@ def test_advice_is_the_fastest_method_that_may_be_advised(tmp_path: Path) -> Non
     found = read_study(
         write_study(tmp_path / "s", methods=("ngram", "draft_model", "eagle"), ks=(2, 4), tasks=("code",))
     )
-    exhibits = Exhibits(found)
-    [best] = exhibits.advised.to_dict("records")
-    cells = exhibits.cells
-    judged = exhibits.optimal.set_index("method")["speedup"]
+    results = StudyResults(found)
+    [best] = results.advised.to_dict("records")
+    cells = results.cells
+    judged = results.optimal.set_index("method")["speedup"]
     assert (
         best["method"] == judged.idxmax()
         and best["value"] == judged.max()
         and best["low"] < best["value"] < best["high"]
     )
-    assert best["k"] == exhibits.optimal.set_index("method")["best_k"][best["method"]]
+    assert best["k"] == results.optimal.set_index("method")["best_k"][best["method"]]
     for barred in ({"lossless": cells["method"] != best["method"]}, {"failed": cells["method"] == best["method"]}):
-        [other] = advised(found, cells.assign(**barred), exhibits.optimal).to_dict("records")
+        [other] = advised(found, cells.assign(**barred), results.optimal).to_dict("records")
         assert other["method"] == judged.drop(best["method"]).idxmax()
-    assert advised(found, cells.assign(lossless=False), exhibits.optimal).empty
+    assert advised(found, cells.assign(lossless=False), results.optimal).empty
 
 
 def test_where_all_was_disturbed_no_cell_of_another_setting_is_advised(tmp_path: Path) -> None:
     """As on a busy machine, where nothing but batches of 8 came through: they are no advice for single prompts."""
     found = read_study(write_study(tmp_path / "s", methods=("ngram", "draft_model"), ks=(2,), temperatures=(0.0, 1.0)))
-    exhibits = Exhibits(found)
-    assert advice_grid(exhibits.advised, exhibits.cells, lambda row: []).notes == []
-    busy = (exhibits.cells["task"] == "code") & (exhibits.cells["temperature"] == 0)
-    cells = exhibits.cells.assign(disturbed=busy.map({True: "the machine did other things", False: ""}))
-    best = advised(found, cells, exhibits.optimal)
+    results = StudyResults(found)
+    assert advice_grid(results.advised, results.cells, lambda row: []).notes == []
+    busy = (results.cells["task"] == "code") & (results.cells["temperature"] == 0)
+    cells = results.cells.assign(disturbed=busy.map({True: "the machine did other things", False: ""}))
+    best = advised(found, cells, results.optimal)
     assert "code" not in set(best["task"]) and set(best["temperature"]) == {0.0}
     [said] = advice_grid(best, cells, lambda row: []).notes
     assert said == "No advice, since the machine disturbed their cells: code."
@@ -343,7 +343,7 @@ def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None
     found = read_study(study)
     summary = speedup_summary(found.table, found.records, found.tasks)
     best = best_rows(found.table)
-    mean = ["crossfit", "crossfit_low", "crossfit_high"]
+    mean = ["cross_fitted", "cross_fitted_low", "cross_fitted_high"]
     summary.loc[:, mean] = [1.02, 0.97, 1.07]
     assert "do not tell it apart from no gain" in conclusion(summary, best, found.tasks)[0]
     summary.loc[:, mean] = [0.9, 0.85, 0.95]

@@ -19,11 +19,11 @@ from specrig.measurement.records import RecordError, read_records
 from specrig.reporting.tables.files import FILES, write_tables
 from specrig.reporting.tables.latex import PACKAGES, STRIKING, latex
 from specrig.results import grid
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name
 from specrig.results.optimal_k_table import optimal_k_sentence
 from specrig.results.study_data import read_study
-from specrig.results.study_results import Exhibits
+from specrig.results.study_results import StudyResults
 from specrig.results.summary import audit_failures, best_rows, speedup_summary
 
 
@@ -82,10 +82,12 @@ def test_a_row_says_what_its_choice_of_k_gets_on_other_prompts(study: Path) -> N
     summary = speedup_summary(found.table, found.records, found.tasks).set_index("method")
     swept, alone = summary.loc["draft_model"], summary.loc["adaptive_k"]
     assert (
-        len(swept["crossfit_ks"].split(", ")) == 2
-        and swept["crossfit_low"] < swept["crossfit"] < swept["crossfit_high"]
+        len(swept["cross_fitted_ks"].split(", ")) == 2
+        and swept["cross_fitted_low"] < swept["cross_fitted"] < swept["cross_fitted_high"]
     )
-    assert alone["crossfit_ks"] == "" and alone["crossfit"] == alone["geometric_mean"], "there was nothing to choose"
+    assert alone["cross_fitted_ks"] == "" and alone["cross_fitted"] == alone["geometric_mean"], (
+        "there was nothing to choose"
+    )
 
 
 def test_a_k_that_lacks_a_task_does_not_win() -> None:
@@ -113,8 +115,8 @@ def test_a_batch_without_drafts_is_never_bold(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", methods=(), tasks=("code",))
     for cell in cells:
         write_job(study, [cell])
-    exhibits = Exhibits(read_study(study))
-    for shown in (exhibits.tables["speedup"].shown, exhibits.headline, exhibits.by_task["code"]):
+    results = StudyResults(read_study(study))
+    for shown in (results.tables["speedup"].shown, results.headline, results.by_task["code"]):
         bold = {row[0].text: any(entry.bold for entry in row) for row in shown.rows}
         assert bold == {"naive_batching": False, "draft_model": True}
         assert any("one after another" in note for note in shown.notes)
@@ -166,7 +168,7 @@ def test_settings_become_levels_when_they_vary(tmp_path: Path) -> None:
 def test_latex_is_balanced_and_escaped() -> None:
     shown = Grid(
         ["a_b", "50 %"],
-        [[Entry("x & y_1", bold=True), Entry("1.0", "[0.9, 1.1]")]],
+        [[GridEntry("x & y_1", bold=True), GridEntry("1.0", "[0.9, 1.1]")]],
         caption="100 % of #1",
         label="tab:a_b",
     )
@@ -183,23 +185,27 @@ def test_latex_is_balanced_and_escaped() -> None:
 
 
 def test_latex_says_once_what_rows_share_and_breaks_over_pages() -> None:
-    rows = [[Entry(pair), Entry(f"m{number}"), Entry("-1.5")] for number in range(3) for pair in ("large", "small")]
+    rows = [
+        [GridEntry(pair), GridEntry(f"m{number}"), GridEntry("-1.5")]
+        for number in range(3)
+        for pair in ("large", "small")
+    ]
     text = latex(Grid(["pair", "method", "gain"], rows, labels=2, groups=1))
     assert text.count("large") == text.count("small") == 1
     assert text.index("large") < text.index("m2") < text.index("small")
     assert "S[table-format=-1.1]" in text and "-1.5" in text and r"\begin{longtable}" not in text
-    long = latex(Grid(["method", "gain"], [[Entry("m"), Entry("1.5")]] * 60))
+    long = latex(Grid(["method", "gain"], [[GridEntry("m"), GridEntry("1.5")]] * 60))
     assert r"\begin{longtable}{lS[table-format=1.1]}" in long and r"\endhead" in long and r"\begin{table}" not in long
 
 
 def test_numbers_of_a_column_are_aligned_at_the_decimal_point() -> None:
-    entries = [Entry("12.5"), Entry("1,234.25 ‡", bold=True), Entry("–"), Entry("0.5", struck=True)]
-    text = latex(Grid(["m", "x"], [[Entry("m"), entry] for entry in entries]))
+    entries = [GridEntry("12.5"), GridEntry("1,234.25 ‡", bold=True), GridEntry("–"), GridEntry("0.5", struck=True)]
+    text = latex(Grid(["m", "x"], [[GridEntry("m"), entry] for entry in entries]))
     assert r"S[table-format=4.2,table-space-text-post={$^\ddagger$}]" in text, (
         "room for the widest number and for its sign"
     )
     assert r"\bfseries 1234.25 {\,$^\ddagger$}" in text and "& {--}" in text and r"{\sout{0.5}}" in text
-    shares = latex(Grid(["m", "rate"], [[Entry("m"), Entry("50 %")], [Entry("n"), Entry("5 %")]]))
+    shares = latex(Grid(["m", "rate"], [[GridEntry("m"), GridEntry("50 %")], [GridEntry("n"), GridEntry("5 %")]]))
     assert r"{rate (\%)}" in shares and "& 50 " in shares, "the heading says once that it is in per cent"
 
 
@@ -219,7 +225,7 @@ def test_every_table_compiles_and_fits_its_page(study: Path, tmp_path: Path) -> 
 
 
 def test_markdown_survives_pipes() -> None:
-    assert r"a\|b" in grid.markdown(Grid(["m"], [[Entry("a|b")]]))
+    assert r"a\|b" in grid.markdown(Grid(["m"], [[GridEntry("a|b")]]))
 
 
 @pytest.mark.parametrize(

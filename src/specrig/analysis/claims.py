@@ -113,17 +113,19 @@ def _judge(claim: Claim, claims: Sequence[Claim], rows: ByMethod, others: ByMeth
     model = theory.check(claim, claims)
     predicted = model.low, model.high
     tasks = parts(claim, claims) if claim.aggregate else []
-    own, spoilt_rows = rows.get(claim.base_method, []), others.get(claim.base_method, [])
+    own, disturbed_rows = rows.get(claim.base_method, []), others.get(claim.base_method, [])
     near = _near(claim, tasks, own)
     matching = [row for row, conditions in near if not conditions]
     if matching:
         return _compare(claim, matching, model)
-    spoilt = [row for row, conditions in _near(claim, tasks, [*own, *spoilt_rows]) if not conditions] if others else []
-    if spoilt and claim.metric in TIMED:
-        reason = f"{_name(spoilt[0])} was disturbed while it was measured, and no other cell matches: `specrig remeasure` has it measured again"
-        return Judgement(claim, "not measured (disturbed)", reason, cell=_name(spoilt[0]), predicted=predicted)
-    if spoilt:  # how much is accepted does not depend on the clock
-        return _compare(claim, spoilt, model)
+    found_disturbed = (
+        [row for row, conditions in _near(claim, tasks, [*own, *disturbed_rows]) if not conditions] if others else []
+    )
+    if found_disturbed and claim.metric in TIMED:
+        reason = f"{_name(found_disturbed[0])} was disturbed while it was measured, and no other cell matches: `specrig remeasure` has it measured again"
+        return Judgement(claim, "not measured (disturbed)", reason, cell=_name(found_disturbed[0]), predicted=predicted)
+    if found_disturbed:  # how much is accepted does not depend on the clock
+        return _compare(claim, found_disturbed, model)
     if model.consistent is not None:
         verdict = "consistent with theory" if model.consistent else "inconsistent with theory"
         return Judgement(claim, verdict, model.reason, predicted=predicted)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from specrig.analysis.cells import by_cell, identity, row_dicts, row_identity
-from specrig.analysis.crossfit import Judged, crossfit
+from specrig.analysis.cross_fitting import Judged, cross_fit
 from specrig.analysis.replicates import BetweenRuns, Layout, between, between_runs, layout
 from specrig.analysis.speedup import group_times, log_ratios, log_speedups
 from specrig.analysis.statistics import UNKNOWN, interval, mean
@@ -34,7 +34,7 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
     `predicted_speedup`, which follows from acceptance length and pass costs of the same cells. Among equal k's both are
     the smallest.
     speedup: what choosing k by measurement gives. Each half of the prompts is judged at the k that the other half chose
-    (`crossfit`), so that luck does not flatter it. chosen_ks: the two choices, e.g. "4, 5".
+    (`cross_fit`), so that luck does not flatter it. chosen_ks: the two choices, e.g. "4, 5".
     loss: 1 - speedup at `DEFAULT_K` / `speedup`, paired by prompt. It is negative where the default did better than the
     chosen k.
 
@@ -65,7 +65,7 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
         if usual:
             row["default_speedup"] = usual[0]["speedup"]
         by_k = {found["k"]: {row["task"]: speeds[row_identity(found)]} for found in members}
-        judged = crossfit(by_k)
+        judged = cross_fit(by_k)
         if judged:
             own = [ratios[row_identity(found)] for found in members] if runs else []
             replicates = min((len(logs.index.unique("replicate")) for logs in own), default=1)

@@ -80,7 +80,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OrderComparison:
     """A source's order beside the order measured on one pair.
 
     tasks: the study's tasks that were compared. exact: whether they are the source's own data. measured: method ->
@@ -124,7 +124,9 @@ def rankings(claims: Sequence[Claim]) -> list[Ranking]:
     return [Ranking(first[key], figures) for key, figures in groups.items() if len(figures) > 1]
 
 
-def compare_orders(claims: Sequence[Claim], best: pd.DataFrame, cells: Mapping[str, list[Record]]) -> list[Comparison]:
+def compare_orders(
+    claims: Sequence[Claim], best: pd.DataFrame, cells: Mapping[str, list[Record]]
+) -> list[OrderComparison]:
     """Compare each ranking in `claims` with each pair of `best`, where the pair measured two or more of its methods.
 
     best: rows of the table of cells with the column `failed`, each method at its best k. cells: the records of each
@@ -215,7 +217,7 @@ def _value(cells: Sequence[_Cell]) -> float:
 
 def _compare(
     ranking: Ranking, place: tuple[str, str, float], tasks: list[str], exact: bool, methods: dict[str, list[_Cell]]
-) -> Comparison:
+) -> OrderComparison:
     names = [name for name in ranking.figures if name in methods]
     reported = np.array([ranking.figures[name] for name in names])
     values = np.array([_value(methods[name]) for name in names])
@@ -239,7 +241,7 @@ def _compare(
             quotients = reported[behind] / reported[ahead], float(shown[behind] / shown[ahead])
             changes.append(Change(names[ahead], names[behind], float(quotients[0]), quotients[1], certainty, factors))
     measured = dict(zip(names, map(float, shown), strict=True))
-    return Comparison(ranking, *place, tasks, exact, measured, tau, low, high, changes)
+    return OrderComparison(ranking, *place, tasks, exact, measured, tau, low, high, changes)
 
 
 def kendall(reported: ArrayLike, measured: ArrayLike) -> Any:

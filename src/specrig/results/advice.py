@@ -13,7 +13,7 @@ import pandas as pd
 from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
 from specrig.analysis.disturbance import disturbed
 from specrig.results import grid
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import BASELINES, method_name, task_name
 from specrig.results.study_data import StudyData
 from specrig.results.summary import base_setting
@@ -29,7 +29,7 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
     """One row per engine, pair and task: the cell of the fastest lossless method, at the lowest temperature and
     smallest batch.
 
-    cells: `Exhibits.cells`. optimal: `analysis.optimal_k.optimal_k` of them. Cells that are lossy, disturbed or failed
+    cells: `StudyResults.cells`. optimal: `analysis.optimal_k.optimal_k` of them. Cells that are lossy, disturbed or failed
     the audit are left out. A method with several k's is judged by the speedup of choosing k on other prompts, the
     others by their cell's.
 
@@ -72,7 +72,7 @@ def _fair(cells: pd.DataFrame) -> pd.DataFrame:
     return fair.assign(variant=fair["variant"].fillna("")).dropna(subset=["speedup"])
 
 
-def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[str, Any]], list[Entry]]) -> Grid:
+def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[str, Any]], list[GridEntry]]) -> Grid:
     """`advised` as a table for readers.
 
     cells: what it was made of. links: gives the entries that lead from a row's cell to its record and its MLflow run.
@@ -83,19 +83,19 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
         gains, certain, known = row["value"] > 1, row["low"] > 1, np.isfinite(row["beyond_mb"])
         rows.append(
             [
-                *(Entry(str(row[name])) for name in levels),
-                Entry(task_name(row["task"])),
-                Entry(
+                *(GridEntry(str(row[name])) for name in levels),
+                GridEntry(task_name(row["task"])),
+                GridEntry(
                     _name(row) if gains else "none",
                     "" if certain else "gain not certain" if gains else "",
                     bold=certain,
                 ),
-                Entry(str(row["k"]) if gains else "–"),
-                Entry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
-                Entry(_megabytes(row["beyond_mb"]), f"of {grid.number(row['peak_memory_mb'], 0)}")
+                GridEntry(str(row["k"]) if gains else "–"),
+                GridEntry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
+                GridEntry(_megabytes(row["beyond_mb"]), f"of {grid.number(row['peak_memory_mb'], 0)}")
                 if known
-                else Entry("–"),
-                Entry(_first(row["rivals"], SHOWN) or "–"),
+                else GridEntry("–"),
+                GridEntry(_first(row["rivals"], SHOWN) or "–"),
                 *links(row),
             ]
         )

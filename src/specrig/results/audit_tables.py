@@ -8,7 +8,7 @@ import pandas as pd
 
 from specrig.analysis.cells import row_dicts
 from specrig.audit.family import FAMILY_WISE
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name, method_order, task_name
 from specrig.results.summary import BASELINE_TEST
 
@@ -115,15 +115,15 @@ def verdict_grid(audit: pd.DataFrame) -> Grid:
         judged = not pd.isna(row["passed"])
         rows.append(
             [
-                *(Entry(str(row[name]) or "made for the test") for name in several),
-                Entry(method_name(row["method"], variant=row["variant"], lossless=not lossy)),
-                Entry(task_name(row["task"]) if row["task"] else "small vocabulary"),
-                Entry(f"{row['temperature']:g}"),
-                Entry("–" if str(row["ks"]) == "0" else str(row["ks"])),
-                Entry(str(row["test"])),
-                Entry(p_value),
-                Entry(_verdict(row), "", judged and not row["passed"]),
-                Entry(str(row["finding"]).removeprefix("lossy by design; ")),
+                *(GridEntry(str(row[name]) or "made for the test") for name in several),
+                GridEntry(method_name(row["method"], variant=row["variant"], lossless=not lossy)),
+                GridEntry(task_name(row["task"]) if row["task"] else "small vocabulary"),
+                GridEntry(f"{row['temperature']:g}"),
+                GridEntry("–" if str(row["ks"]) == "0" else str(row["ks"])),
+                GridEntry(str(row["test"])),
+                GridEntry(p_value),
+                GridEntry(_verdict(row), "", judged and not row["passed"]),
+                GridEntry(str(row["finding"]).removeprefix("lossy by design; ")),
             ]
         )
     header = [*several, "method", "task", "T", "k", "test", "p-value", "verdict", "finding"]
@@ -147,15 +147,15 @@ def summary_grid(audit: pd.DataFrame) -> Grid:
         least = members["p_value"].min()
         rows.append(
             [
-                Entry(method_name(str(method), lossless=not lossy)),
-                Entry(str(test)),
-                Entry(
+                GridEntry(method_name(str(method), lossless=not lossy)),
+                GridEntry(str(test)),
+                GridEntry(
                     "lossy by design, not judged" if lossy else "all passed" if passed == len(judged) else "FAILED",
                     bold=passed < len(judged) and not lossy,
                 ),
-                Entry(str(len(members))),
-                Entry("–" if lossy else str(passed)),
-                Entry("–" if pd.isna(least) else f"{max(least, SMALLEST):.2g}"),
+                GridEntry(str(len(members))),
+                GridEntry("–" if lossy else str(passed)),
+                GridEntry("–" if pd.isna(least) else f"{max(least, SMALLEST):.2g}"),
             ]
         )
     header = ["method", "test", "verdict", "tests", "passed", "smallest p-value"]

@@ -14,8 +14,8 @@ from specrig.analysis.theory import ABOVE, BELOW
 from specrig.decoding.drafters import registry as methods
 from specrig.results import grid
 from specrig.results.citations import with_paper
-from specrig.results.grid import Entry, Grid
-from specrig.results.study_data import Job, StudyData
+from specrig.results.grid import Grid, GridEntry
+from specrig.results.study_data import MeasuredJob, StudyData
 from specrig.study.claims import Claim, read_claims
 from specrig.study.problems import Positions, Problems
 from specrig.study.rows import Pair, Task, read_rows
@@ -70,15 +70,15 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
         what = " ".join(str(row[name]) for name in ("method", "task") if row[name])
         rows.append(
             [
-                *(Entry(str(row[name])) for name in ("id", "verdict", "target")),
+                *(GridEntry(str(row[name])) for name in ("id", "verdict", "target")),
                 *(
-                    Entry(text)
+                    GridEntry(text)
                     for text in (what, str(row["k"]) or "–", str(row["hardware"]) or "–", _metric(row["metric"]))
                 ),
-                Entry(_range(row["reported_low"], row["reported_high"])),
-                Entry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
-                Entry(_range(row["predicted_low"], row["predicted_high"])),
-                Entry(str(row["reason"])),
+                GridEntry(_range(row["reported_low"], row["reported_high"])),
+                GridEntry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
+                GridEntry(_range(row["predicted_low"], row["predicted_high"])),
+                GridEntry(str(row["reason"])),
             ]
         )
     header = [
@@ -105,11 +105,11 @@ def telling_grid(judged: pd.DataFrame, study: str) -> Grid:
         claim = f"{row['method']}{k}, {' '.join(filter(None, (row['target'], row['task'])))}: {_metric(row['metric'])}"
         rows.append(
             [
-                *(Entry(text) for text in (str(row["id"]), str(row["verdict"]), claim)),
-                Entry(_range(row["reported_low"], row["reported_high"])),
-                Entry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
-                Entry(_range(row["predicted_low"], row["predicted_high"])),
-                Entry(str(row["reason"])),
+                *(GridEntry(text) for text in (str(row["id"]), str(row["verdict"]), claim)),
+                GridEntry(_range(row["reported_low"], row["reported_high"])),
+                GridEntry(grid.number(row["measured"]), grid.interval(row["measured_low"], row["measured_high"])),
+                GridEntry(_range(row["predicted_low"], row["predicted_high"])),
+                GridEntry(str(row["reason"])),
             ]
         )
     header = ["id", "verdict", "claim", "reported", "measured", "predicted", "reason"]
@@ -122,7 +122,7 @@ def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
     verdicts = list(counts(judged))
     crossed = pd.crosstab(judged["source"], judged["verdict"]).reindex(judged["source"].unique())
     rows = [
-        [Entry(with_paper(str(source))), *(Entry(str(row[verdict] or "")) for verdict in verdicts)]
+        [GridEntry(with_paper(str(source))), *(GridEntry(str(row[verdict] or "")) for verdict in verdicts)]
         for source, row in crossed.iterrows()
     ]
     return Grid(
@@ -185,7 +185,7 @@ def _heads(row: dict[str, Any]) -> list[str]:
     return [entry.partition("=")[0] for entry in str(row.get("heads", "")).split()]
 
 
-def _machine(job: Job) -> str:
+def _machine(job: MeasuredJob) -> str:
     gpus = job.environment.get("gpus") or []
     return str(gpus[0]["name"]) if gpus else "CPU"
 

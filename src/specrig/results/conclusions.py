@@ -11,7 +11,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.repetition import LOOPING
 from specrig.results.grid import interval, number, percent
 from specrig.results.labels import method_name, task_name
-from specrig.results.summary import CROSSFIT, MEAN, spoilt
+from specrig.results.summary import CROSS_FITTED, MEAN, disturbed_in
 
 
 def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
@@ -25,19 +25,19 @@ def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> l
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
         rows = rows[rows["temperature"] == rows["temperature"].min()]
         rows = rows[rows["batch_size"] == rows["batch_size"].min()]
-        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool) & ~spoilt(rows, MEAN)]
-        fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[CROSSFIT])
+        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool) & ~disturbed_in(rows, MEAN)]
+        fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[CROSS_FITTED])
         if fair.empty:
-            undisturbed = " without being disturbed" if spoilt(rows, MEAN).any() else ""
+            undisturbed = " without being disturbed" if disturbed_in(rows, MEAN).any() else ""
             paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}{undisturbed}.")
             continue
-        top = cast("dict[str, Any]", fair.sort_values(CROSSFIT).iloc[-1].to_dict())
+        top = cast("dict[str, Any]", fair.sort_values(CROSS_FITTED).iloc[-1].to_dict())
         paragraphs.append(" ".join(_sentences(top, rows, best, tasks, f"{pair} ({engine})")))
     return paragraphs
 
 
 def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str], where: str) -> list[str]:
-    mean, low, high = top[CROSSFIT], top[f"{CROSSFIT}_low"], top[f"{CROSSFIT}_high"]
+    mean, low, high = top[CROSS_FITTED], top[f"{CROSS_FITTED}_low"], top[f"{CROSS_FITTED}_high"]
     name = method_name(top["method"], variant=top["variant"])
     spread = f"{interval(low, high)} at 95 %" if np.isfinite(low) else "too few prompts for an interval"
     measured = [task for task in tasks if np.isfinite(top[task])]
@@ -47,8 +47,8 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(mean)} times the speed of autoregressive "
         f"decoding, geometric mean over {count} at {temperature} ({spread})."
     ]
-    if top[f"{CROSSFIT}_ks"]:
-        chosen = " and ".join(dict.fromkeys(top[f"{CROSSFIT}_ks"].split(", ")))
+    if top[f"{CROSS_FITTED}_ks"]:
+        chosen = " and ".join(dict.fromkeys(top[f"{CROSS_FITTED}_ks"].split(", ")))
         sentences.append(f"Each half of the prompts is judged at the k that the other half chose (k = {chosen}).")
     if np.isfinite(low):
         if high < 1:
@@ -75,8 +75,8 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         sentences.append(
             f"The measured speed is {percent(kept)} of what its acceptance and bare pass costs predict (median over tasks)."
         )
-    others = rows[~spoilt(rows, MEAN) & ~rows["method"].isin([top["method"], "autoregressive"])]
-    slower = others[others[f"{CROSSFIT}_high"] < 1]
+    others = rows[~disturbed_in(rows, MEAN) & ~rows["method"].isin([top["method"], "autoregressive"])]
+    slower = others[others[f"{CROSS_FITTED}_high"] < 1]
     if len(slower):
         names = (method_name(row["method"], variant=row["variant"]) for row in row_dicts(slower))
         sentences.append(f"Surely slower than not speculating: {', '.join(dict.fromkeys(names))}.")

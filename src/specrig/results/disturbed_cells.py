@@ -14,7 +14,7 @@ from specrig.analysis.cells import IDENTITY, identity
 from specrig.analysis.disturbance import disturbed, shares
 from specrig.analysis.efficiency import explained_efficiency
 from specrig.measurement.records import NOT_RECORDED, Record
-from specrig.results.grid import Entry, Grid, number, percent
+from specrig.results.grid import Grid, GridEntry, number, percent
 from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, cell_name
 from specrig.results.study_data import StudyData
 
@@ -102,11 +102,11 @@ def disturbed_grid(study: StudyData) -> Grid | None:
             cell = records[0].cell
             rows.append(
                 [
-                    Entry("/".join(cell.method_key[:2])),
-                    Entry(cell_name(cell)),
-                    Entry(str(replicate)),
-                    Entry(_when(records)),
-                    Entry("; ".join(texts)),
+                    GridEntry("/".join(cell.method_key[:2])),
+                    GridEntry(cell_name(cell)),
+                    GridEntry(str(replicate)),
+                    GridEntry(_when(records)),
+                    GridEntry("; ".join(texts)),
                 ]
             )
     if not rows:

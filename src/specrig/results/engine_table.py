@@ -10,7 +10,7 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.engines import SETTING, compare
 from specrig.results import grid
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import LOSSY_NOTE, method_name, method_order, task_name
 from specrig.results.machine import precisions
 from specrig.results.study_data import StudyData
@@ -93,15 +93,15 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         ]
         rows.append(
             [
-                *map(Entry, labels),
-                Entry(str(row["common_prompts"])),
-                Entry(grid.number(row["tokens_per_s"], 1)),
-                Entry(
+                *map(GridEntry, labels),
+                GridEntry(str(row["common_prompts"])),
+                GridEntry(grid.number(row["tokens_per_s"], 1)),
+                GridEntry(
                     "1" if reference else grid.number(row["relative_speed"]), _spread(row, "relative_speed", reference)
                 ),
-                Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
-                Entry(grid.number(row["acceptance_length"])),
-                Entry(
+                GridEntry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
+                GridEntry(grid.number(row["acceptance_length"])),
+                GridEntry(
                     "" if reference else difference, " ".join(filter(None, (spread, mark))), bold=bool(row["disagrees"])
                 ),
             ]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from specrig.analysis.floor import COLUMNS, Floor, floor
 from specrig.measurement.records import Record
-from specrig.results.grid import Entry, number, percent
+from specrig.results.grid import GridEntry, number, percent
 
 Environments = Mapping[tuple[str, str, str], Mapping[str, Any]]
 """(engine, pair, method) -> the content of the job's environment.json."""
@@ -29,10 +29,12 @@ def device_titles(table: pd.DataFrame) -> list[str]:
     return [title for name, title in DEVICE.items() if name in table]
 
 
-def device_entries(row: Mapping[str, Any]) -> list[Entry]:
+def device_entries(row: Mapping[str, Any]) -> list[GridEntry]:
     """The entries of a row for the columns of `DEVICE` that it has, in the order of `device_titles`."""
     return [
-        Entry(percent(row[name]) if name == "floor_share" else number(row[name], 3)) for name in DEVICE if name in row
+        GridEntry(percent(row[name]) if name == "floor_share" else number(row[name], 3))
+        for name in DEVICE
+        if name in row
     ]
 
 

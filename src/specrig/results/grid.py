@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class GridEntry:
     """One value of a table. note: small print behind the text, e.g. an interval. bold, struck: how the text is set.
 
     href: where the text leads in HTML; empty: nowhere.
@@ -32,7 +32,7 @@ class Grid:
     """
 
     header: list[str]
-    rows: list[list[Entry]]
+    rows: list[list[GridEntry]]
     labels: int = 1
     caption: str = ""
     label: str = ""
@@ -49,9 +49,9 @@ class Grid:
         """Whether the column at `place` holds numbers."""
         return self.labels <= place < len(self.header) - self.trailing
 
-    def grouped(self) -> list[tuple[str, list[list[Entry]]]]:
+    def grouped(self) -> list[tuple[str, list[list[GridEntry]]]]:
         """(the line above a group, the group's rows without the shared entries), in order of first appearance."""
-        found: dict[str, list[list[Entry]]] = {}
+        found: dict[str, list[list[GridEntry]]] = {}
         for row in self.rows:
             shared = (f"{name} {entry.text}" for name, entry in zip(self.header, row[: self.groups], strict=False))
             found.setdefault(", ".join(shared), []).append(row[self.groups :])
@@ -88,7 +88,7 @@ def markdown(grid: Grid) -> str:
     `~~`.
     """
 
-    def show(entry: Entry) -> str:
+    def show(entry: GridEntry) -> str:
         text = _escape_markdown(entry.text)
         text = f"**{text}**" if entry.bold else text
         text = f"~~{text}~~" if entry.struck else text

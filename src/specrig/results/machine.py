@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from specrig.results.study_data import Job
+from specrig.results.study_data import MeasuredJob
 
 MOVING = ("captured", "load_1min", "mhz", "sm_mhz", "memory_mhz", "copy_gb_s")
 """The last parts of keys that differ between any two jobs. Only the full list shows them; no warning is given."""
@@ -28,7 +28,7 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield prefix, str(value)
 
 
-def environment_rows(jobs: list[Job]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+def environment_rows(jobs: list[MeasuredJob]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """(key, [(value, names of the jobs with this value)]) for each key; the names are left out where all jobs agree."""
     found: dict[str, dict[str, list[str]]] = {}
     measured = [job for job in jobs if job.environment]
@@ -41,7 +41,7 @@ def environment_rows(jobs: list[Job]) -> list[tuple[str, list[tuple[str, list[st
     ]
 
 
-def differing(jobs: list[Job]) -> list[str]:
+def differing(jobs: list[MeasuredJob]) -> list[str]:
     """The keys whose value is not the same in all jobs, so that their cells should be compared with care."""
     rows = environment_rows(jobs)
     return [
@@ -76,7 +76,7 @@ def machine(environment: dict[str, Any]) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def engine_notes(jobs: list[Job], cells: pd.DataFrame) -> list[str]:
+def engine_notes(jobs: list[MeasuredJob], cells: pd.DataFrame) -> list[str]:
     """One sentence for each engine that recorded its build, its options or the drift of its baseline."""
     notes = []
     for name in dict.fromkeys(job.engine for job in jobs):
@@ -100,7 +100,7 @@ def engine_notes(jobs: list[Job], cells: pd.DataFrame) -> list[str]:
     return notes
 
 
-def precisions(jobs: list[Job]) -> dict[str, dict[str, str]]:
+def precisions(jobs: list[MeasuredJob]) -> dict[str, dict[str, str]]:
     """Engine -> pair -> what the target's weights were stored as; of records without it nothing is said."""
     found: dict[str, dict[str, str]] = {}
     for job in jobs:
@@ -109,7 +109,7 @@ def precisions(jobs: list[Job]) -> dict[str, dict[str, str]]:
     return found
 
 
-def energy_note(jobs: list[Job]) -> str | None:
+def energy_note(jobs: list[MeasuredJob]) -> str | None:
     """Sentences on how the energy in the tables was measured; None where it was not."""
     sources = dict.fromkeys(str(job.environment["energy"]) for job in jobs if job.environment.get("energy"))
     if not sources:

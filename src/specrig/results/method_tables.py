@@ -9,11 +9,11 @@ from specrig.analysis.disturbance import disturbed
 from specrig.decoding.drafters import registry
 from specrig.results import grid
 from specrig.results.citations import further
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import BOLD_NOTE, DISTURBED_NOTE, DISTURBED_SIGN, method_order, task_name
 from specrig.results.speed_tables import best, row_labels, setting, table_notes, varying_levels
 from specrig.results.study_data import StudyData
-from specrig.results.summary import CROSSFIT, MEAN, spoilt
+from specrig.results.summary import CROSS_FITTED, MEAN, disturbed_in
 
 
 def methods_grid(study: StudyData) -> Grid:
@@ -29,10 +29,12 @@ def methods_grid(study: StudyData) -> Grid:
         kept = {lossless for _, lossless in ran[name]}
         rows.append(
             [
-                Entry(name),
-                Entry((known.summary if known else "not registered in this version") + (f" ({more})" if more else "")),
-                Entry("yes" if kept == {True} else "no" if kept == {False} else "not with every option"),
-                Entry(", ".join(map(str, ks)) or "–"),
+                GridEntry(name),
+                GridEntry(
+                    (known.summary if known else "not registered in this version") + (f" ({more})" if more else "")
+                ),
+                GridEntry("yes" if kept == {True} else "no" if kept == {False} else "not with every option"),
+                GridEntry(", ".join(map(str, ks)) or "–"),
             ]
         )
     caption = "The methods of the study. Lossless: the output keeps the target's distribution, at temperature 0 the very tokens."
@@ -47,22 +49,22 @@ def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) 
     """
     levels = varying_levels(speedups)
     groups = [level for level in levels if level != "method"]
-    marked = spoilt(speedups, MEAN)
-    bolds = best(speedups, CROSSFIT, groups, marked)
+    marked = disturbed_in(speedups, MEAN)
+    bolds = best(speedups, CROSS_FITTED, groups, marked)
     rows = []
     for row, other, bold, sign in zip(row_dicts(speedups), row_dicts(acceptance), bolds, marked, strict=True):
-        spread = grid.interval(row[f"{CROSSFIT}_low"], row[f"{CROSSFIT}_high"])
+        spread = grid.interval(row[f"{CROSS_FITTED}_low"], row[f"{CROSS_FITTED}_high"])
         rows.append(
             [
                 *row_labels(row, levels),
-                Entry(
-                    grid.number(row[CROSSFIT]) + (f" {DISTURBED_SIGN}" if sign else ""),
+                GridEntry(
+                    grid.number(row[CROSS_FITTED]) + (f" {DISTURBED_SIGN}" if sign else ""),
                     spread,
                     bool(bold),
                     bool(row["failed"]),
                 ),
-                Entry(grid.number(other["mean_acceptance_length"])),
-                Entry(grid.percent(other["mean_acceptance_rate"])),
+                GridEntry(grid.number(other["mean_acceptance_length"])),
+                GridEntry(grid.percent(other["mean_acceptance_rate"])),
             ]
         )
     return Grid(
@@ -92,13 +94,13 @@ def task_grid(cells: pd.DataFrame, task: str, study: StudyData) -> Grid:
         rows.append(
             [
                 *row_labels(row, levels, disturbed=sign),
-                Entry(grid.number(row["speedup"]), spread, bool(bold), bool(row["failed"])),
-                Entry(grid.number(row["tokens_per_s"], 1)),
-                Entry(grid.number(row["baseline_tokens_per_s"], 1)),
-                Entry(grid.number(row["acceptance_length"])),
-                Entry(grid.percent(row["acceptance_rate"])),
-                Entry(grid.number(row["predicted_speedup"])),
-                Entry(grid.number(row["efficiency"])),
+                GridEntry(grid.number(row["speedup"]), spread, bool(bold), bool(row["failed"])),
+                GridEntry(grid.number(row["tokens_per_s"], 1)),
+                GridEntry(grid.number(row["baseline_tokens_per_s"], 1)),
+                GridEntry(grid.number(row["acceptance_length"])),
+                GridEntry(grid.percent(row["acceptance_rate"])),
+                GridEntry(grid.number(row["predicted_speedup"])),
+                GridEntry(grid.number(row["efficiency"])),
             ]
         )
     return Grid(

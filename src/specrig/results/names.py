@@ -26,3 +26,6 @@ FIGURES = {
     "training": "Training and held-out loss against wall time, of every model the study trained; a head's is the loss of its own method, so panels do not compare.",
 }
 """Name of a figure -> its caption."""
+
+RENAMED_COLUMNS = {f"crossfit{end}": f"cross_fitted{end}" for end in ("", "_low", "_high", "_ks")}
+"""Columns of tables that older versions wrote -> their present names."""

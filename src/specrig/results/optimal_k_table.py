@@ -10,7 +10,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.optimal_k import DEFAULT_K
 from specrig.analysis.statistics import DIFFERENCE, POWER
 from specrig.results import grid
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name, task_name
 
 
@@ -21,17 +21,17 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
     for row in row_dicts(optimal):
         rows.append(
             [
-                *(Entry(f"{row[name]:g}" if name == "temperature" else str(row[name])) for name in levels),
-                Entry(method_name(row["method"], variant=row["variant"])),
-                Entry(task_name(row["task"])),
-                Entry(str(row["ks"])),
-                Entry(str(row["best_k"]), bold=True),
-                Entry(row["chosen_ks"] if isinstance(row["chosen_ks"], str) else "–"),
-                Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
-                Entry(grid.number(row["predicted_k"], 0)),
-                Entry(grid.number(row["predicted_speedup"])),
-                Entry(grid.number(row["default_speedup"])),
-                Entry(
+                *(GridEntry(f"{row[name]:g}" if name == "temperature" else str(row[name])) for name in levels),
+                GridEntry(method_name(row["method"], variant=row["variant"])),
+                GridEntry(task_name(row["task"])),
+                GridEntry(str(row["ks"])),
+                GridEntry(str(row["best_k"]), bold=True),
+                GridEntry(row["chosen_ks"] if isinstance(row["chosen_ks"], str) else "–"),
+                GridEntry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
+                GridEntry(grid.number(row["predicted_k"], 0)),
+                GridEntry(grid.number(row["predicted_speedup"])),
+                GridEntry(grid.number(row["default_speedup"])),
+                GridEntry(
                     grid.number(100 * row["loss"], 1), grid.interval(100 * row["loss_low"], 100 * row["loss_high"], 1)
                 ),
             ]

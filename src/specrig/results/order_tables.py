@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
-from specrig.analysis.order import FACTORS, METRICS, Comparison, compare_orders
+from specrig.analysis.order import FACTORS, METRICS, OrderComparison, compare_orders
 from specrig.results import grid
 from specrig.results.citations import with_paper
 from specrig.results.claim_tables import reported_claims
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import task_name
 from specrig.results.study_data import StudyData
 from specrig.results.summary import best_rows
@@ -38,13 +38,13 @@ PANELS = (6, 4)
 """The figure shows at most so many rankings, on a wide sheet and on a narrow one: those of the most methods."""
 
 
-def comparisons(study: StudyData, cells: pd.DataFrame) -> list[Comparison]:
+def comparisons(study: StudyData, cells: pd.DataFrame) -> list[OrderComparison]:
     """`analysis.order.compare_orders` for a study's claims. cells: the table of cells with the column `failed`."""
     claims = reported_claims(study)
     return compare_orders(claims, best_rows(cells), study.cells) if claims and len(cells) else []
 
 
-def order_table(found: Sequence[Comparison]) -> pd.DataFrame:
+def order_table(found: Sequence[OrderComparison]) -> pd.DataFrame:
     """One row per comparison with the columns `COLUMNS`. The orders are written `best > next > …`, with their figures."""
     rows = []
     for each in found:
@@ -65,7 +65,7 @@ def order_table(found: Sequence[Comparison]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def changes_table(found: Sequence[Comparison]) -> pd.DataFrame:
+def changes_table(found: Sequence[OrderComparison]) -> pd.DataFrame:
     """One row per pair of methods that changed places, with the columns `CHANGES` (see `analysis.order.Change`)."""
     rows = [
         {
@@ -79,7 +79,7 @@ def changes_table(found: Sequence[Comparison]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=CHANGES)
 
 
-def _setting(each: Comparison) -> dict[str, Any]:
+def _setting(each: OrderComparison) -> dict[str, Any]:
     claim = each.ranking.claim
     shared = {name: getattr(claim, name) for name in ("source", "target", "hardware", "batch", "metric")}
     here = {
@@ -134,12 +134,12 @@ def order_grid(table: pd.DataFrame, study: str) -> Grid:
     """`order_table` for readers."""
     rows = [
         [
-            *(Entry(text) for text in (with_paper(_source(row["source"])), str(row["metric"]).replace("_", " "))),
-            *(Entry(text) for text in (_conditions(row), _measured_on(row))),
-            Entry(_names(row["reported"])),
-            Entry(_names(row["measured"])),
-            Entry(grid.number(row["tau"]), grid.interval(row["tau_low"], row["tau_high"])),
-            Entry(f"{row['changed']}", f"({row['surely_changed']} surely)" if row["changed"] else ""),
+            *(GridEntry(text) for text in (with_paper(_source(row["source"])), str(row["metric"]).replace("_", " "))),
+            *(GridEntry(text) for text in (_conditions(row), _measured_on(row))),
+            GridEntry(_names(row["reported"])),
+            GridEntry(_names(row["measured"])),
+            GridEntry(grid.number(row["tau"]), grid.interval(row["tau_low"], row["tau_high"])),
+            GridEntry(f"{row['changed']}", f"({row['surely_changed']} surely)" if row["changed"] else ""),
         ]
         for row in row_dicts(table)
     ]
@@ -173,12 +173,15 @@ def changes_grid(changes: pd.DataFrame, study: str) -> Grid:
         main = max(FACTORS, key=lambda name: row[name])
         rows.append(
             [
-                *(Entry(text) for text in (with_paper(_source(row["source"])), _conditions(row), _measured_on(row))),
-                Entry(f"{row['behind']} before {row['ahead']}"),
-                Entry(grid.number(row["reported"])),
-                Entry(grid.number(row["measured"])),
-                Entry(grid.percent(row["certainty"])),
-                *(Entry(grid.number(row[name]), bold=name == main) for name in FACTORS),
+                *(
+                    GridEntry(text)
+                    for text in (with_paper(_source(row["source"])), _conditions(row), _measured_on(row))
+                ),
+                GridEntry(f"{row['behind']} before {row['ahead']}"),
+                GridEntry(grid.number(row["reported"])),
+                GridEntry(grid.number(row["measured"])),
+                GridEntry(grid.percent(row["certainty"])),
+                *(GridEntry(grid.number(row[name]), bold=name == main) for name in FACTORS),
             ]
         )
     return Grid(

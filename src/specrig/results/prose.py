@@ -13,7 +13,7 @@ from specrig.results.labels import task_name
 from specrig.results.machine import model_rows
 from specrig.results.optimal_k_table import power_sentence
 from specrig.results.round_tables import EFFICIENT
-from specrig.results.study_results import Exhibits
+from specrig.results.study_results import StudyResults
 
 SMALL_MODEL = 100_000_000
 """For targets with fewer parameters the report says what a target this small cannot show."""
@@ -103,18 +103,18 @@ DEFINITIONS = {
 """Term -> what it means here."""
 
 
-def scope(exhibits: Exhibits) -> str:
+def scope(results: StudyResults) -> str:
     """A sentence on how much was measured."""
-    cells = exhibits.cells
+    cells = results.cells
     prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
-    tasks = ", ".join(map(task_name, exhibits.study.tasks))
+    tasks = ", ".join(map(task_name, results.study.tasks))
     what = f"{len(cells)} cells (method, pair, task, k, temperature, batch size) with {prompts} prompts each; tasks: {tasks}."
     return what if len(cells) else "No cell was measured."
 
 
-def low_efficiency(exhibits: Exhibits) -> str:
+def low_efficiency(results: StudyResults) -> str:
     """A warning where the harness loses much of the possible speed; else empty."""
-    median = exhibits.cells["efficiency"].median()
+    median = results.cells["efficiency"].median()
     if not median < EFFICIENT:
         return ""
     return (
@@ -123,9 +123,9 @@ def low_efficiency(exhibits: Exhibits) -> str:
     )
 
 
-def limits(exhibits: Exhibits, *, trained: bool) -> list[str]:
+def limits(results: StudyResults, *, trained: bool) -> list[str]:
     """Sentences on what the figures do not say. trained: whether the study trained models."""
-    cells, replicates = exhibits.cells, exhibits.study.replicates
+    cells, replicates = results.cells, results.study.replicates
     prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
     runs = (
         f" and the differences between {replicates} runs of each job"
@@ -142,7 +142,7 @@ def limits(exhibits: Exhibits, *, trained: bool) -> list[str]:
         "apart.",
     ]
     targets: dict[int, list[str]] = {}
-    for row in model_rows(exhibits.study.folder):
+    for row in model_rows(results.study.folder):
         if row["name"] == "target" and row["parameters"]:
             targets.setdefault(row["parameters"], []).append(row["pair"])
     for size, pairs in sorted(targets.items()):

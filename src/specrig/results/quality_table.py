@@ -8,7 +8,7 @@ import pandas as pd
 
 from specrig.analysis.cells import row_dicts
 from specrig.results import grid
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name, task_name
 
 CAPTION = (
@@ -47,13 +47,15 @@ def quality_grid(table: pd.DataFrame, study: str) -> Grid:
         differs = row["lossless"] and row["same"] is False
         rows.append(
             [
-                *map(Entry, labels),
-                Entry(str(row["prompts"])),
-                Entry(grid.number(row["score"]), struck=differs),
-                Entry(grid.number(row["baseline_score"])),
-                Entry(grid.number(row["difference"]), grid.interval(row["difference_low"], row["difference_high"])),
-                Entry(grid.percent(row["identical"])),
-                Entry(row["note"] or ("differs" if row["same"] is False else "same") + f" (p = {row['p_value']:.2g})"),
+                *map(GridEntry, labels),
+                GridEntry(str(row["prompts"])),
+                GridEntry(grid.number(row["score"]), struck=differs),
+                GridEntry(grid.number(row["baseline_score"])),
+                GridEntry(grid.number(row["difference"]), grid.interval(row["difference_low"], row["difference_high"])),
+                GridEntry(grid.percent(row["identical"])),
+                GridEntry(
+                    row["note"] or ("differs" if row["same"] is False else "same") + f" (p = {row['p_value']:.2g})"
+                ),
             ]
         )
     header = [*(name.replace("_", " ") for name in several), "task", "method", "T", "k", "scorer"]

@@ -10,7 +10,7 @@ import pandas as pd
 from specrig.analysis.acceptance import positions
 from specrig.analysis.cells import IDENTITY, identity, row_dicts
 from specrig.results import grid
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name, method_order, task_name
 from specrig.results.study_data import StudyData
 from specrig.results.summary import base_setting
@@ -37,10 +37,12 @@ def positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
     several = {index: len({key[index] for key in frames}) > 1 for index in (0, 1)}
     rows = []
     for key in sorted(frames, key=lambda key: (key[0], key[1], order.index(key[2]))):
-        labels = [Entry(key[index]) for index in (0, 1) if several[index]] + [Entry(key[3]), Entry(key[4])]
+        labels = [GridEntry(key[index]) for index in (0, 1) if several[index]] + [GridEntry(key[3]), GridEntry(key[4])]
         shares = row_dicts(frames[key])
-        values = [Entry(grid.percent(row["conditional"]), f"({grid.percent(row['unconditional'])})") for row in shares]
-        rows.append([*labels, *values, *[Entry("")] * (deepest - len(values))])
+        values = [
+            GridEntry(grid.percent(row["conditional"]), f"({grid.percent(row['unconditional'])})") for row in shares
+        ]
+        rows.append([*labels, *values, *[GridEntry("")] * (deepest - len(values))])
     head = [name for index, name in enumerate(("engine", "pair")) if several[index]] + ["method", "k"]
     return Grid(
         header=[*head, *(f"position {number}" for number in range(1, deepest + 1))],
@@ -66,13 +68,13 @@ def efficiency_grid(cells: pd.DataFrame, study: str) -> Grid:
         method = method_name(labels[-1], lossless=bool(members["lossless"].all()))
         rows.append(
             [
-                *(Entry(str(label)) for label in (*labels[:-1], method)),
-                Entry(str(len(members))),
-                Entry(grid.number(middle), grid.interval(low, high)),
-                Entry(grid.number(members["draft_cost"].median(), 3)),
-                Entry(grid.number(members["verify_cost"].median())),
+                *(GridEntry(str(label)) for label in (*labels[:-1], method)),
+                GridEntry(str(len(members))),
+                GridEntry(grid.number(middle), grid.interval(low, high)),
+                GridEntry(grid.number(members["draft_cost"].median(), 3)),
+                GridEntry(grid.number(members["verify_cost"].median())),
                 *(
-                    Entry(grid.percent(members[share].median()))
+                    GridEntry(grid.percent(members[share].median()))
                     for share in ("target_share", "draft_share", "loop_share")
                 ),
             ]
@@ -95,9 +97,9 @@ def repetition_grid(cells: pd.DataFrame, tasks: list[str], study: str) -> Grid:
         shares = members.groupby("task")["baseline_repeated_4grams"].mean()
         rows.append(
             [
-                Entry(str(pair)),
-                Entry(f"{temperature:g}"),
-                *(Entry(grid.percent(shares.get(task, np.nan))) for task in tasks),
+                GridEntry(str(pair)),
+                GridEntry(f"{temperature:g}"),
+                *(GridEntry(grid.percent(shares.get(task, np.nan))) for task in tasks),
             ]
         )
     return Grid(

@@ -15,7 +15,7 @@ from specrig.measurement.records import Record
 from specrig.results import grid
 from specrig.results.claim_tables import reported_claims, with_conditions
 from specrig.results.floors import device_entries, device_titles
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import DISTURBED_NOTE, method_name, task_name
 from specrig.results.study_data import StudyData
 from specrig.study.claims import Claim
@@ -76,23 +76,23 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
     """`simulated_table` as a table for readers."""
     rows = [
         [
-            Entry(str(row["pair"])),
-            Entry(method_name(row["method"], variant=row["variant"], disturbed=marked)),
-            Entry(task_name(row["task"])),
-            Entry(f"{row['temperature']:g}"),
-            Entry(str(row["k"]) if row["k"] else "–"),
-            Entry(str(row["batch_size"])),
-            Entry(f"{row['declared_alpha']:g}"),
-            Entry(
+            GridEntry(str(row["pair"])),
+            GridEntry(method_name(row["method"], variant=row["variant"], disturbed=marked)),
+            GridEntry(task_name(row["task"])),
+            GridEntry(f"{row['temperature']:g}"),
+            GridEntry(str(row["k"]) if row["k"] else "–"),
+            GridEntry(str(row["batch_size"])),
+            GridEntry(f"{row['declared_alpha']:g}"),
+            GridEntry(
                 grid.number(row["acceptance_length"]),
                 grid.interval(row["acceptance_length_low"], row["acceptance_length_high"]),
             ),
-            Entry(grid.number(row["expected_length"])),
-            Entry(grid.number(row["tokens_per_s"], 1)),
-            Entry(grid.number(row["baseline_tokens_per_s"], 1)),
-            Entry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
-            Entry(grid.number(row["predicted_speedup"])),
-            Entry(str(row["reported_speedup"]) or "–"),
+            GridEntry(grid.number(row["expected_length"])),
+            GridEntry(grid.number(row["tokens_per_s"], 1)),
+            GridEntry(grid.number(row["baseline_tokens_per_s"], 1)),
+            GridEntry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
+            GridEntry(grid.number(row["predicted_speedup"])),
+            GridEntry(str(row["reported_speedup"]) or "–"),
             *device_entries(row),
         ]
         for row, marked in zip(row_dicts(table), disturbed(table), strict=True)

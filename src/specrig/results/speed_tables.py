@@ -11,7 +11,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.disturbance import disturbed
 from specrig.results import grid
 from specrig.results.floors import device_entries, device_titles
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import (
     BASELINES,
     BATCHED_NOTE,
@@ -24,10 +24,10 @@ from specrig.results.labels import (
     task_name,
 )
 from specrig.results.study_data import StudyData
-from specrig.results.summary import CROSSFIT, LEVELS, MEAN, spoilt
+from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, disturbed_in
 
 BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts, which flatters a method with several."
-CROSSFITTED = "Last column: each half of the prompts at the k that the other half chose, which flatters none."
+CROSS_FITTED_NOTE = "Last column: each half of the prompts at the k that the other half chose, which flatters none."
 ONE_RUN = "Intervals are over the prompts of one run; what differs from run to run is not known and not in them."
 RUNS = "Intervals are over prompts and over {} runs of each job."
 
@@ -45,9 +45,9 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
     """
     levels = varying_levels(summary)
     settings = [level for level in levels if level not in ("method", "variant")]
-    crossfitted = bool((summary[f"{CROSSFIT}_ks"] != "").any())
-    columns = [*tasks, MEAN, *([CROSSFIT] if crossfitted else [])]
-    marked = {column: spoilt(summary, column) for column in columns}
+    cross_fitted = bool((summary[f"{CROSS_FITTED}_ks"] != "").any())
+    columns = [*tasks, MEAN, *([CROSS_FITTED] if cross_fitted else [])]
+    marked = {column: disturbed_in(summary, column) for column in columns}
     bolds = {column: best(summary, column, settings, marked[column]) for column in columns}
     rows = []
     for index, row in enumerate(row_dicts(summary)):
@@ -57,11 +57,11 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
             bold, struck = bool(bolds[column].iloc[index]), row["failed"]
             sign = f" {DISTURBED_SIGN}" if marked[column].iloc[index] else ""
             entries.append(
-                Entry(grid.number(row[column]) + sign, note, bold, struck and bool(np.isfinite(row[column])))
+                GridEntry(grid.number(row[column]) + sign, note, bold, struck and bool(np.isfinite(row[column])))
             )
         rows.append(entries)
     header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "geometric mean"]
-    header += ["the same, k chosen on other prompts"] if crossfitted else []
+    header += ["the same, k chosen on other prompts"] if cross_fitted else []
     return Grid(
         header=header,
         rows=rows,
@@ -69,10 +69,10 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
         groups=levels.index("method"),
         caption=(
             "Speedup over autoregressive decoding (decode time per token, paired by prompt; geometric mean over prompts, "
-            f"95 % interval){setting(summary)}. {runs_note(replicates)} {BEST_K}{f' {CROSSFITTED}' if crossfitted else ''}"
+            f"95 % interval){setting(summary)}. {runs_note(replicates)} {BEST_K}{f' {CROSS_FITTED_NOTE}' if cross_fitted else ''}"
         ),
         label=f"tab:{study}-speedup",
-        notes=[BOLD_NOTE, *table_notes(summary)] + ([DISTURBED_NOTE] if spoilt(summary, MEAN).any() else []),
+        notes=[BOLD_NOTE, *table_notes(summary)] + ([DISTURBED_NOTE] if disturbed_in(summary, MEAN).any() else []),
     )
 
 
@@ -87,7 +87,7 @@ def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid
         for name in (*tasks, "mean"):
             rate = grid.percent(row[f"{name}_acceptance_rate"])
             length = grid.number(row[f"{name}_acceptance_length"])
-            entries.append(Entry(length, f"({rate})" if rate != "–" else ""))
+            entries.append(GridEntry(length, f"({rate})" if rate != "–" else ""))
         rows.append(entries)
     header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "mean"]
     return Grid(
@@ -127,15 +127,15 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
         rows.append(
             [
                 *row_labels(row, levels, disturbed=sign),
-                Entry(str(row["prompts"])),
+                GridEntry(str(row["prompts"])),
                 *(_drift(row) if replicated else []),
-                Entry(grid.number(row["tokens_per_s"], 1)),
-                Entry(grid.number(row["baseline_tokens_per_s"], 1)),
-                Entry(grid.number(row["speedup"]), note, struck=row["failed"]),
-                Entry(grid.number(row["acceptance_length"])),
-                Entry(grid.percent(row["acceptance_rate"])),
-                Entry(grid.number(row["predicted_speedup"])),
-                Entry(grid.number(row["efficiency"])),
+                GridEntry(grid.number(row["tokens_per_s"], 1)),
+                GridEntry(grid.number(row["baseline_tokens_per_s"], 1)),
+                GridEntry(grid.number(row["speedup"]), note, struck=row["failed"]),
+                GridEntry(grid.number(row["acceptance_length"])),
+                GridEntry(grid.percent(row["acceptance_rate"])),
+                GridEntry(grid.number(row["predicted_speedup"])),
+                GridEntry(grid.number(row["efficiency"])),
                 *device_entries(row),
             ]
         )
@@ -150,10 +150,10 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
     )
 
 
-def _drift(row: dict[str, Any]) -> list[Entry]:
+def _drift(row: dict[str, Any]) -> list[GridEntry]:
     return [
-        Entry(str(row["replicates"])),
-        Entry(grid.number(row["drift"]), grid.interval(row["drift_low"], row["drift_high"])),
+        GridEntry(str(row["replicates"])),
+        GridEntry(grid.number(row["drift"]), grid.interval(row["drift_low"], row["drift_high"])),
     ]
 
 
@@ -166,7 +166,7 @@ def varying_levels(frame: pd.DataFrame) -> list[str]:
     return [level for level in shown if level != "variant"]  # the variant stands behind the method's name
 
 
-def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = False) -> list[Entry]:
+def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = False) -> list[GridEntry]:
     """The entries of a row for the columns `levels` and k."""
     labels = []
     for level in levels:
@@ -178,14 +178,14 @@ def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = Fals
             value = f"{value:g}"
         elif level == "task":
             value = task_name(value)
-        labels.append(Entry(str(value)))
-    return [*labels, Entry(str(row["k"]) if row["k"] else "–")]
+        labels.append(GridEntry(str(value)))
+    return [*labels, GridEntry(str(row["k"]) if row["k"] else "–")]
 
 
 def best(frame: pd.DataFrame, column: str, groups: list[str], marked: pd.Series) -> pd.Series:
     """Which rows are bold: the largest value of `column` in each group that the columns `groups` make.
 
-    marked: the disturbed rows. They, the lossy, the condemned and the baselines (a batch without drafts is held against
+    marked: the disturbed rows. They, the lossy, those that the audit failed and the baselines (a batch without drafts is held against
     single prompts) never win: their speeds do not compare.
     """
     baseline = frame["method"].isin(list(BASELINES))

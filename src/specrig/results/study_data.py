@@ -20,7 +20,7 @@ from specrig.results.floors import with_floor
 
 
 @dataclass(slots=True)
-class Job:
+class MeasuredJob:
     """One replicate of a job, which is one folder below `records/`.
 
     files: cell slug -> record file. failed: cell slug -> the reason why the cell failed. environment: the content of
@@ -52,7 +52,7 @@ class StudyData:
 
     folder: Path
     config: dict[str, Any]
-    jobs: list[Job]
+    jobs: list[MeasuredJob]
 
     @cached_property
     def cells(self) -> dict[str, list[Record]]:
@@ -108,7 +108,7 @@ class StudyData:
         wanted = [name for name in names(self.config.get("tasks")) or [] if name in measured]
         return wanted + [task for task in measured if task not in wanted]
 
-    def files(self) -> Iterator[tuple[Job, Path, list[Record]]]:
+    def files(self) -> Iterator[tuple[MeasuredJob, Path, list[Record]]]:
         """Yield (job, path, records) for each record file."""
         for job in self.jobs:
             for path in job.files.values():
@@ -197,17 +197,17 @@ def file_sha256(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
-def _job(folder: Path, engine: str, pair: str, method: str, replicate: int) -> Job:
+def _job(folder: Path, engine: str, pair: str, method: str, replicate: int) -> MeasuredJob:
     index_path, environment_path = folder / "index.json", folder / "environment.json"
     environment = json.loads(environment_path.read_text()) if environment_path.is_file() else {}
     if not index_path.is_file():
         # A job cut before its end has no index yet; the cells it finished are whole files.
         files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
-        return Job(engine, pair, method, files, environment=environment, replicate=replicate)
+        return MeasuredJob(engine, pair, method, files, environment=environment, replicate=replicate)
     index = json.loads(index_path.read_text(encoding="utf-8"))
     files = {slug: folder / Path(entry["records"]).name for slug, entry in index.get("cells", {}).items()}
     for path in files.values():
         if not path.is_file():
             raise RecordError(f"{index_path} names {path.name}, which is not there: measure the job again")
     failed = index.get("failed", {})
-    return Job(engine, pair, method, files, failed, environment, replicate)
+    return MeasuredJob(engine, pair, method, files, failed, environment, replicate)

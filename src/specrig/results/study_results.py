@@ -1,6 +1,6 @@
 """Which tables and figures a study has. The HTML report, the PDF and the folder for papers all show these same objects.
 
-A new table is a property of `Exhibits` and, if it is a file of its own, a name in `names.TABLES`. A new figure is a
+A new table is a property of `StudyResults` and, if it is a file of its own, a name in `names.TABLES`. A new figure is a
 name in `names.FIGURES` and its drawing in `figures`.
 """
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from specrig.analysis.disturbance import undisturbed
 from specrig.analysis.optimal_k import optimal_k
-from specrig.analysis.order import Comparison
+from specrig.analysis.order import OrderComparison
 from specrig.results import audit_tables as verdicts
 from specrig.results import order_tables as order
 from specrig.results.advice import advised
@@ -46,7 +46,7 @@ class Table:
         return self.paper or self.shown
 
 
-class Exhibits:
+class StudyResults:
     """The tables of a study, each computed on first use."""
 
     def __init__(self, study: StudyData, audit: pd.DataFrame | None = None) -> None:
@@ -95,7 +95,7 @@ class Exhibits:
         return advised(self.study, self.cells, self.optimal)
 
     @cached_property
-    def orders(self) -> list[Comparison]:
+    def orders(self) -> list[OrderComparison]:
         """Reported orders of methods against the measured ones."""
         return order.comparisons(self.study, self.cells)
 

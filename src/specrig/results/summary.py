@@ -12,7 +12,7 @@ import pandas as pd
 
 from specrig.analysis.acceptance import emitted_by_prompt
 from specrig.analysis.cells import IDENTITY, by_cell, identity, row_dicts, row_identity
-from specrig.analysis.crossfit import crossfit
+from specrig.analysis.cross_fitting import cross_fit
 from specrig.analysis.disturbance import disturbed
 from specrig.analysis.replicates import between_means, count
 from specrig.analysis.speedup import group_times, log_speedups
@@ -24,7 +24,7 @@ LEVELS = ["engine", "pair", "temperature", "batch_size", "method", "variant"]
 
 MEASURES = ["acceptance_length", "acceptance_length_low", "acceptance_length_high", "acceptance_rate", "alpha"]
 MEAN = "geometric_mean"
-CROSSFIT = "crossfit"
+CROSS_FITTED = "cross_fitted"
 """The column of the geometric mean over tasks with k chosen on other prompts than those it is judged on."""
 BASELINE_TEST = "baseline against transformers' generate"
 """The name of the audit's test of plain decoding itself."""
@@ -60,10 +60,10 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
     frame = frame.assign(variant=frame["variant"].fillna(""), _log=np.log(frame["speedup"].astype(float)))
     frame = frame.assign(_disturbed=disturbed(frame))
     ranked = frame.groupby([*LEVELS, "k"], as_index=False).agg(
-        count=("_log", "count"), mean=("_log", "mean"), spoilt=("_disturbed", "sum")
+        count=("_log", "count"), mean=("_log", "mean"), disturbed=("_disturbed", "sum")
     )
     ranked = ranked.sort_values(
-        [*LEVELS, "count", "spoilt", "mean", "k"], ascending=[True] * len(LEVELS) + [False, True, False, True]
+        [*LEVELS, "count", "disturbed", "mean", "k"], ascending=[True] * len(LEVELS) + [False, True, False, True]
     )
     own = ranked.drop_duplicates(LEVELS)[[*LEVELS, "k"]]
     others = [level for level in LEVELS if level != "temperature"]
@@ -98,10 +98,11 @@ def speedup_summary(
 
     Columns: `LEVELS`, `k`, `lossless`, `failed` (see `audit_failures`), `disturbed` (names of the disturbed tasks); for
     each task `<task>`, `<task>_low`, `<task>_high`; `geometric_mean` over the tasks with its 95 % interval over prompts
-    (and runs, where there are replicates); `tasks`, the number of tasks in this mean; `crossfit` with its interval. For
-    `crossfit`, the geometric mean is computed with each half of the prompts at the k that the other half chose
-    (`crossfit_ks`, e.g. "4, 5"). Where there was no k to choose, `crossfit` is the geometric mean and `crossfit_ks` is
-    empty.
+    (and runs, where there are replicates); `tasks`, the number of tasks in this mean; `cross_fitted` with its interval.
+
+    `cross_fitted` is the geometric mean with each half of the prompts at the k that the other half chose
+    (`cross_fitted_ks`, e.g. "4, 5"). Where there was no k to choose, `cross_fitted` is the geometric mean and
+    `cross_fitted_ks` is empty.
     """
     logs, grouped = cell_logs(records), by_cell(records)
     pools, replicates = between_means(grouped), {key: count(members) for key, members in _by_identity(grouped).items()}
@@ -121,13 +122,13 @@ def speedup_summary(
         runs = pool.of_mean(min(replicates[key] for key in identities)) if pool else None
         strata = [logs[identity] for identity in identities]
         row |= _mean_over_tasks(MEAN, strata, runs) | {"tasks": len(strata)}
-        judged = crossfit(*_choice(row, sweeps))
-        row |= _mean_over_tasks(CROSSFIT, list(judged.logs.values()) if judged else strata, runs)
-        row[f"{CROSSFIT}_ks"] = ", ".join(map(str, judged.ks)) if judged else ""
+        judged = cross_fit(*_choice(row, sweeps))
+        row |= _mean_over_tasks(CROSS_FITTED, list(judged.logs.values()) if judged else strata, runs)
+        row[f"{CROSS_FITTED}_ks"] = ", ".join(map(str, judged.ks)) if judged else ""
         rows.append(row)
     columns = [*LEVELS, "k", "lossless", "failed", "disturbed"]
     columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")] + ["tasks"]
-    columns += [f"{CROSSFIT}{end}" for end in ("", "_low", "_high", "_ks")]
+    columns += [f"{CROSS_FITTED}{end}" for end in ("", "_low", "_high", "_ks")]
     return _sorted(pd.DataFrame(rows, columns=columns))
 
 
@@ -165,7 +166,7 @@ def acceptance_summary(
     return _sorted(pd.DataFrame(rows, columns=columns))
 
 
-def spoilt(summary: pd.DataFrame, column: str) -> pd.Series:
+def disturbed_in(summary: pd.DataFrame, column: str) -> pd.Series:
     """A boolean for each row of `speedup_summary`: whether `column` is disturbed. The mean is if any of its tasks is."""
     names = (
         summary["disturbed"].fillna("").str.split()

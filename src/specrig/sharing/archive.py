@@ -26,7 +26,7 @@ from typing import Any
 from specrig.analysis.quality import Score
 from specrig.measurement.records import SCHEMA_VERSIONS, Record, replicate_folder, write_atomically
 from specrig.results.machine import model_rows
-from specrig.results.study_data import Job, StudyData
+from specrig.results.study_data import MeasuredJob, StudyData
 from specrig.sharing.manifest import PublicationError
 from specrig.sharing.scrub import scrub_text, scrubbed, without_addresses
 
@@ -111,7 +111,7 @@ def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
     ]
 
 
-def _pack_job(job: Job, study: StudyData, folder: Path, names: Sequence[str], own: set[str]) -> None:
+def _pack_job(job: MeasuredJob, study: StudyData, folder: Path, names: Sequence[str], own: set[str]) -> None:
     """Write one replicate of a job: its records, its index with digests of the published records, its environment."""
     there = replicate_folder(folder / "records" / Path(*job.key), job.replicate)
     index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names)}

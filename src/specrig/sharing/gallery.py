@@ -14,11 +14,11 @@ import pandas as pd
 
 from specrig.analysis.cells import row_dicts
 from specrig.measurement.records import write_atomically
-from specrig.results.grid import Entry, Grid, interval, markdown, number
+from specrig.results.grid import Grid, GridEntry, interval, markdown, number
 from specrig.results.labels import BASELINES, method_name
 from specrig.results.study_data import StudyData, read_study
-from specrig.results.study_results import Exhibits
-from specrig.results.summary import CROSSFIT, MEAN, base_setting, spoilt
+from specrig.results.study_results import StudyResults
+from specrig.results.summary import CROSS_FITTED, MEAN, base_setting, disturbed_in
 from specrig.sharing.gallery_figure import draw
 from specrig.sharing.manifest import FILE, PublicationError, read_manifest
 from specrig.sharing.publish import hardware, unpacked
@@ -51,8 +51,8 @@ class Entered:
     @property
     def best(self) -> dict[str, Any] | None:
         """The row of the fastest fair method; None where there is none."""
-        known = self.speedups[self.fair].dropna(subset=[CROSSFIT])
-        return row_dicts(known.sort_values(CROSSFIT))[-1] if len(known) else None
+        known = self.speedups[self.fair].dropna(subset=[CROSS_FITTED])
+        return row_dicts(known.sort_values(CROSS_FITTED))[-1] if len(known) else None
 
 
 def write_gallery(folder: Path) -> list[Path]:
@@ -86,14 +86,14 @@ def text(found: Sequence[Entered]) -> str:
     """The index in Markdown, which GitHub shows below the folder."""
     rows = [
         [
-            Entry(each.machine),
-            Entry(f"{each.pair} ({each.dtype})" if each.dtype else each.pair),
-            Entry(each.engine),
+            GridEntry(each.machine),
+            GridEntry(f"{each.pair} ({each.dtype})" if each.dtype else each.pair),
+            GridEntry(each.engine),
             *_headline(each),
-            Entry(str(each.cells)),
-            Entry(", ".join(f"`{commit[:12]}`" for commit in each.commits) or "–"),
-            Entry(each.date),
-            Entry(f"[{each.folder}]({each.folder}), [report]({each.folder}/{each.report})"),
+            GridEntry(str(each.cells)),
+            GridEntry(", ".join(f"`{commit[:12]}`" for commit in each.commits) or "–"),
+            GridEntry(each.date),
+            GridEntry(f"[{each.folder}]({each.folder}), [report]({each.folder}/{each.report})"),
         ]
         for each in found
     ]
@@ -113,12 +113,12 @@ def _entered(publication: Path) -> Iterator[Entered]:
     manifest = read_manifest(publication)
     with unpacked(publication) as results:
         study = read_study(results)
-        exhibits = Exhibits(study)
+        results = StudyResults(study)
         machine = ", ".join(hardware(study, generations=True))
-        for (engine, pair), rows in exhibits.speedups.groupby(["engine", "pair"], sort=False):
+        for (engine, pair), rows in results.speedups.groupby(["engine", "pair"], sort=False):
             drafting = base_setting(rows[~rows["method"].isin(list(BASELINES))])
-            fair = drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool) & ~spoilt(drafting, MEAN)
-            cells = int(((exhibits.cells["engine"] == engine) & (exhibits.cells["pair"] == pair)).sum())
+            fair = drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool) & ~disturbed_in(drafting, MEAN)
+            cells = int(((results.cells["engine"] == engine) & (results.cells["pair"] == pair)).sum())
             yield Entered(
                 publication.name,
                 next(name for name in sorted(manifest.files) if name.startswith("report.html")),
@@ -137,15 +137,19 @@ def _entered(publication: Path) -> Iterator[Entered]:
             )
 
 
-def _headline(each: Entered) -> list[Entry]:
+def _headline(each: Entered) -> list[GridEntry]:
     """What the fastest method is, its speedup, and over how many tasks."""
     best = each.best
     if best is None:
-        return [Entry("none without a fault"), Entry("–"), Entry("–")]
-    ks = ", ".join(dict.fromkeys(str(best[f"{CROSSFIT}_ks"] or best["k"]).split(", ")))
+        return [GridEntry("none without a fault"), GridEntry("–"), GridEntry("–")]
+    ks = ", ".join(dict.fromkeys(str(best[f"{CROSS_FITTED}_ks"] or best["k"]).split(", ")))
     name = f"{method_name(best['method'], variant=best['variant'])}, k = {ks}"
-    spread = interval(best[f"{CROSSFIT}_low"], best[f"{CROSSFIT}_high"]) if np.isfinite(best[f"{CROSSFIT}_low"]) else ""
-    return [Entry(name), Entry(number(best[CROSSFIT]), spread, bold=True), Entry(str(best["tasks"]))]
+    spread = (
+        interval(best[f"{CROSS_FITTED}_low"], best[f"{CROSS_FITTED}_high"])
+        if np.isfinite(best[f"{CROSS_FITTED}_low"])
+        else ""
+    )
+    return [GridEntry(name), GridEntry(number(best[CROSS_FITTED]), spread, bold=True), GridEntry(str(best["tasks"]))]
 
 
 def _dtype(study: StudyData, engine: str, pair: str) -> str:

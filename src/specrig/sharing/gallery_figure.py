@@ -20,7 +20,7 @@ from specrig.reporting.figures.panels import SCREEN, make_panels, note_below, ro
 from specrig.reporting.figures.plots import TIMES
 from specrig.reporting.figures.style import INK, method_colour, rc
 from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE
-from specrig.results.summary import CROSSFIT, MEAN, spoilt
+from specrig.results.summary import CROSS_FITTED, MEAN, disturbed_in
 
 Panel = tuple[str, pd.DataFrame, pd.Series]
 """(title, rows of `summary.speedup_summary`, for each row whether it is lossless, audited and undisturbed)."""
@@ -59,7 +59,7 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
         marks = [
             note
             for sign, note in (
-                (any(spoilt(rows, MEAN).any() for _, rows, _ in shown), DISTURBED_NOTE),
+                (any(disturbed_in(rows, MEAN).any() for _, rows, _ in shown), DISTURBED_NOTE),
                 (any(not rows["lossless"].all() for _, rows, _ in shown), LOSSY_NOTE),
             )
             if sign
@@ -85,14 +85,14 @@ def _bars(ax: Axes, panel: Panel) -> None:
     """One bar a method, the fastest on top; pale where the method is lossy, failed the audit or was disturbed."""
     title, rows, fair = panel
     frame = (
-        rows.assign(_fair=fair, _marked=spoilt(rows, MEAN))
-        .dropna(subset=[CROSSFIT])
-        .sort_values(CROSSFIT, ascending=False)
+        rows.assign(_fair=fair, _marked=disturbed_in(rows, MEAN))
+        .dropna(subset=[CROSS_FITTED])
+        .sort_values(CROSS_FITTED, ascending=False)
     )
     names = [f"{row_label(row)}{f' {DISTURBED_SIGN}' if row['_marked'] else ''}" for row in row_dicts(frame)]
     palette = dict(zip(names, map(method_colour, frame["method"]), strict=True))
     sns.barplot(
-        x=frame[CROSSFIT].to_numpy(),
+        x=frame[CROSS_FITTED].to_numpy(),
         y=names,
         hue=names,
         palette=palette,
@@ -103,8 +103,8 @@ def _bars(ax: Axes, panel: Panel) -> None:
     )
     for bar, kept in zip(ax.patches, frame["_fair"], strict=False):
         bar.set_alpha(1.0 if kept else 0.35)
-    values = frame[CROSSFIT].to_numpy(dtype=float)
-    low, high = (frame[f"{CROSSFIT}_{end}"].to_numpy(dtype=float) for end in ("low", "high"))
+    values = frame[CROSS_FITTED].to_numpy(dtype=float)
+    low, high = (frame[f"{CROSS_FITTED}_{end}"].to_numpy(dtype=float) for end in ("low", "high"))
     spread = np.nan_to_num(np.abs(np.vstack([values - low, high - values])))
     ax.errorbar(values, np.arange(len(names)), xerr=spread, fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5)
     ax.axvline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from specrig.analysis.cells import IDENTITY, row_dicts
+from specrig.results.names import RENAMED_COLUMNS
 
 KEYS = ["id", *IDENTITY, "source", "scorer"]
 """The columns that identify a row; those are used that a table has."""
@@ -79,8 +80,8 @@ def compare_text(recomputed: Path, published: Path) -> list[str]:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    """A CSV file as a table of text, without any conversion."""
-    return pd.read_csv(path, dtype=str, keep_default_na=False)
+    """A CSV file as a table of text, without any conversion; columns of older versions have their present names."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=RENAMED_COLUMNS)
 
 
 def _by_key(frame: pd.DataFrame, keys: list[str]) -> dict[tuple[str, ...], dict[str, str]] | None:

@@ -15,19 +15,19 @@ from specrig.cell import Cell, digest
 from specrig.measurement.records import Record
 from specrig.results import grid
 from specrig.results.labels import method_name, task_name
-from specrig.results.study_data import Job, StudyData, file_sha256
+from specrig.results.study_data import MeasuredJob, StudyData, file_sha256
 from specrig.results.summary import audit_failures
 from specrig.tracking.entry import NOTE, Entry, Prompts, digests, measured, setting_names, surroundings
 
 
 def cell_entries(study: StudyData) -> dict[Identity, Entry]:
     """What identifies a cell -> its run. Raises RecordError for an unreadable record."""
-    condemned, rows = _condemned(study), {row_identity(row): row for row in row_dicts(study.table)}
-    return {key: entry for job in study.jobs for key, entry in _of_job(study, job, rows, condemned)}
+    failed, rows = _failed(study), {row_identity(row): row for row in row_dicts(study.table)}
+    return {key: entry for job in study.jobs for key, entry in _of_job(study, job, rows, failed)}
 
 
 def _of_job(
-    study: StudyData, job: Job, rows: dict[Identity, dict[str, Any]], condemned: set[Identity]
+    study: StudyData, job: MeasuredJob, rows: dict[Identity, dict[str, Any]], failed: set[Identity]
 ) -> Iterator[tuple[Identity, Entry]]:
     again = [other for other in study.jobs if other.key == job.key]
     if job is not again[0]:
@@ -38,17 +38,17 @@ def _of_job(
         if records:
             key = identity(records[0].cell)
             paths = [each.files[slug] for each in again if slug in each.files]
-            yield key, _entry(study, job, paths, records, rows[key], failed=key in condemned)
+            yield key, _entry(study, job, paths, records, rows[key], failed=key in failed)
 
 
-def _condemned(study: StudyData) -> set[Identity]:
+def _failed(study: StudyData) -> set[Identity]:
     """The identities (values of `IDENTITY`) of the cells that the audit failed."""
     failed = study.table[audit_failures(study.table, study.audit())] if len(study.table) else study.table
     return set(failed[IDENTITY].fillna("").itertuples(index=False, name=None)) if len(failed) else set()
 
 
 def _entry(
-    study: StudyData, job: Job, paths: list[Path], records: list[Record], row: dict[str, Any], *, failed: bool
+    study: StudyData, job: MeasuredJob, paths: list[Path], records: list[Record], row: dict[str, Any], *, failed: bool
 ) -> Entry:
     """The run of a cell. row: the cell's row in the study's table, whose intervals include how much whole runs differ."""
     cell = records[0].cell

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from specrig.cell import digest
-from specrig.results.study_data import Job, StudyData, file_sha256, training_curves
+from specrig.results.study_data import MeasuredJob, StudyData, file_sha256, training_curves
 from specrig.tracking.cells import cell_entries
 from specrig.tracking.entry import NOTE, Entry, digests, span, surroundings
 from specrig.tracking.methods import method_entries
@@ -42,8 +42,8 @@ def entries(study: StudyData, report: Path | None) -> Iterator[Entry]:
     yield from method_entries(study, cells)
 
 
-def _by_pair(jobs: Iterable[Job]) -> dict[tuple[str, str], list[Job]]:
-    found: dict[tuple[str, str], list[Job]] = {}
+def _by_pair(jobs: Iterable[MeasuredJob]) -> dict[tuple[str, str], list[MeasuredJob]]:
+    found: dict[tuple[str, str], list[MeasuredJob]] = {}
     for job in jobs:
         found.setdefault((job.engine, job.pair), []).append(job)
     return found
@@ -75,7 +75,7 @@ def _pair_entry(
     study: StudyData,
     engine: str,
     pair: str,
-    jobs: list[Job],
+    jobs: list[MeasuredJob],
     cells: list[Entry],
     trainings: list[Entry],
     report: Path | None,

@@ -11,8 +11,8 @@ from specrig.analysis.cells import Identity, row_dicts, row_identity
 from specrig.cell import digest
 from specrig.results import grid
 from specrig.results.labels import method_name
-from specrig.results.study_data import Job, StudyData
-from specrig.results.summary import CROSSFIT, LEVELS, MEAN, acceptance_summary, speedup_summary
+from specrig.results.study_data import MeasuredJob, StudyData
+from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, acceptance_summary, speedup_summary
 from specrig.tracking.entry import NOTE, Entry, digests, setting_names, span, surroundings
 
 SWEPT = ("speedup", "tokens_per_s", "acceptance_rate", "acceptance_length")
@@ -40,7 +40,7 @@ def method_entries(study: StudyData, cells: Mapping[Identity, Entry]) -> list[En
 
 def _entry(
     study: StudyData,
-    job: Job,
+    job: MeasuredJob,
     row: dict[str, Any],
     taken: dict[str, Any],
     cells: list[dict[str, Any]],
@@ -54,7 +54,7 @@ def _entry(
     setting = setting_names(row["temperature"], row["batch_size"])
     name = ", ".join([method_name(row["method"], variant=row["variant"]), *setting, *others])
     speeds = {"speedup": row[MEAN], "speedup_low": row[f"{MEAN}_low"], "speedup_high": row[f"{MEAN}_high"]}
-    speeds |= {"speedup_k_chosen_on_other_prompts": row[CROSSFIT]} | {
+    speeds |= {"speedup_k_chosen_on_other_prompts": row[CROSS_FITTED]} | {
         f"speedup/{task}": row[task] for task in study.tasks
     }
     accepted = {name: taken.get(f"mean_{name}") for name in ("acceptance_length", "acceptance_rate", "alpha")}
@@ -105,9 +105,9 @@ def _note(row: dict[str, Any]) -> str:
     if row["failed"]:
         return "**The audit failed this method: its output is not the target's own.**"
     said = f"{grid.number(row[MEAN])} {grid.interval(row[f'{MEAN}_low'], row[f'{MEAN}_high'])}".strip()
-    spoilt = f" Disturbed: {row['disturbed'].replace(' ', ', ')}." if row["disturbed"] else ""
+    disturbed = f" Disturbed: {row['disturbed'].replace(' ', ', ')}." if row["disturbed"] else ""
     best = f" at k = {row['k']}, its best" if row["k"] else ""
-    return f"Speedup **{said}** over plain decoding, geometric mean over {row['tasks']} tasks{best}.{spoilt} Its cells are the runs below."
+    return f"Speedup **{said}** over plain decoding, geometric mean over {row['tasks']} tasks{best}.{disturbed} Its cells are the runs below."
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:

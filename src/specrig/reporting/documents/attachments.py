@@ -19,7 +19,7 @@ import pandas as pd
 from specrig.cell import Cell
 from specrig.reporting.tables.latex import latex
 from specrig.results import grid
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 
 
 class Attachments(ABC):
@@ -41,7 +41,7 @@ class Attachments(ABC):
         """Return the folder of the records as the reader should see it."""
 
     @abstractmethod
-    def places(self, cell: Cell) -> list[Entry]:
+    def places(self, cell: Cell) -> list[GridEntry]:
         """Return the entries of a row that lead to its cell: to the record, and to the MLflow run where the page may
         know it.
         """
@@ -72,11 +72,11 @@ class Embedded(Attachments):
         """The folder in the study's results."""
         return f"results/{study}/records"
 
-    def places(self, cell: Cell) -> list[Entry]:
+    def places(self, cell: Cell) -> list[GridEntry]:
         """The cell's record file, and a search for its run in the MLflow that `make ui` starts."""
-        found = [Entry("record", href=quote(f"{self.results}/records/{cell.name}.jsonl"))]
+        found = [GridEntry("record", href=quote(f"{self.results}/records/{cell.name}.jsonl"))]
         return (
-            [*found, Entry("run", href=self.runs + quote(f"tags.cell = '{cell.name}'", safe=""))]
+            [*found, GridEntry("run", href=self.runs + quote(f"tags.cell = '{cell.name}'", safe=""))]
             if self.runs
             else found
         )
@@ -97,9 +97,9 @@ class Beside(Attachments):
         """The folder beside the page, whose files are compressed."""
         return "records"
 
-    def places(self, cell: Cell) -> list[Entry]:
+    def places(self, cell: Cell) -> list[GridEntry]:
         """The folder of the job's records. Runs stay on the machine that measured."""
-        return [Entry("record", href=quote(f"records/{'/'.join(cell.method_key)}/"))]
+        return [GridEntry("record", href=quote(f"records/{'/'.join(cell.method_key)}/"))]
 
 
 def mlflow_runs(study_dir: Path, name: str) -> str:

@@ -36,12 +36,12 @@ from specrig.results import quality_table as quality
 from specrig.results.advice import advice_grid
 from specrig.results.conclusions import conclusion, drift_sentence, repetition_warnings
 from specrig.results.floors import floor_notes
-from specrig.results.grid import Entry, Grid, unbroken
+from specrig.results.grid import Grid, GridEntry, unbroken
 from specrig.results.labels import cell_name, method_name, task_name
 from specrig.results.names import FIGURES
 from specrig.results.optimal_k_table import optimal_k_sentence
 from specrig.results.study_data import StudyData, read_study, training_curves
-from specrig.results.study_results import Exhibits
+from specrig.results.study_results import StudyResults
 from specrig.results.summary import MEAN, base_setting
 
 TIMED = ("k_sweep", "heatmap", "speedup_bars", "predicted", "engines", "batching", "latency", "reported", "order")
@@ -56,7 +56,7 @@ def write_report(study_dir: Path, out: Path, attachments: Attachments | None = N
     Figures are taken from `figures/` and drawn anew where one is missing. Tables are computed from the records, so the
     report agrees with the records even if `tables/` is older. Raises RecordError for an unreadable record.
     """
-    exhibits = Exhibits(read_study(study_dir))
+    results = StudyResults(read_study(study_dir))
     template = Environment(
         loader=PackageLoader("specrig.reporting.documents"),
         autoescape=True,
@@ -68,20 +68,20 @@ def write_report(study_dir: Path, out: Path, attachments: Attachments | None = N
         ),  # what was escaped by hand (outputs) stays as it is
     ).get_template("report.html.j2")
     if attachments is None:
-        study = exhibits.study
+        study = results.study
         results = Path(os.path.relpath(study.folder, out.parent)).as_posix()
         attachments = Embedded(results, mlflow_runs(study.folder, study.name))
-    write_atomically(out, template.render(_context(exhibits, attachments)))
+    write_atomically(out, template.render(_context(results, attachments)))
     return out
 
 
-def _context(exhibits: Exhibits, attachments: Attachments) -> dict[str, Any]:
-    study, cells, tables = exhibits.study, exhibits.cells, exhibits.tables
+def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
+    study, cells, tables = results.study, results.cells, results.tables
     first = next((job.environment for job in study.jobs if job.environment), {})
     trained = not training_curves(study.folder / "models").empty
     cell_of = {identity(members[0].cell): members[0].cell for members in study.cells.values()}
 
-    def places(row: dict[str, Any]) -> list[Entry]:
+    def places(row: dict[str, Any]) -> list[GridEntry]:
         return attachments.places(cell_of[row_identity(row)])
 
     script = (files("specrig.reporting.documents") / "templates" / "report.js").read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def _context(exhibits: Exhibits, attachments: Attachments) -> dict[str, Any]:
         "script_hash": f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
         "study": study,
         "version": version("specrig"),
-        "conclusions": conclusion(exhibits.speedups, exhibits.best, study.tasks),
+        "conclusions": conclusion(results.speedups, results.best, study.tasks),
         "machine": surroundings.machine(first),
         "commit": surroundings.commit(first),
         "captured": sorted({str(job.environment["captured"]) for job in study.jobs if job.environment.get("captured")}),
@@ -112,25 +112,25 @@ def _context(exhibits: Exhibits, attachments: Attachments) -> dict[str, Any]:
             disturbance.disturbed_grid(study),
         ),
         "prose": prose,
-        "exhibits": exhibits,
+        "results": results,
         "speedup": tables["speedup"].shown,
         "acceptance": tables["acceptance"].shown,
-        "advice": advice_grid(exhibits.advised, cells, places),
+        "advice": advice_grid(results.advised, cells, places),
         "cells": _with_places(tables["cells"].shown, [places(row) for row in row_dicts(cells)]),
-        "engines": engines.section(study, exhibits.compared),
+        "engines": engines.section(study, results.compared),
         "untested": engines.untested(study),
-        "low_efficiency": prose.low_efficiency(exhibits),
+        "low_efficiency": prose.low_efficiency(results),
         "downloads": {name: attachments.table(name, table.frame, table.shown) for name, table in tables.items()},
-        "optimal": (optimal_k_sentence(exhibits.optimal), tables["optimal_k"].shown),
-        "order": _order(exhibits),
-        "reproduction": reproduction.context(exhibits.judged, tables["reproduction"].shown, study.name),
+        "optimal": (optimal_k_sentence(results.optimal), tables["optimal_k"].shown),
+        "order": _order(results),
+        "reproduction": reproduction.context(results.judged, tables["reproduction"].shown, study.name),
         "config_link": attachments.config(study.config),
         "records": attachments.records(study.name),
-        "samples": _samples(study, exhibits.speedups),
+        "samples": _samples(study, results.speedups),
         "quality": quality.read_quality(study.folder, study.name),
         "simulated": tables["simulated"].shown if study.simulated else None,
         "repetition_warnings": repetition_warnings(cells),
-        "audit": None if exhibits.audit is None else (verdicts.sentence(exhibits.audit), exhibits.verdicts),
+        "audit": None if results.audit is None else (verdicts.sentence(results.audit), results.verdicts),
         "failed": [(job.name, slug, why) for job in study.jobs for slug, why in job.failed.items()],
         "skipped": _skipped(study),
         "prompts_per_cell": sorted({int(count) for count in cells["prompts"]}),
@@ -138,16 +138,16 @@ def _context(exhibits: Exhibits, attachments: Attachments) -> dict[str, Any]:
         "drift": drift_sentence(cells),
         "remote": any("latency_ms" in members[0].cell.options for members in study.cells.values()),
         "training": trained,
-        "limits": prose.limits(exhibits, trained=trained),
+        "limits": prose.limits(results, trained=trained),
         "task_name": task_name,
     }
 
 
-def _order(exhibits: Exhibits) -> dict[str, Any] | None:
+def _order(results: StudyResults) -> dict[str, Any] | None:
     """The sentences and tables of the section on the order of methods; None where no source ranks what was measured."""
-    if not exhibits.orders:
+    if not results.orders:
         return None
-    orders, changes = exhibits.tables["order"], exhibits.tables["order_changes"]
+    orders, changes = results.tables["order"], results.tables["order_changes"]
     return {
         "sentence": order.sentence(orders.frame),
         "reasons": order.reasons_sentence(changes.frame),
@@ -156,7 +156,7 @@ def _order(exhibits: Exhibits) -> dict[str, Any] | None:
     }
 
 
-def _with_places(shown: Grid, places: list[list[Entry]]) -> Grid:
+def _with_places(shown: Grid, places: list[list[GridEntry]]) -> Grid:
     """`shown` with the entries `places` of each row in columns of their own, which files of the table do not have."""
     titles = [entry.text for entry in places[0]] if places else []
     rows = [[*row, *entries] for row, entries in zip(shown.rows, places, strict=True)]

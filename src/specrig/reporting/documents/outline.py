@@ -16,11 +16,11 @@ from specrig.results import prose
 from specrig.results import simulated_table as simulated
 from specrig.results.conclusions import conclusion, drift_sentence, repetition_warnings
 from specrig.results.floors import floor_notes
-from specrig.results.grid import Entry, Grid, number
+from specrig.results.grid import Grid, GridEntry, number
 from specrig.results.optimal_k_table import optimal_k_sentence
 from specrig.results.quality_table import read_quality
 from specrig.results.study_data import StudyData, training_curves
-from specrig.results.study_results import Exhibits
+from specrig.results.study_results import StudyResults
 
 LONGEST = 1000
 """Rows of the longest table that is printed. Setting one takes Typst .7 MB of memory a row."""
@@ -69,11 +69,11 @@ class Outline:
             yield from (item for item in section.items if isinstance(item, Grid))
 
 
-def outline(exhibits: Exhibits, figures: Collection[str]) -> Outline:
+def outline(results: StudyResults, figures: Collection[str]) -> Outline:
     """The outline of a study's report; sections without content are left out. figures: the names of those that have
     data.
     """
-    study = exhibits.study
+    study = results.study
     first = next((job.environment for job in study.jobs if job.environment), {})
     captured = sorted({str(job.environment["captured"]) for job in study.jobs if job.environment.get("captured")})
     commit = environment.commit(first)
@@ -81,26 +81,26 @@ def outline(exhibits: Exhibits, figures: Collection[str]) -> Outline:
         environment.machine(first),
         f"measured {captured[0][:16].replace('T', ' ')} UTC" if captured else "",
         f"code {commit}" if commit else "",
-        prose.scope(exhibits),
+        prose.scope(results),
     ]
-    long = _too_long(exhibits)
+    long = _too_long(results)
     found = [
         replace(section, items=[long.get(id(item), item) for item in section.items])
-        for section in _sections(exhibits, figures)
+        for section in _sections(results, figures)
         if section.items
     ]
-    abstract = conclusion(exhibits.speedups, exhibits.best, study.tasks)
-    if exhibits.orders:
-        abstract.append(order.sentence(exhibits.tables["order"].frame))
-    if exhibits.audit is not None:
-        abstract.append(verdicts.sentence(exhibits.audit))
+    abstract = conclusion(results.speedups, results.best, study.tasks)
+    if results.orders:
+        abstract.append(order.sentence(results.tables["order"].frame))
+    if results.audit is not None:
+        abstract.append(verdicts.sentence(results.audit))
     return Outline(
         f"Speculative decoding: {study.name}", [fact for fact in facts if fact], abstract, found, prose.DEFINITIONS
     )
 
 
-def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]:
-    study, tables, cells = exhibits.study, exhibits.tables, exhibits.cells
+def _sections(results: StudyResults, figures: Collection[str]) -> Iterator[Section]:
+    study, tables, cells = results.study, results.tables, results.cells
     trained = not training_curves(study.folder / "models").empty
     warnings = [
         disturbance.warning(cells, Path(study.config.get("results", "results"), study.name)),
@@ -114,41 +114,41 @@ def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]
         *disturbance.notes(study, cells),
     ]
     yield Section("Machine and models", [*notes, *_models(study), *(Caution(text) for text in warnings if text)])
-    yield Section("Methods", [exhibits.methods])
-    yield Section("Headline results", [exhibits.headline, Shown("heatmap"), Shown("speedup_bars")])
-    yield Section("Results by task", list(exhibits.by_task.values()), detail=True)
-    drafts = [tables["optimal_k"].printed] if len(exhibits.optimal) else []
+    yield Section("Methods", [results.methods])
+    yield Section("Headline results", [results.headline, Shown("heatmap"), Shown("speedup_bars")])
+    yield Section("Results by task", list(results.by_task.values()), detail=True)
+    drafts = [tables["optimal_k"].printed] if len(results.optimal) else []
     yield Section(
-        "How many tokens to draft", [prose.SWEEP, Shown("k_sweep"), optimal_k_sentence(exhibits.optimal), *drafts]
+        "How many tokens to draft", [prose.SWEEP, Shown("k_sweep"), optimal_k_sentence(results.optimal), *drafts]
     )
     yield Section(
-        "Acceptance", [tables["acceptance"].printed, exhibits.positions, Shown("emitted_lengths"), exhibits.repetition]
+        "Acceptance", [tables["acceptance"].printed, results.positions, Shown("emitted_lengths"), results.repetition]
     )
-    low = prose.low_efficiency(exhibits)
+    low = prose.low_efficiency(results)
     yield Section(
         "Measured against predicted",
-        [prose.PREDICTION, Shown("predicted"), exhibits.efficiency, *([Caution(low)] if low else [])],
+        [prose.PREDICTION, Shown("predicted"), results.efficiency, *([Caution(low)] if low else [])],
     )
     yield Section("Batches", [prose.BATCHES, Shown("batching")] if "batching" in figures else [])
     yield Section(
         "A network between draft and target", [prose.NETWORK, Shown("latency")] if "latency" in figures else []
     )
-    if len(exhibits.compared):
-        said = f"{prose.ENGINES} {engines.sentence(exhibits.compared)}"
+    if len(results.compared):
+        said = f"{prose.ENGINES} {engines.sentence(results.compared)}"
         yield Section("Engines", [said, tables["engines"].printed, Shown("engines")])
-    if exhibits.audit is not None:
+    if results.audit is not None:
         yield Section(
-            "Audit", [f"{verdicts.sentence(exhibits.audit)} {prose.AUDIT}", verdicts.summary_grid(exhibits.audit)]
+            "Audit", [f"{verdicts.sentence(results.audit)} {prose.AUDIT}", verdicts.summary_grid(results.audit)]
         )
-    if exhibits.orders:
+    if results.orders:
         reasons = order.reasons_sentence(tables["order_changes"].frame)
         said = f"{prose.ORDER} {order.sentence(tables['order'].frame)}"
         yield Section(
             "Order against the literature", [said, Shown("order"), tables["order"].printed, *filter(None, [reasons])]
         )
-    if len(exhibits.judged):
-        said = f"{reproduction.sentence(exhibits.judged)} {prose.REPORTED}"
-        telling = exhibits.judged[exhibits.judged["verdict"].isin(reproduction.TELLING)]
+    if len(results.judged):
+        said = f"{reproduction.sentence(results.judged)} {prose.REPORTED}"
+        telling = results.judged[results.judged["verdict"].isin(reproduction.TELLING)]
         shown = [reproduction.telling_grid(telling, study.name)] if len(telling) else []
         yield Section("Reported against measured", [said, Shown("reported"), tables["reproduction"].printed, *shown])
     quality = read_quality(study.folder, study.name)
@@ -156,7 +156,7 @@ def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]
     if study.simulated:
         yield Section("Simulated acceptance", [simulated.LABEL.capitalize() + ".", tables["simulated"].printed])
     yield Section("Training", [Shown("training")] if "training" in figures else [])
-    yield Section("What these numbers do not say", list(prose.limits(exhibits, trained=trained)))
+    yield Section("What these numbers do not say", list(prose.limits(results, trained=trained)))
     drift = drift_sentence(cells)
     every: list[str | Caution | Grid | Shown] = [
         tables["speedup"].printed,
@@ -164,16 +164,16 @@ def _sections(exhibits: Exhibits, figures: Collection[str]) -> Iterator[Section]
         tables["cells"].printed,
     ]
     yield Section("Every cell", every if len(cells) else [], appendix=True)
-    if exhibits.orders and len(tables["order_changes"].printed.rows):
+    if results.orders and len(tables["order_changes"].printed.rows):
         yield Section("Methods that changed places", [tables["order_changes"].printed], appendix=True)
-    yield Section("Every verdict of the audit", [exhibits.verdicts] if exhibits.verdicts else [], appendix=True)
+    yield Section("Every verdict of the audit", [results.verdicts] if results.verdicts else [], appendix=True)
 
 
-def _too_long(exhibits: Exhibits) -> dict[int, str]:
+def _too_long(results: StudyResults) -> dict[int, str]:
     """Id of each table that is too long for print -> a sentence that says in which of the study's files it stands."""
-    folder = Path(exhibits.study.config.get("results", "results"), exhibits.study.name)
-    places = [(table.printed, folder / "tables" / f"{name}.csv") for name, table in exhibits.tables.items()]
-    places += [(exhibits.verdicts, folder / "audit" / "records.csv")] if exhibits.verdicts else []
+    folder = Path(results.study.config.get("results", "results"), results.study.name)
+    places = [(table.printed, folder / "tables" / f"{name}.csv") for name, table in results.tables.items()]
+    places += [(results.verdicts, folder / "audit" / "records.csv")] if results.verdicts else []
     return {
         id(
             grid
@@ -187,7 +187,7 @@ def _models(study: StudyData) -> list[Grid]:
     rows = environment.model_rows(study.folder)
     if not rows:
         return []
-    entries = [[Entry(row["pair"]), Entry(row["name"]), Entry(_size(row["parameters"]))] for row in rows]
+    entries = [[GridEntry(row["pair"]), GridEntry(row["name"]), GridEntry(_size(row["parameters"]))] for row in rows]
     return [
         Grid(
             ["pair", "model", "parameters (millions)"],

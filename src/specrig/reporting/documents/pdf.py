@@ -15,7 +15,7 @@ from typing import Any
 from specrig.reporting.documents.outline import Caution, Outline, Section, Shown
 from specrig.reporting.figures.panels import PAGE
 from specrig.results.citations import cited, reference
-from specrig.results.grid import Entry, Grid, unbroken
+from specrig.results.grid import Grid, GridEntry, unbroken
 from specrig.results.labels import DISTURBED_SIGN
 from specrig.results.names import FIGURES
 
@@ -115,7 +115,7 @@ def _heading(name: str, entries: list[dict[str, Any]]) -> list[str]:
     return textwrap.wrap(name, max(width, 8), break_long_words=False)
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: GridEntry) -> dict[str, Any]:
     found = re.fullmatch(rf"([\d.,–-]+) ({DISTURBED_SIGN})", entry.text)
     shown = asdict(entry)
     return shown | ({"text": found[1], "note": f"{found[2]} {entry.note}".strip()} if found else {})

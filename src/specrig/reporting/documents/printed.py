@@ -13,7 +13,7 @@ from specrig.reporting.documents.paper import write_paper
 from specrig.reporting.documents.pdf import write_pdf
 from specrig.reporting.figures.drawings import draw_for_paper
 from specrig.results.study_data import read_study
-from specrig.results.study_results import Exhibits
+from specrig.results.study_results import StudyResults
 
 
 def write_for_paper(study_dir: Path, out: Path) -> list[Path]:
@@ -21,12 +21,12 @@ def write_for_paper(study_dir: Path, out: Path) -> list[Path]:
 
     paper/ replaces an older one: what is to be kept is edited in a copy. Raises RecordError for an unreadable record.
     """
-    exhibits = Exhibits(read_study(study_dir))
+    results = StudyResults(read_study(study_dir))
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".paper-") as scratch:
         fresh = Path(scratch) / "paper"
-        figures = draw_for_paper(exhibits, fresh / "figures")
-        contents = outline(exhibits, figures)
+        figures = draw_for_paper(results, fresh / "figures")
+        contents = outline(results, figures)
         pdf = write_pdf(contents, figures, fresh / "figures", out / "report.pdf")
         write_paper(contents, figures, fresh)
         paper = out / "paper"

@@ -34,7 +34,7 @@ from specrig.reporting.figures.reported_figure import reported_against
 from specrig.reporting.figures.style import rc
 from specrig.results.names import FIGURES
 from specrig.results.study_data import read_study
-from specrig.results.study_results import Exhibits
+from specrig.results.study_results import StudyResults
 from specrig.results.summary import base_setting, best_rows, speedup_summary
 
 FILES = [
@@ -64,9 +64,9 @@ class Drawing:
         return f"{self.name}-{self.setting}" if self.setting else self.name
 
 
-def drawings(exhibits: Exhibits) -> Iterator[Drawing]:
+def drawings(results: StudyResults) -> Iterator[Drawing]:
     """All figures of a study. A figure shows one engine and one pair, at the lowest temperature and the smallest batch."""
-    study, cells = exhibits.study, exhibits.cells
+    study, cells = results.study, results.cells
     settings: dict[Hashable, pd.DataFrame] = dict(list(cells.groupby(["engine", "pair"], sort=False))) or {
         ("", ""): cells
     }
@@ -86,9 +86,9 @@ def drawings(exhibits: Exhibits) -> Iterator[Drawing]:
     yield Drawing("batching", "", lambda sheet: batching(first, tasks, sheet))
     every = [members[0].cell for members in study.cells.values()]
     yield Drawing("latency", "", lambda sheet: latency(base_setting(first), every, tasks, sheet))
-    yield Drawing("engines", "", lambda sheet: engines_figure(base_setting(exhibits.compared), study.tasks, sheet))
-    yield Drawing("reported", "", lambda sheet: reported_against(exhibits.judged, sheet))
-    yield Drawing("order", "", lambda sheet: order_figure(exhibits.orders, sheet))
+    yield Drawing("engines", "", lambda sheet: engines_figure(base_setting(results.compared), study.tasks, sheet))
+    yield Drawing("reported", "", lambda sheet: reported_against(results.judged, sheet))
+    yield Drawing("order", "", lambda sheet: order_figure(results.orders, sheet))
     losses = training_curves(study.folder / "models")
     yield Drawing("training", "", lambda sheet: curves.training_loss(losses, sheet))
 
@@ -102,7 +102,7 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
     """
     (out / PHONE.name).mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    for drawing in drawings(Exhibits(read_study(study_dir))):
+    for drawing in drawings(StudyResults(read_study(study_dir))):
         for sheet, folder in ((SCREEN, out), (PHONE, out / PHONE.name)):
             with plt.rc_context(rc(sheet.size)):
                 caption = FIGURES[drawing.name]
@@ -117,7 +117,7 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
 
 
 def draw_for_paper(
-    exhibits: Exhibits, out: Path, sheets: tuple[Sheet, ...] = PAPER_SHEETS
+    results: StudyResults, out: Path, sheets: tuple[Sheet, ...] = PAPER_SHEETS
 ) -> dict[str, list[tuple[str, str]]]:
     """Draw every figure that has data as `<stem>-<sheet>.pdf` in `out`; returns name -> its (setting, stem) pairs.
 
@@ -125,7 +125,7 @@ def draw_for_paper(
     """
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[tuple[str, str]]] = {}
-    for drawing in drawings(exhibits):
+    for drawing in drawings(results):
         for sheet in sheets:
             with plt.rc_context(rc(sheet.size)):
                 try:

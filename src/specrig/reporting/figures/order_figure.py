@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from specrig.analysis.order import METRICS, Comparison
+from specrig.analysis.order import METRICS, OrderComparison
 from specrig.reporting.figures.marks import mark
 from specrig.reporting.figures.panels import NothingError, Sheet, make_panels, unused_hidden
 from specrig.reporting.figures.style import GRID, INK, method_colour, method_marker
@@ -16,7 +16,7 @@ from specrig.results.labels import task_name
 from specrig.results.order_tables import PANELS, _ranked
 
 
-def order_figure(found: Sequence[Comparison], sheet: Sheet) -> Figure:
+def order_figure(found: Sequence[OrderComparison], sheet: Sheet) -> Figure:
     """One panel per ranking by speed: its methods' places as reported (left) and as measured (right), joined by a line.
 
     A line that falls or rises crosses those of the methods with which its method changed places.

@@ -20,7 +20,7 @@ from specrig.analysis.disturbance import disturbed
 from specrig.reporting.figures.marks import mark, switch, tip
 from specrig.reporting.figures.style import INK, method_colour, method_marker
 from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name, method_order, task_name
-from specrig.results.summary import MEAN, spoilt
+from specrig.results.summary import MEAN, disturbed_in
 
 SMALL = 0.9
 """Small print, as a share of the sheet's font size."""
@@ -254,7 +254,7 @@ def _wrapped(figure: Figure, note: str) -> str:
 
 def signs_note(frame: pd.DataFrame) -> str:
     """The explanation of the dagger signs that rows of `frame` (cells, or their summary) have; empty if none has any."""
-    marked = spoilt(frame, MEAN) if MEAN in frame else disturbed(frame)
+    marked = disturbed_in(frame, MEAN) if MEAN in frame else disturbed(frame)
     notes = ["" if frame["lossless"].astype(bool).all() else LOSSY_NOTE, DISTURBED_NOTE if marked.any() else ""]
     return "\n".join(filter(None, notes))
 

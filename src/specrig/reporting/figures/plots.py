@@ -36,7 +36,7 @@ from specrig.reporting.figures.panels import (
 from specrig.reporting.figures.style import INK, PAPER, method_colour, method_hatch, task_style
 from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
 from specrig.results.round_tables import EFFICIENT
-from specrig.results.summary import MEAN, spoilt
+from specrig.results.summary import MEAN, disturbed_in
 
 TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
 GROUPS = 8
@@ -99,7 +99,7 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     numbered = not sheet.width or len(columns) <= (8 if sheet.narrow else 12)  # else they would overlap
     text = values.map(lambda value: f"{value:.2f}{unit}" if np.isfinite(value) else "–")
     text = text + pd.DataFrame(
-        {column: spoilt(summary, column).map({True: f"{space}{DISTURBED_SIGN}", False: ""}) for column in columns}
+        {column: disturbed_in(summary, column).map({True: f"{space}{DISTURBED_SIGN}", False: ""}) for column in columns}
     )
     sns.heatmap(
         np.log2(values),
@@ -179,7 +179,7 @@ def speedup_bars(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figur
                 linewidth=0.6,
                 label=row_label(row),
             )
-            marked = [bool(spoilt(summary, name).iloc[number]) for name in names]
+            marked = [bool(disturbed_in(summary, name).iloc[number]) for name in names]
             mark_disturbed(ax, ((at, top) for at, top, sign in zip(x, heights, marked, strict=True) if sign))
             spread = np.nan_to_num(np.abs(np.vstack([heights - low, high - heights])))
             ends = ax.errorbar(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from specrig.results.citations import cited
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import DAGGER, DISTURBED_SIGN
 
 PAGE = 45
@@ -73,7 +73,7 @@ class _Column:
 
     name: str
     number: bool
-    entries: list[Entry]
+    entries: list[GridEntry]
 
     @cached_property
     def found(self) -> list[re.Match[str]]:
@@ -131,7 +131,7 @@ class _Column:
             return f"\\multicolumn{{2}}{{c}}{{{text}}}"
         return f"{{{text}}}" if self.number else text
 
-    def cell(self, entry: Entry) -> str:
+    def cell(self, entry: GridEntry) -> str:
         """The LaTeX of one of its entries."""
         note = f"{{\\scriptsize {escape(entry.note)}}}" if entry.note else ""
         match = _NUMBER.fullmatch(entry.text) if self.number else None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specrig.results import grid
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import (
     BATCHED_NOTE,
     DISTURBED_NOTE,
@@ -147,7 +147,10 @@ def differences_grid(apart: Apart) -> Grid:
     """What differs between the studies as wholes."""
     return Grid(
         ["what differs", "A", "B", "it can change"],
-        [[Entry(each.what), Entry(each.a), Entry(each.b), Entry(each.effect)] for each in apart.differences],
+        [
+            [GridEntry(each.what), GridEntry(each.a), GridEntry(each.b), GridEntry(each.effect)]
+            for each in apart.differences
+        ],
         labels=4,
         caption="What differs between the studies besides the pairs, of what was recorded.",
     )
@@ -163,9 +166,9 @@ def methods_grid(apart: Apart) -> Grid:
                 continue
             rows.append(
                 [
-                    Entry(f"{row.temperature:g}"),
-                    Entry(str(row.batch_size)),
-                    Entry(
+                    GridEntry(f"{row.temperature:g}"),
+                    GridEntry(str(row.batch_size)),
+                    GridEntry(
                         method_name(
                             row.method,
                             variant=own["variant"],
@@ -173,8 +176,8 @@ def methods_grid(apart: Apart) -> Grid:
                             disturbed=bool(own["disturbed"]),
                         )
                     ),
-                    Entry(_title(place), "" if own["tasks"] == most else f"{own['tasks']} tasks"),
-                    Entry(str(own["k"] or "–")),
+                    GridEntry(_title(place), "" if own["tasks"] == most else f"{own['tasks']} tasks"),
+                    GridEntry(str(own["k"] or "–")),
                     *(_entry(own, column) for column in (MEAN, "mean_acceptance_length")),
                 ]
             )
@@ -233,8 +236,8 @@ def as_values(apart: Apart) -> dict[str, Any]:
     }
 
 
-def _entry(own: Mapping[str, Any], column: str) -> Entry:
-    return Entry(
+def _entry(own: Mapping[str, Any], column: str) -> GridEntry:
+    return GridEntry(
         grid.number(own[column]),
         grid.interval(own[f"{column}_low"], own[f"{column}_high"]),
         struck=column == MEAN and bool(own["failed"]),

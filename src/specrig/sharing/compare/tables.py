@@ -11,7 +11,7 @@ from specrig.analysis.cells import IDENTITY
 from specrig.analysis.changes import Change
 from specrig.cell import Cell
 from specrig.results import grid
-from specrig.results.grid import Entry, Grid
+from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name, method_order, task_name
 from specrig.sharing.compare.comparison import Comparison, Row
 from specrig.sharing.compare.sentences import headline
@@ -25,7 +25,13 @@ def differences_grid(comparison: Comparison) -> Grid:
     """What differs between the two besides results."""
     jobs = {key for each in comparison.differences for key in each.jobs}
     rows = [
-        [Entry(each.what), Entry(each.a), Entry(each.b), Entry(each.effect), Entry(_whose(each, jobs))]
+        [
+            GridEntry(each.what),
+            GridEntry(each.a),
+            GridEntry(each.b),
+            GridEntry(each.effect),
+            GridEntry(_whose(each, jobs)),
+        ]
         for each in comparison.differences
     ]
     return Grid(
@@ -55,9 +61,9 @@ def means_grid(comparison: Comparison) -> Grid:
                     lossless=bool(cells[0].a["lossless"]),
                     marked=any(any(row.marked) for row in cells),
                 ),
-                Entry(str(len(change.tasks))),
-                Entry(grid.number(a)),
-                Entry(grid.number(b)),
+                GridEntry(str(len(change.tasks))),
+                GridEntry(grid.number(a)),
+                GridEntry(grid.number(b)),
                 _change_entry(change.speedup),
                 _change_entry(change.own, beyond),
             ]
@@ -82,19 +88,19 @@ def cells_grid(comparison: Comparison, rows: Sequence[Row]) -> Grid:
         found.append(
             [
                 *_labels(change.cell, shown, lossless=bool(row.a["lossless"]), marked=any(row.marked)),
-                Entry(task_name(change.cell.task)),
+                GridEntry(task_name(change.cell.task)),
                 *(
-                    Entry(grid.number(side["speedup"]), grid.interval(side["speedup_low"], side["speedup_high"]))
+                    GridEntry(grid.number(side["speedup"]), grid.interval(side["speedup_low"], side["speedup_high"]))
                     for side in (row.a, row.b)
                 ),
                 _change_entry(change.speedup),
                 _change_entry(change.own, row.speed),
-                *(Entry(grid.number(side["acceptance_length"])) for side in (row.a, row.b)),
+                *(GridEntry(grid.number(side["acceptance_length"])) for side in (row.a, row.b)),
                 _change_entry(change.length, row.acceptance),
-                Entry(
+                GridEntry(
                     f"{change.units[0]}, one by one" if change.paired else f"{change.units[0]} and {change.units[1]}"
                 ),
-                Entry(row.explanation or "–"),
+                GridEntry(row.explanation or "–"),
             ]
         )
     return Grid(
@@ -191,8 +197,8 @@ def _change_values(change: Change, beyond: bool | None = None) -> dict[str, Any]
     return found if beyond is None else {**found, "p_value": change.p_value, "beyond_chance": beyond}
 
 
-def _change_entry(change: Change, beyond: bool = False) -> Entry:
-    return Entry(grid.number(change.ratio), grid.interval(*change.interval), bold=beyond)
+def _change_entry(change: Change, beyond: bool = False) -> GridEntry:
+    return GridEntry(grid.number(change.ratio), grid.interval(*change.interval), bold=beyond)
 
 
 def _sides(comparison: Comparison) -> list[tuple[str, Any]]:
@@ -207,10 +213,10 @@ def _levels(cells: Sequence[Cell]) -> list[str]:
     return [name for name in LEVELS if len({getattr(cell, name) for cell in cells}) > 1]
 
 
-def _labels(cell: Cell, levels: Sequence[str], *, lossless: bool, marked: bool) -> list[Entry]:
+def _labels(cell: Cell, levels: Sequence[str], *, lossless: bool, marked: bool) -> list[GridEntry]:
     shared = [f"{value:g}" if isinstance(value := getattr(cell, name), float) else str(value) for name in levels]
     name = method_name(cell.method, variant=cell.variant, lossless=lossless) + (f" {DISTURBED_SIGN}" if marked else "")
-    return [*map(Entry, shared), Entry(name), Entry(str(cell.k))]
+    return [*map(GridEntry, shared), GridEntry(name), GridEntry(str(cell.k))]
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from specrig.measurement.records import write_atomically
 from specrig.reporting.documents.inline_svg import inline_svg
-from specrig.results.grid import Entry, Grid, interval, number, unbroken
+from specrig.results.grid import Grid, GridEntry, interval, number, unbroken
 from specrig.results.labels import method_name, task_name
 from specrig.sharing.compare import sentences, side_by_side, tables
 from specrig.sharing.compare.apart import Apart
@@ -159,7 +159,7 @@ def _line(row: Row) -> str:
     return f"{escape(where)}: {'; '.join(said)}{why}"
 
 
-def _text(entry: Entry) -> str:
+def _text(entry: GridEntry) -> str:
     text = _bold(entry.text, entry.bold)
     return f"{text} [dim]{escape(entry.note)}[/]" if entry.note else text
 

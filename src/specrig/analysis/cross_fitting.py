@@ -18,7 +18,7 @@ Logs = Mapping[str, pd.Series]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The result of `crossfit`. ks: the choices of the two halves. logs: each prompt's log speedup at the other half's
+    """The result of `cross_fit`. ks: the choices of the two halves. logs: each prompt's log speedup at the other half's
     choice.
     """
 
@@ -26,7 +26,7 @@ class Judged:
     logs: Logs
 
 
-def crossfit(choosing: Mapping[int, Logs], judging: Mapping[int, Logs] | None = None) -> Judged | None:
+def cross_fit(choosing: Mapping[int, Logs], judging: Mapping[int, Logs] | None = None) -> Judged | None:
     """Let each half of the prompts choose a k, and judge the other half at it.
 
     choosing: k -> log speedups by which the k is chosen. judging: k -> log speedups by which the choice is judged; None
