@@ -19,13 +19,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter
 from specrig.engines.http.launch import free_port
-from specrig.engines.http.remote import Remote, RowsClient
+from specrig.engines.http.remote_draft import RemoteDraft
 from specrig.heads import eagle3, initialise
 from specrig.runtime.model import CachedModel
 from specrig.runtime.replay import Function, Recording, Replay
 from specrig.runtime.transformers_model import cached_model
-from specrig.services.draft import Draft
-from specrig.services.rows_service import rows_app
+from specrig.services.worker_app import worker_app
+from specrig.services.workers import DraftWorker
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
 
@@ -102,15 +102,17 @@ class Lab:
         self._folder = tempfile.TemporaryDirectory()
         self._served: dict[int, str] = {}
 
-    def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> Remote:
+    def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> RemoteDraft:
         """The same draft in a real service, which listens on loopback in a thread of this process."""
         assert name == "draft"
         if rows not in self._served:
             copied = perturbed(random_llama(self.target.vocab_size, layers=3), self.noise)
             model = cached_model(copied.to(self.target.device), direct=self.direct, device=self.target.device)
-            app = rows_app(Draft(model, max(32, rows), model.max_positions), batch=max(32, rows), queue=4096, key=None)
+            app = worker_app(
+                DraftWorker(model, max(32, rows), model.max_positions), batch=max(32, rows), queue=4096, key=None
+            )
             self._served[rows] = listening(app)
-        return Remote(RowsClient(self._served[rows]), latency_s=latency_s, half=half)
+        return RemoteDraft(self._served[rows], latency_s=latency_s, half=half)
 
     def model(self, name: str) -> CachedModel:
         assert name == "draft"

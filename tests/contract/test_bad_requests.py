@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,20 +15,18 @@ from hypothesis import strategies as st
 from models import Lab, listening
 
 from specrig.audit.toy_pair import build
-from specrig.engines.http import wire
-from specrig.engines.http.remote import RowsClient
-from specrig.engines.http.wire import Ask
 from specrig.models import hub
-from specrig.services.coordinator import Coordinator
+from specrig.services import protocol
+from specrig.services.client import RowsClient
+from specrig.services.coordinator import BatchedClient, Coordinator, DraftClient
 from specrig.services.coordinator_app import coordinator_app
-from specrig.services.draft import Draft
-from specrig.services.link import DraftLink, Link
-from specrig.services.rows_service import rows_app
-from specrig.services.target import Target
+from specrig.services.protocol import RowRequest, RowsRequest
+from specrig.services.worker_app import worker_app
+from specrig.services.workers import DraftWorker, TargetWorker
 
 V, CONTEXT, KEY = 8, 200, "a key"
 FEW = settings(derandomize=True, max_examples=100)
-PROPER = Ask(
+PROPER = RowRequest(
     99, 0, [1, 2, 3], depth=2, draft=[3, 4], temperature=0.5, uniforms=[0.1, 0.2, 0.3], q=np.full((2, V), 1 / V, "f4")
 )
 NUMBERS = [0.0, -1.0, 1.0, 2.0, 1e-320, 1e-7, 1e30, 1e38, float("nan"), float("inf"), -float("inf")]
@@ -39,13 +38,13 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     tokenizer, lab = hub.tokenizer(build(tmp_path_factory.mktemp("toy_pair")).target), Lab(vocab_size=V)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECRIG_API_KEY", KEY)
-        works = {"target": Target(lab.target, 8, CONTEXT), "draft": Draft(lab.model("draft"), 8, CONTEXT)}
-        found = {name: listening(rows_app(work, batch=8, queue=64, key=KEY)) for name, work in works.items()}
+        works = {"target": TargetWorker(lab.target, 8, CONTEXT), "draft": DraftWorker(lab.model("draft"), 8, CONTEXT)}
+        found = {name: listening(worker_app(work, batch=8, queue=64, key=KEY)) for name, work in works.items()}
 
         def made() -> Coordinator:
-            drafts = DraftLink(RowsClient(found["draft"]), 8, 100, check=lambda: None)
+            drafts = DraftClient(RowsClient(found["draft"]), 8, 100, check=lambda: None)
             return Coordinator(
-                Link(RowsClient(found["target"]), 8, 100), drafts, eos=(), context=CONTEXT, running=4, queue=4
+                BatchedClient(RowsClient(found["target"]), 8, 100), drafts, eos=(), context=CONTEXT, running=4, queue=4
             )
 
         found["coordinator"] = listening(coordinator_app(made, tokenizer, "small", 4, key=KEY))
@@ -70,20 +69,20 @@ def rows(url: str, content: bytes) -> None:
     """Send bytes for rows: what is not refused is answered with tokens and numbers that there are. Then a proper row is
     answered.
     """
-    for sent in (content, wire.pack_asks([PROPER], ended=[PROPER.session])):
-        response = post(url + wire.PATH, sent)
+    for sent in (content, protocol.pack(RowsRequest([PROPER], ended=[PROPER.session]))):
+        response = post(url + protocol.PATH, sent)
         if not refused(response):
-            answers, _ = wire.unpack_answers(response.content)
+            answers = protocol.unpack_output(response.content).rows
             for answer in answers:
                 assert all(token < V for token in answer.tokens) and np.isfinite(answer.overlap)
                 assert answer.q is None or np.isfinite(answer.q).all()
     assert len(answers) == 1 and answers[0].known and answers[0].tokens
 
 
-asks = st.builds(
-    Ask,
+row_requests = st.builds(
+    RowRequest,
     session=st.sampled_from([0, 1, 2, (1 << 64) - 1]),
-    held=st.sampled_from([0, 0, 1, CONTEXT - 1, CONTEXT, (1 << 32) - 1]),
+    num_cached=st.sampled_from([0, 0, 1, CONTEXT - 1, CONTEXT, (1 << 32) - 1]),
     tokens=st.lists(st.sampled_from([0, 1, V - 1, V, (1 << 32) - 1]), max_size=3) | st.just([1] * CONTEXT) | st.just([1] * (CONTEXT + 1)),
     depth=st.sampled_from([0, 1, 4, 16, 17, (1 << 32) - 1]),
     draft=st.lists(st.integers(0, V), max_size=3) | st.just([1] * 16) | st.just([1] * 17),
@@ -101,16 +100,14 @@ asks = st.builds(
 
 @pytest.mark.parametrize("kind", ["draft", "target"])
 @FEW
-@given(st.lists(asks, max_size=4))
-def test_rows_of_any_content_are_answered_or_refused(urls: dict[str, str], kind: str, given_rows: list[Ask]) -> None:
-    try:
-        content = wire.pack_asks(given_rows)
-    except ValueError:  # rows whose probabilities do not even fit each other
-        return
-    rows(urls[kind], content)
+@given(st.lists(row_requests, max_size=4))
+def test_rows_of_any_content_are_answered_or_refused(
+    urls: dict[str, str], kind: str, given_rows: list[RowRequest]
+) -> None:
+    rows(urls[kind], protocol.pack(RowsRequest(given_rows)))
 
 
-MESSAGE = wire.pack_asks([PROPER])
+MESSAGE = protocol.pack(RowsRequest([PROPER]))
 
 
 @pytest.mark.parametrize("kind", ["draft", "target"])
@@ -125,10 +122,10 @@ def test_bytes_of_any_kind_are_answered_or_refused(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"temperature": 1e-320}, "temperature 1e-320, which is to be 0 or a finite number from 1e-06 up"),
-        ({"temperature": float("nan")}, "temperature nan"),
-        ({"uniforms": [1.0] * 3}, "a uniform that is not from 0 up and below 1"),
-        ({"uniforms": [float("nan")] * 3}, "a uniform that is not"),
+        ({"temperature": 1e-320}, "rows.0.temperature: a temperature is 0 (greedy decoding) or at least 1e-06"),
+        ({"temperature": float("nan")}, "rows.0.temperature: Input should be"),
+        ({"uniforms": [1.0] * 3}, "rows.0.uniforms.0: Input should be less than 1"),
+        ({"uniforms": [float("nan")] * 3}, "rows.0.uniforms.0: Input should be a finite number"),
         *[
             ({"q": np.full((2, V), bad, "f4")}, "nothing can be drawn from")
             for bad in (-1, 0, float("nan"), float("inf"))
@@ -139,9 +136,9 @@ def test_bytes_of_any_kind_are_answered_or_refused(
 def test_numbers_that_would_draw_tokens_which_there_are_not(
     urls: dict[str, str], change: dict[str, Any], said: str
 ) -> None:
-    ask = {name: getattr(PROPER, name) for name in Ask.__slots__} | change
+    row = dataclasses.replace(PROPER, **change)
     for kind in ("draft", "target"):
-        response = post(urls[kind] + wire.PATH, wire.pack_asks([Ask(**ask)]))
+        response = post(urls[kind] + protocol.PATH, protocol.pack(RowsRequest([row])))
         assert response.status_code == 422 and said in response.json()["error"]["message"]
 
 

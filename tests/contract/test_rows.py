@@ -15,13 +15,11 @@ from models import Lab
 
 from specrig.audit.distribution import exact_distribution, g_test
 from specrig.decoding.loop import generate
-from specrig.engines.http import wire
-from specrig.engines.http.remote import ServiceError
-from specrig.engines.http.wire import Answer, Ask, WireError
-from specrig.services.coordinator import Coordinator, Wanted
-from specrig.services.draft import Draft
-from specrig.services.link import DraftLink, Link
-from specrig.services.target import Target
+from specrig.services import protocol
+from specrig.services.client import ServiceError
+from specrig.services.coordinator import BatchedClient, Coordinator, DecodeRequest, DraftClient
+from specrig.services.protocol import ProtocolError, RowOutput, RowRequest, RowsOutput, RowsRequest
+from specrig.services.workers import DraftWorker, TargetWorker, Worker
 
 PROMPTS = [
     [5, 9, 11, 5, 9],
@@ -39,27 +37,28 @@ K, LENGTH = 4, 24
 class Local:
     """A service without a network: messages are packed and unpacked, and run at once."""
 
-    def __init__(self, work: Draft | Target) -> None:
+    def __init__(self, work: Worker) -> None:
         self.work, self.url, self.rows, self.down = work, "here", list[int](), False
 
-    def ask(
-        self, asks: Sequence[Ask], *, half: bool = False, ended: Sequence[int] = ()
-    ) -> tuple[list[Answer], wire.Passes]:
+    def run(
+        self, rows: Sequence[RowRequest], *, half: bool = False, ended: Sequence[int] = ()
+    ) -> tuple[list[RowOutput], protocol.Passes]:
         if self.down:
             raise ServiceError("here: it is down")
-        asks, half, ended = wire.unpack_asks(wire.pack_asks(asks, half=half, ended=ended))
-        self.work.check(asks)
-        self.work.sessions.end(ended)
-        self.rows.append(len(asks))
-        return wire.unpack_answers(wire.pack_answers(self.work.step(asks, half), {}))
+        message = protocol.unpack_request(protocol.pack(RowsRequest(list(rows), half, list(ended))))
+        self.work.check(message.rows)
+        self.work.sessions.end(message.ended)
+        self.rows.append(len(message.rows))
+        output = protocol.unpack_output(protocol.pack(RowsOutput(self.work.step(message.rows, message.half))))
+        return output.rows, output.passes
 
 
 def services(lab: Lab, *, target_rows: int = 16, draft_rows: int = 32) -> tuple[Local, Local]:
-    return Local(Target(lab.target, target_rows, 200)), Local(Draft(lab.model("draft"), draft_rows, 200))
+    return Local(TargetWorker(lab.target, target_rows, 200)), Local(DraftWorker(lab.model("draft"), draft_rows, 200))
 
 
 def decode(
-    wanted: Sequence[Wanted],
+    wanted: Sequence[DecodeRequest],
     target: Local,
     draft: Local | None,
     *,
@@ -72,12 +71,12 @@ def decode(
     """
 
     async def all_of_them() -> tuple[list[list[int]], Coordinator]:
-        judged = Link(target, 8, 9_999)  # type: ignore[arg-type]
-        drafts = DraftLink(draft, 32, 9_999, check=lambda: None, half=half) if draft else None  # type: ignore[arg-type]
+        judged = BatchedClient(target, 8, 9_999)  # type: ignore[arg-type]
+        drafts = DraftClient(draft, 32, 9_999, check=lambda: None, half=half) if draft else None  # type: ignore[arg-type]
         coordinator = Coordinator(judged, drafts, eos=(), context=200, running=running, queue=9_999)
         workers = [asyncio.create_task(link.batcher.work()) for link in (judged, drafts) if link]
 
-        async def one(number: int, request: Wanted) -> list[int]:
+        async def one(number: int, request: DecodeRequest) -> list[int]:
             if stagger:
                 await asyncio.sleep(0.004 * number)
             return [token async for tokens in coordinator.decode(request) for token in tokens]
@@ -95,7 +94,7 @@ def native() -> Lab:
     return Lab(vocab_size=40)
 
 
-def expected(native: Lab, wanted: Wanted) -> Any:
+def expected(native: Lab, wanted: DecodeRequest) -> Any:
     (found,) = generate(
         native.target,
         native.drafter("draft_model"),
@@ -116,8 +115,10 @@ def test_rows_that_join_and_leave_decode_as_alone_in_the_native_loop(native: Lab
     """
     target, draft = services(Lab(vocab_size=40), target_rows=rows[0], draft_rows=rows[1])
     wanted = [
-        Wanted(prompt, LENGTH - number % 5, temperature, seed=number, k=K)
-        for number, (prompt, temperature) in enumerate((prompt, heat) for heat in (0.0, 0.7, 1.0) for prompt in PROMPTS)
+        DecodeRequest(prompt, LENGTH - number % 5, temperature, seed=number, k=K)
+        for number, (prompt, temperature) in enumerate(
+            (prompt, temperature) for temperature in (0.0, 0.7, 1.0) for prompt in PROMPTS
+        )
     ]
     found, coordinator = decode(wanted, target, draft, stagger=rows[0] == 16)
     truth = [expected(native, request) for request in wanted]
@@ -136,7 +137,7 @@ def test_the_sampled_distribution_is_the_targets_in_either_precision(half: bool)
     expectation = exact_distribution(lab.target, prompt, length, temperature=0.6)
     target, draft = services(lab, target_rows=64, draft_rows=64)
     found, coordinator = decode(
-        [Wanted(prompt, length, 0.6, seed, 3) for seed in range(1500)], target, draft, running=64, half=half
+        [DecodeRequest(prompt, length, 0.6, seed, 3) for seed in range(1500)], target, draft, running=64, half=half
     )
     test = g_test(found, expectation)
     assert test.p_value > 1e-4, test
@@ -146,7 +147,7 @@ def test_the_sampled_distribution_is_the_targets_in_either_precision(half: bool)
 def test_without_a_draft_the_output_is_plain_decoding_and_the_draft_is_asked_again_later(native: Lab) -> None:
     target, draft = services(Lab(vocab_size=40))
     draft.down = True
-    wanted = [Wanted(prompt, LENGTH, 0.0, 0, K) for prompt in PROMPTS]
+    wanted = [DecodeRequest(prompt, LENGTH, 0.0, 0, K) for prompt in PROMPTS]
     found, coordinator = decode(wanted, target, draft)
     truth = [expected(native, request).tokens for request in wanted]
     assert found == truth
@@ -159,59 +160,66 @@ def test_without_a_draft_the_output_is_plain_decoding_and_the_draft_is_asked_aga
 
 def test_a_message_comes_back_as_it_was_sent() -> None:
     q = np.random.default_rng(0).random((2, 5), dtype=np.float32)
-    asks = [
-        Ask(1 << 62, 0, [4, 2], depth=3, temperature=0.7, uniforms=[0.5, 0.25, 0.125]),
-        Ask(7, 12, [1], draft=[3, 4], temperature=1.0, uniforms=[0.5, 0.5, 0.0], q=q),
-        Ask(9, 3, [2], uniforms=[]),
+    rows = [
+        RowRequest(1 << 62, 0, [4, 2], depth=3, temperature=0.7, uniforms=[0.5, 0.25, 0.125]),
+        RowRequest(7, 12, [1], draft=[3, 4], temperature=1.0, uniforms=[0.5, 0.5, 0.0], q=q),
+        RowRequest(9, 3, [2], uniforms=[]),
     ]
-    found, half, ended = wire.unpack_asks(wire.pack_asks(asks, half=True, ended=[3, 1 << 61]))
-    assert half is True and ended == [3, 1 << 61]
-    assert found[1].q is not None and np.array_equal(found[1].q, q)
-    found[1].q = asks[1].q = None
-    assert found == asks
-    answers = [Answer(True, [1, 2], q.astype(np.float16), 0.5, 2), Answer(False)]
-    back, passes = wire.unpack_answers(wire.pack_answers(answers, {1: (3, 0.25), 5: (1, 0.5)}))
-    assert passes == {1: (3, 0.25), 5: (1, 0.5)} and back[1] == answers[1]
-    assert back[0].q is not None and back[0].q.dtype == np.float16 and np.array_equal(back[0].q, answers[0].q)
+    request = protocol.unpack_request(protocol.pack(RowsRequest(rows, half=True, ended=[3, 1 << 61])))
+    assert request.half is True and request.ended == [3, 1 << 61]
+    assert request.rows[1].q is not None and np.array_equal(request.rows[1].q, q)
+    request.rows[1].q = rows[1].q = None
+    assert request.rows == rows
+    outputs = [RowOutput(True, [1, 2], q.astype(np.float16), 0.5, 2), RowOutput(False)]
+    back = protocol.unpack_output(protocol.pack(RowsOutput(outputs, {1: (3, 0.25), 5: (1, 0.5)})))
+    assert back.passes == {1: (3, 0.25), 5: (1, 0.5)} and back.rows[1] == outputs[1]
+    assert back.rows[0].q is not None and back.rows[0].q.dtype == np.float16
+    assert np.array_equal(back.rows[0].q, outputs[0].q)
 
 
-MESSAGE = wire.pack_asks(
-    [Ask(5, 0, [1, 2, 3], draft=[4], temperature=0.5, uniforms=[0.1, 0.2], q=np.full((1, 6), 1 / 6, "f4"))]
+MESSAGE = protocol.pack(
+    RowsRequest(
+        [RowRequest(5, 0, [1, 2, 3], draft=[4], temperature=0.5, uniforms=[0.1, 0.2], q=np.full((1, 6), 1 / 6, "f4"))]
+    )
 )
 
 
 @settings(max_examples=300)
 @given(at=st.integers(0, len(MESSAGE) - 1), put=st.binary(max_size=6), cut=st.integers(0, 8))
-def test_bytes_that_are_no_message_are_told_so(at: int, put: bytes, cut: int) -> None:
-    """Whatever is changed in a message, it is read as one or refused with the place; nothing else is raised."""
+def test_bytes_that_are_no_message_are_refused(at: int, put: bytes, cut: int) -> None:
+    """A changed message is read as one or refused in a sentence; nothing else is raised."""
     changed = MESSAGE[:at] + put + MESSAGE[at + cut :]
     try:
-        asks, _, _ = wire.unpack_asks(changed)
-    except WireError as error:
-        assert len(str(error)) < 200
+        request = protocol.unpack_request(changed)
+    except ProtocolError as error:
+        assert 0 < len(str(error)) < 300
     else:
-        assert all(isinstance(ask, Ask) and ask.tokens for ask in asks)
+        assert all(isinstance(row, RowRequest) and row.tokens for row in request.rows)
 
 
 def test_what_a_service_cannot_run_is_named(native: Lab) -> None:
     target, draft = services(Lab(vocab_size=40))
-    for local, ask, said in [
-        (target, Ask(1, 0, [40]), "row 0 holds token 40, the model has 40"),
-        (target, Ask(1, 0, [1] * 201), "row 0 has 201 tokens, there is room for 200"),
+    for local, row, said in [
+        (target, RowRequest(1, 0, [40]), "row 0 holds token 40, the model has 40"),
+        (target, RowRequest(1, 0, [1] * 201), "row 0 has 201 tokens, there is room for 200"),
         (
             target,
-            Ask(1, 0, [1], draft=[2], temperature=1.0, uniforms=[0.5]),
-            "row 0 has 1 uniforms, to judge 1 tokens takes one more",
+            RowRequest(1, 0, [1], draft=[2], temperature=1.0, uniforms=[0.5]),
+            "row 0 has 1 uniforms, it needs 2",
         ),
-        (target, Ask(1, 0, [1], draft=[2], q=np.ones((1, 39), "f4")), "probabilities of 39 tokens, the model has 40"),
-        (draft, Ask(1, 0, [1], depth=3, temperature=1.0), "row 0 has 0 uniforms for 3 tokens to draw"),
-        (draft, Ask(1, 0, [1], depth=17), "row 0 has 17 draft tokens, the most are 16"),
-        (draft, Ask(1, 0, []), "row 0 has no new token"),
-        (draft, Ask(1, 0, [1], temperature=float("nan")), "row 0 has temperature nan"),
+        (
+            target,
+            RowRequest(1, 0, [1], draft=[2], q=np.ones((1, 39), "f4")),
+            "probabilities of 39 tokens, the model has 40",
+        ),
+        (draft, RowRequest(1, 0, [1], depth=3, temperature=1.0), "row 0 has 0 uniforms, it needs 3"),
+        (draft, RowRequest(1, 0, [1], depth=17), "rows.0.depth: Input should be less than or equal to 16"),
+        (draft, RowRequest(1, 0, []), "rows.0.tokens: List should have at least 1 item"),
+        (draft, RowRequest(1, 0, [1], temperature=float("nan")), "rows.0.temperature: Input should be"),
     ]:
-        with pytest.raises(WireError, match=said):
-            local.ask([ask])
-    answers, _ = target.ask([Ask(1, 5, [1]), Ask(2, 0, [1]), Ask(2, 0, [1])])
+        with pytest.raises(ProtocolError, match=said):
+            local.run([row])
+    answers, _ = target.run([RowRequest(1, 5, [1]), RowRequest(2, 0, [1]), RowRequest(2, 0, [1])])
     assert [answer.known for answer in answers] == [False, True, False], (
         "an unknown text, and one that is asked about twice at once"
     )

@@ -26,18 +26,19 @@ from specrig.audit.toy_pair import PROMPT, build
 from specrig.cell import Cell
 from specrig.cli import main
 from specrig.decoding.types import Generation
-from specrig.engines.http import counters, wire
+from specrig.engines.base import EngineError
+from specrig.engines.http import counters
 from specrig.engines.http.launch import ServerProcess, free_port
-from specrig.engines.http.remote import RowsClient, ServiceError
-from specrig.engines.http.wire import Ask
 from specrig.engines.native import Native
 from specrig.engines.server import Server
 from specrig.models import hub
 from specrig.models.endpoint import Endpoint
 from specrig.models.pair import PairFiles
-from specrig.services.coordinator import Coordinator
+from specrig.services import protocol
+from specrig.services.client import RowsClient, ServiceError
+from specrig.services.coordinator import BatchedClient, Coordinator
 from specrig.services.coordinator_app import coordinator_app
-from specrig.services.link import Link
+from specrig.services.protocol import RowRequest
 
 K, LENGTH = 4, 24
 REQUESTS = 200
@@ -135,10 +136,12 @@ def stream(url: str, **body: Any) -> list[dict[str, Any]]:
 
 def test_sampled_and_greedy_outputs_are_those_of_the_native_loop_and_are_counted(fleet: Fleet, native: Native) -> None:
     before = fleet.page()
-    prompts, heats = some_prompts(12), [0.0, 0.7, 1.3]
-    truth = [generated(native, prompt, temperature=heats[n % 3], seed=n) for n, prompt in enumerate(prompts)]
+    prompts, temperatures = some_prompts(12), [0.0, 0.7, 1.3]
+    truth = [generated(native, prompt, temperature=temperatures[n % 3], seed=n) for n, prompt in enumerate(prompts)]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        asked = [pool.submit(fleet.tokens, prompt=p, temperature=heats[n % 3], seed=n) for n, p in enumerate(prompts)]
+        asked = [
+            pool.submit(fleet.tokens, prompt=p, temperature=temperatures[n % 3], seed=n) for n, p in enumerate(prompts)
+        ]
         assert [future.result() for future in asked] == [generation.tokens for generation in truth]
     rounds = [entry for generation in truth for entry in generation.rounds]
     grown = {name: value - before[name] for name, value in fleet.page().items()}
@@ -296,17 +299,20 @@ def test_requests_that_are_no_requests(fleet: Fleet) -> None:
     assert other.status_code == 404 and "'gpt' is not served here" in other.json()["error"]["message"]
     assert requests.get(url + "/v1/embeddings", timeout=30).status_code == 404
     for kind in ("draft", "target"):
-        response = requests.post(fleet.urls[kind] + wire.PATH, data=b"SRIG1Qnonsense", timeout=30)
-        assert response.status_code == 422 and "runs over the message's end" in response.json()["error"]["message"]
+        response = requests.post(fleet.urls[kind] + protocol.PATH, data=b"SRIG1Qnonsense", timeout=30)
+        assert (
+            response.status_code == 422
+            and "is no safetensors file with a message" in response.json()["error"]["message"]
+        )
     with pytest.raises(ServiceError, match=r"status 422: .*holds token 99"):
-        RowsClient(fleet.urls["draft"]).ask([Ask(1, 0, [99], depth=1)])
+        RowsClient(fleet.urls["draft"]).run([RowRequest(1, 0, [99], depth=1)])
 
 
 def test_full_queues_say_when_to_come_again(fleet: Fleet, pair: PairFiles) -> None:
     """A coordinator for one request at a time, with room for one that waits; both of its requests are answered."""
 
     def made() -> Coordinator:
-        target = Link(RowsClient(fleet.urls["target"]), 8, 100)
+        target = BatchedClient(RowsClient(fleet.urls["target"]), 8, 100)
         return Coordinator(target, None, eos=(), context=512, running=1, queue=1)
 
     url = listening(coordinator_app(made, hub.tokenizer(pair.target), "small", 0, key=None)) + "/v1/completions"
@@ -322,9 +328,9 @@ def test_full_queues_say_when_to_come_again(fleet: Fleet, pair: PairFiles) -> No
                 response.headers["Retry-After"] == "1"
                 and "1 requests wait already" in response.json()["error"]["message"]
             )
-    rows = [Ask(number, 0, [1]) for number in range(1025)]
+    rows = [RowRequest(number, 0, [1]) for number in range(1025)]
     with pytest.raises(ServiceError, match=r"status 503: .*rows wait already"):
-        RowsClient(fleet.urls["target"]).ask(rows)
+        RowsClient(fleet.urls["target"]).run(rows)
 
 
 def found_text(found: list[requests.Response]) -> str:
@@ -341,7 +347,7 @@ def test_a_key_is_asked_for_and_needed_where_it_listens_widely(
 
     def made() -> Coordinator:
         return Coordinator(
-            Link(RowsClient(fleet.urls["target"]), 8, 100), None, eos=(), context=512, running=4, queue=4
+            BatchedClient(RowsClient(fleet.urls["target"]), 8, 100), None, eos=(), context=512, running=4, queue=4
         )
 
     url = listening(coordinator_app(made, hub.tokenizer(pair.target), "small", 0, key="a secret"))
@@ -381,9 +387,9 @@ def test_the_drafter_is_draft_model_with_a_network_between(pair: PairFiles, nati
             assert sum(calls for calls, _ in found[0].draft_passes.values()) == rounds * K
         service = engine._service
         assert service is not None
-        os.kill(service._process.process.pid, signal.SIGKILL)
-        service._process.died(5)
-        with pytest.raises(ServiceError, match="no service answers there"):
+        os.kill(service.process.process.pid, signal.SIGKILL)
+        service.process.died(5)
+        with pytest.raises(EngineError, match="no service answers there"):
             engine._drafters[next(iter(engine._drafters))].remote.begin([[1, 2]])
 
 

@@ -11,17 +11,18 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from specrig.audit.toy_pair import build
-from specrig.engines.http import wire
-from specrig.engines.http.remote import Text
-from specrig.services import model as service
-from specrig.services.target import Target
+from specrig.services import protocol
+from specrig.services import worker_app as service
+from specrig.services.client import RemoteSession
+from specrig.services.protocol import RowsRequest
+from specrig.services.workers import TargetWorker
 
 
 def test_the_thread_that_loads_a_model_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two threads that have computed, libgomp lets neither's team wait ready: passes took twice as long."""
     seen: list[str] = []
 
-    class Watched(Target):
+    class Watched(TargetWorker):
         def __init__(self, *given: Any) -> None:
             seen.append(threading.current_thread().name)
             super().__init__(*given)
@@ -31,7 +32,7 @@ def test_the_thread_that_loads_a_model_runs_it(tmp_path: Path, monkeypatch: pyte
             return super().step(*given)
 
     apps: list[FastAPI] = []
-    monkeypatch.setitem(service.KINDS, "target", Watched)
+    monkeypatch.setitem(service.WORKERS, "target", Watched)
     monkeypatch.setattr(service, "serve", lambda app, host, port: apps.append(app))
     settings = service.Serving(
         model=build(tmp_path).target, revision=None, dtype="float32", device="cpu", batch=2, sessions=None, context=64, queue=8,
@@ -39,6 +40,8 @@ def test_the_thread_that_loads_a_model_runs_it(tmp_path: Path, monkeypatch: pyte
     )  # fmt: skip
     service.serve_model("target", settings, "127.0.0.1", 0)
     with TestClient(apps[0]) as client:
-        answer = client.post(wire.PATH, content=wire.pack_asks([Text().ask([1, 2, 3], temperature=0.0)]))
-    assert answer.status_code == 200 and len(wire.unpack_answers(answer.content)[0]) == 1
+        answer = client.post(
+            protocol.PATH, content=protocol.pack(RowsRequest([RemoteSession().request([1, 2, 3], temperature=0.0)]))
+        )
+    assert answer.status_code == 200 and len(protocol.unpack_output(answer.content).rows) == 1
     assert len(seen) == 2 and len(set(seen)) == 1 and seen[0] != threading.main_thread().name

@@ -35,8 +35,8 @@ def draft(
     device: Device = "cpu", batch: Batch = 32, sessions: Held = None, context: Context = 4096, queue: Queue = 1024,
     threads: Threads = None, vocabulary: Vocabulary = None, random_weights: Random = False,
 ) -> None:  # fmt: skip
-    """Serve a draft model, which continues texts by up to 16 tokens a question."""
-    from specrig.services.model import Serving, serve_model
+    """Serve a draft model, which continues texts by up to 16 tokens a request."""
+    from specrig.services.worker_app import Serving, serve_model
 
     serving = Serving(
         model, revision, dtype, device, batch, sessions, context, queue, threads, vocabulary, random_weights
@@ -50,8 +50,8 @@ def target(
     device: Device = "cpu", batch: Batch = 8, sessions: Held = None, context: Context = 4096, queue: Queue = 1024,
     threads: Threads = None, vocabulary: Vocabulary = None, random_weights: Random = False,
 ) -> None:  # fmt: skip
-    """Serve a target model, which judges drafts and adds its own token."""
-    from specrig.services.model import Serving, serve_model
+    """Serve a target model, which verifies drafts and adds its own token."""
+    from specrig.services.worker_app import Serving, serve_model
 
     serving = Serving(
         model,
@@ -87,9 +87,9 @@ def coordinator(
     ] = "float32",
 ) -> None:
     """Serve OpenAI's completions and chat API from a target service, with a draft service's help where it is there."""
-    from specrig.services.coordinator_app import Settings, serve_coordinator
+    from specrig.services.coordinator_app import CoordinatorSettings, serve_coordinator
 
-    settings = Settings(
+    settings = CoordinatorSettings(
         target, draft, tokenizer, k, queue, draft_timeout_ms / 1e3, target_timeout_s, precision == "float16"
     )
     serve_coordinator(settings, host, port)

@@ -21,8 +21,7 @@ from specrig.models.pair import ModelError, PairFiles
 if TYPE_CHECKING:
     import torch
 
-    from specrig.engines.http.remote import Remote
-    from specrig.engines.http.services import DraftProcess
+    from specrig.engines.http.remote_draft import DraftProcess, RemoteDraft
     from specrig.runtime.model import CachedModel
 
 
@@ -168,24 +167,23 @@ class Native(TokenizedEngine):
             raise EngineError(f"pair {self.pair.name}: no trained {name} head")
         return fetch_folder(str(self.pair.heads[name]), self.pair.revisions.get(name))
 
-    def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> Remote:
+    def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> RemoteDraft:
         """The pair's draft in a service that this engine starts on this machine (`Resources`). It is started anew where
         it is too small.
         """
-        from specrig.engines.http.remote import Remote, RowsClient
-        from specrig.engines.http.services import DraftProcess
+        from specrig.engines.http.remote_draft import DraftProcess, RemoteDraft
 
         context = min(self.target.max_positions, self.target.cache.slots)
         if self._service is None or not self._service.holds(rows, context):
             vocabulary = self.model(name).vocab_size
             self.close()
             self._service = DraftProcess(self.pair, rows, context, vocabulary, self.device, self.threads)
-        return Remote(RowsClient(self._service.url), latency_s=latency_s, half=half)
+        return RemoteDraft(self._service.url, latency_s=latency_s, half=half)
 
     def close(self) -> None:
         """End the draft's service, where one was started."""
         if self._service is not None:
-            self._service.close()
+            self._service.process.close()
             self._service = None
 
     def _drafter(self, cell: Cell, key: str) -> Drafter:

@@ -52,7 +52,7 @@ STAGES = {
 }
 
 
-SERVED = {"remote_draft": ("specrig.services.model",)}
+SERVED = {"remote_draft": ("specrig.services.worker_app",)}
 """Method -> the modules of the processes that measure with it beside the engine's own."""
 
 

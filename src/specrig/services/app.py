@@ -1,4 +1,4 @@
-"""What the services share: who may ask, how errors are told, health and metrics pages, and the process that listens."""
+"""What the services share: keys, errors, the pages for health and metrics, and the process that listens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
 from specrig import __version__
-from specrig.engines.http.remote import KEY_ENV, ServiceError
+from specrig.services.client import KEY_ENV, ServiceError
 
 MAX_BODY = 256 << 20
-"""Largest question in bytes: a batch of drafts with the probabilities of a large vocabulary stays below."""
+"""Largest request in bytes: a batch of drafts with the probabilities of a large vocabulary stays below."""
 KEEP_ALIVE_S = 75
-Sample = tuple[str, str, str, float]
-"""(name, labels such as `position="0"` or "", counter or gauge, value)."""
+Sample = tuple[str, str, float]
+"""(name, labels such as `position="0"` or "", value). A name that ends with `_total` is a counter, another a gauge."""
 
 
 class ServingError(ServiceError):
-    """A service that cannot be started as asked; the message names what and the fix."""
+    """A service that cannot be started with these options; the message names what and the fix."""
 
 
 class RefusedError(Exception):
@@ -47,7 +47,7 @@ class RefusedError(Exception):
         return {"error": {"message": message, "type": kind, "param": self.where, "code": self.status}}
 
     def response(self) -> Response:
-        """The answer that says so."""
+        """The same as a response."""
         headers = {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
         return JSONResponse(self.body(), self.status, headers)
 
@@ -56,27 +56,25 @@ def make_app(
     name: str,
     health: Callable[[], dict[str, Any]],
     samples: Callable[[], Iterable[Sample]],
-    works: Callable[[], contextlib.AbstractAsyncContextManager[None]],
+    background: Callable[[], contextlib.AbstractAsyncContextManager[None]],
     key: str | None,
 ) -> FastAPI:
     """An application with `/health`, `/metrics` and `/version`, to which a service adds its own paths.
 
-    works: what runs while the application does. key: what every request but `/health` must carry as a bearer token;
+    background: what runs while the application does. key: what every request but `/health` must carry as a bearer token;
     None: nothing.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with works():
+        async with background():
             yield
 
     async def guard(request: Request) -> None:
-        said = request.headers.get("authorization", "")
-        if (
-            key is not None
-            and request.url.path != "/health"
-            and not hmac.compare_digest(said.encode(), f"Bearer {key}".encode())
-        ):
+        if key is None or request.url.path == "/health":
+            return
+        sent = request.headers.get("authorization", "")
+        if not hmac.compare_digest(sent.encode(), f"Bearer {key}".encode()):
             raise RefusedError(401, "no valid key", f"send the header Authorization: Bearer <the service's {KEY_ENV}>")
 
     app = FastAPI(
@@ -101,27 +99,27 @@ def make_app(
         ).response()
 
     @app.get("/health")
-    async def tell_health() -> dict[str, Any]:
+    async def health_page() -> dict[str, Any]:
         return {"status": "ok", "service": name, "version": __version__, **health()}
 
     @app.get("/version")
-    async def tell_version() -> dict[str, Any]:
+    async def version_page() -> dict[str, Any]:
         return {"version": __version__}
 
     @app.get("/metrics")
-    async def tell_metrics() -> Response:
-        return PlainTextResponse(page(samples()), media_type="text/plain; version=0.0.4")
+    async def metrics_page() -> Response:
+        return PlainTextResponse(prometheus_text(samples()), media_type="text/plain; version=0.0.4")
 
     return app
 
 
-def page(samples: Iterable[Sample]) -> str:
+def prometheus_text(samples: Iterable[Sample]) -> str:
     """Prometheus' text format; samples of one name stand together."""
-    lines, told = [], set()
-    for name, labels, kind, value in samples:
-        if name not in told:
-            lines.append(f"# TYPE {name} {kind}")
-            told.add(name)
+    lines, typed = [], set()
+    for name, labels, value in samples:
+        if name not in typed:
+            lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
+            typed.add(name)
         lines.append(f"{name}{f'{{{labels}}}' if labels else ''} {value:.15g}")
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Continuous batching: whoever waits when a batch is done goes into the next one."""
+"""Dynamic batching: whatever waits when a batch is done goes into the next one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Batcher(Generic[Item, Result]):
             batch = [self._waiting.popleft() for _ in range(min(self.size, len(self._waiting)))]
             if not self._waiting:
                 self._arrived.clear()
-            batch = [(item, future) for item, future in batch if not future.cancelled()]  # who asked has gone
+            batch = [(item, future) for item, future in batch if not future.cancelled()]  # the client has gone
             if not batch:
                 continue
             self.batches += 1

@@ -1,24 +1,100 @@
-"""One request's way between draft and target service: the rounds of `decoding.loop`, with both models elsewhere."""
+"""Requests decoded side by side: the rounds of `decoding.loop`, with draft and target in services."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from specrig.decoding.loop import stop_at
 from specrig.decoding.sampling import Sampler
-from specrig.engines.http.remote import Text
-from specrig.engines.http.wire import Answer
 from specrig.services.app import Sample
-from specrig.services.batching import FullError
-from specrig.services.link import DraftLink, Link
+from specrig.services.batching import Batcher, FullError
+from specrig.services.client import RemoteSession, RowsClient, ServiceError
+from specrig.services.protocol import RowOutput, RowRequest
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
+"""How long a draft service that failed is left alone, doubled with each failure."""
+
+
+class BatchedClient:
+    """A service's client for many requests: their rows go there in one message after the other.
+
+    `ended` collects the sessions of requests that are over; the next message names them.
+    """
+
+    def __init__(self, client: RowsClient, batch: int, queue: int, *, half: bool = False) -> None:
+        self.client, self.half = client, half
+        self.batcher: Batcher[RowRequest, RowOutput] = Batcher(self._send, batch, queue)
+        self.ended: list[int] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=client.url)
+
+    async def run(self, session: RemoteSession, tokens: Sequence[int], **more: object) -> RowOutput:
+        """The output for a text, which is sent whole where the service does not hold it. Raises ServiceError."""
+        for _ in range(3):
+            output = await self.batcher.submit(session.request(tokens, **more))
+            if session.update(tokens, output):
+                return output
+        raise ServiceError(f"{self.client.url}: it forgets texts at once: start it with more --sessions")
+
+    async def _send(self, rows: list[RowRequest]) -> list[RowOutput]:
+        ended, self.ended = self.ended, []
+        send = lambda: self.client.run(rows, half=self.half, ended=ended)[0]  # noqa: E731
+        return await asyncio.get_running_loop().run_in_executor(self._thread, send)
+
+
+class DraftClient(BatchedClient):
+    """A draft service that may fail. It is then left alone for a while, and requests go on without drafts."""
+
+    def __init__(
+        self, client: RowsClient, batch: int, queue: int, *, check: Callable[[], object], half: bool = False
+    ) -> None:
+        """check: raises ServiceError where no fitting draft service answers; called before the first rows, and after
+        each failure.
+        """
+        super().__init__(client, batch, queue, half=half)
+        self._check, self._checked = check, False
+        self._pause_s, self._until = 0.0, 0.0
+        self.failures = 0
+
+    @property
+    def available(self) -> bool:
+        """Whether the service is used now."""
+        return time.monotonic() >= self._until
+
+    async def propose(self, session: RemoteSession, tokens: Sequence[int], **more: object) -> RowOutput | None:
+        """A chain, or at depth 0 that the text was run; None where the service fails, is late or is left alone."""
+        if not self.available:
+            return None
+        try:
+            return await self.run(session, tokens, **more)
+        except (ServiceError, FullError):
+            session.num_cached = 0
+            return None
+
+    async def _send(self, rows: list[RowRequest]) -> list[RowOutput]:
+        if not self.available:  # it failed while these waited
+            raise ServiceError(f"{self.client.url}: it is left alone for a while")
+        try:
+            if not self._checked:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._check)
+                self._checked = True
+            outputs = await super()._send(rows)
+        except ServiceError:
+            self.failures, self._checked = self.failures + 1, False
+            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            self._until = time.monotonic() + self._pause_s
+            raise
+        self._pause_s = 0.0
+        return outputs
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a request asks for. k: most tokens drafted a round; 0: plain decoding."""
+class DecodeRequest:
+    """k: most tokens drafted a round; 0: plain decoding."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -34,16 +110,23 @@ class Coordinator:
     """
 
     def __init__(
-        self, target: Link, draft: DraftLink | None, *, eos: Collection[int], context: int, running: int, queue: int
+        self,
+        target: BatchedClient,
+        draft: DraftClient | None,
+        *,
+        eos: Collection[int],
+        context: int,
+        running: int,
+        queue: int,
     ) -> None:
         self.target, self.draft, self.eos, self.context = target, draft, frozenset(eos), context
         self.queue, self.waiting, self.running = queue, 0, 0
-        self._places = asyncio.Semaphore(running)
+        self._slots = asyncio.Semaphore(running)
         self.counts: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
         self.accepted_at: Counter[int] = Counter()
 
-    async def decode(self, wanted: Wanted) -> AsyncIterator[list[int]]:
+    async def decode(self, request: DecodeRequest) -> AsyncIterator[list[int]]:
         """The output's tokens as rounds emit them. Raises FullError where too many wait, ServiceError where the target
         fails.
         """
@@ -51,36 +134,38 @@ class Coordinator:
             raise FullError(f"{self.queue} requests wait already")
         self.waiting += 1
         try:
-            await self._places.acquire()
+            await self._slots.acquire()
         finally:
             self.waiting -= 1
         self.running += 1
-        drafts, judged = Text(), Text()
+        draft_session, target_session = RemoteSession(), RemoteSession()
         try:
-            self.counts["prompt_tokens"] += len(wanted.prompt)
-            async for tokens in self._rounds(wanted, drafts, judged):
+            self.counts["prompt_tokens"] += len(request.prompt)
+            async for tokens in self._rounds(request, draft_session, target_session):
                 self.counts["generation_tokens"] += len(tokens)
                 yield tokens
         finally:
             self.running -= 1
-            self._places.release()
-            self.target.ended.append(judged.session)
+            self._slots.release()
+            self.target.ended.append(target_session.id)
             if self.draft is not None:
-                self.draft.ended.append(drafts.session)
+                self.draft.ended.append(draft_session.id)
 
-    async def _rounds(self, wanted: Wanted, drafts: Text, judged: Text) -> AsyncIterator[list[int]]:
-        sampler = Sampler(wanted.temperature, [wanted.seed])
+    async def _rounds(
+        self, request: DecodeRequest, draft_session: RemoteSession, target_session: RemoteSession
+    ) -> AsyncIterator[list[int]]:
+        sampler = Sampler(request.temperature, [request.seed])
 
         def uniforms(count: int) -> list[float]:
             return [] if sampler.greedy else sampler.uniforms([count])[0].tolist()
 
-        text, room = list(wanted.prompt), wanted.max_tokens
+        text, room = list(request.prompt), request.max_tokens
         # The draft runs the prompt while the target does.
-        first = self.target.ask(judged, text, temperature=wanted.temperature, uniforms=uniforms(1))
-        opening = self.draft.propose(drafts, text) if self.draft is not None and wanted.k else asyncio.sleep(0)
-        answer, _ = await asyncio.gather(first, opening)
+        first = self.target.run(target_session, text, temperature=request.temperature, uniforms=uniforms(1))
+        opening = self.draft.propose(draft_session, text) if self.draft is not None and request.k else asyncio.sleep(0)
+        output, _ = await asyncio.gather(first, opening)
         while True:
-            emitted = stop_at(answer.tokens, room, self.eos)
+            emitted = stop_at(output.tokens, room, self.eos)
             room -= len(emitted)
             text += emitted
             over = "stop" if emitted[-1] in self.eos else "length" if room == 0 else None
@@ -89,27 +174,31 @@ class Coordinator:
             yield emitted
             if over is not None:
                 return
-            draft = await self._propose(drafts, text, wanted, uniforms)
-            given = uniforms(len(draft.tokens) + 1)
-            answer = await self.target.ask(
-                judged, text, draft=draft.tokens, q=draft.q, temperature=wanted.temperature, uniforms=given
+            draft = await self._propose(draft_session, text, request, uniforms)
+            numbers = uniforms(len(draft.tokens) + 1)
+            output = await self.target.run(
+                target_session, text, draft=draft.tokens, q=draft.q, temperature=request.temperature, uniforms=numbers
             )
             if draft.tokens:
-                self._count(len(draft.tokens), min(len(answer.tokens) - 1, len(stop_at(answer.tokens, room, self.eos))))
+                self._count(len(draft.tokens), min(len(output.tokens) - 1, len(stop_at(output.tokens, room, self.eos))))
 
     async def _propose(
-        self, drafts: Text, text: list[int], wanted: Wanted, uniforms: Callable[[int], list[float]]
-    ) -> Answer:
+        self,
+        draft_session: RemoteSession,
+        text: list[int],
+        request: DecodeRequest,
+        uniforms: Callable[[int], list[float]],
+    ) -> RowOutput:
         """The draft of a round; an empty one where there is none to be had."""
-        depth = min(wanted.k, self.context - len(text))
+        depth = min(request.k, self.context - len(text))
         if self.draft is None or depth <= 0:
-            return Answer(known=True)
+            return RowOutput(known=True)
         found = await self.draft.propose(
-            drafts, text, depth=depth, temperature=wanted.temperature, uniforms=uniforms(depth)
+            draft_session, text, depth=depth, temperature=request.temperature, uniforms=uniforms(depth)
         )
         if found is None:
             self.counts["undrafted"] += 1
-        return found or Answer(known=True)
+        return found or RowOutput(known=True)
 
     def _count(self, drafted: int, accepted: int) -> None:
         self.counts["drafts"] += 1
@@ -120,31 +209,23 @@ class Coordinator:
     def samples(self) -> list[Sample]:
         """The metrics, under vLLM's names where vLLM has one."""
         counts = self.counts
-        totals = [
-            ("vllm:spec_decode_num_drafts_total", counts["drafts"]),
-            ("vllm:spec_decode_num_draft_tokens_total", counts["drafted"]),
-            ("vllm:spec_decode_num_accepted_tokens_total", counts["accepted"]),
-            ("vllm:generation_tokens_total", counts["generation_tokens"]),
-            ("vllm:prompt_tokens_total", counts["prompt_tokens"]),
-            ("specrig:rounds_without_a_draft_total", counts["undrafted"]),
-            ("specrig:draft_failures_total", self.draft.failures if self.draft else 0),
-        ]
-        gauges = [
-            ("vllm:num_requests_running", self.running),
-            ("vllm:num_requests_waiting", self.waiting),
-            ("specrig:draft_available", int(self.draft is not None and self.draft.available)),
-        ]
-        at = [
-            ("vllm:spec_decode_num_accepted_tokens_per_pos_total", f'position="{position}"', "counter", float(count))
-            for position, count in sorted(self.accepted_at.items())
-        ]
-        done = [
-            ("vllm:request_success_total", f'finished_reason="{reason}"', "counter", float(count))
-            for reason, count in sorted(self.finished.items())
-        ]
         return [
-            *[(name, "", "counter", float(value)) for name, value in totals],
-            *at,
-            *done,
-            *[(name, "", "gauge", float(value)) for name, value in gauges],
+            ("vllm:spec_decode_num_drafts_total", "", counts["drafts"]),
+            ("vllm:spec_decode_num_draft_tokens_total", "", counts["drafted"]),
+            ("vllm:spec_decode_num_accepted_tokens_total", "", counts["accepted"]),
+            ("vllm:generation_tokens_total", "", counts["generation_tokens"]),
+            ("vllm:prompt_tokens_total", "", counts["prompt_tokens"]),
+            ("specrig:rounds_without_a_draft_total", "", counts["undrafted"]),
+            ("specrig:draft_failures_total", "", self.draft.failures if self.draft else 0),
+            *[
+                ("vllm:spec_decode_num_accepted_tokens_per_pos_total", f'position="{position}"', count)
+                for position, count in sorted(self.accepted_at.items())
+            ],
+            *[
+                ("vllm:request_success_total", f'finished_reason="{reason}"', count)
+                for reason, count in sorted(self.finished.items())
+            ],
+            ("vllm:num_requests_running", "", self.running),
+            ("vllm:num_requests_waiting", "", self.waiting),
+            ("specrig:draft_available", "", int(self.draft is not None and self.draft.available)),
         ]

@@ -16,14 +16,20 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from specrig.engines.http.remote import RowsClient, ServiceError
-from specrig.engines.http.wire import MAX_DRAFT_TOKENS
 from specrig.models import hub
 from specrig.services.app import RefusedError, Sample, ServingError, json_of, key_for, make_app, serve
 from specrig.services.batching import FullError
-from specrig.services.coordinator import Coordinator, Wanted
-from specrig.services.link import DraftLink, Link
-from specrig.services.openai import Asked, Chat, Completion, Reply, Wording, read
+from specrig.services.client import RowsClient, ServiceError
+from specrig.services.coordinator import BatchedClient, Coordinator, DecodeRequest, DraftClient
+from specrig.services.openai import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    Detokenizer,
+    GenerationRequest,
+    ResponseBuilder,
+    read,
+)
+from specrig.services.protocol import MAX_DRAFT_TOKENS
 
 START_S, DRAFT_START_S = 600.0, 20.0
 """How long the coordinator waits for target and draft service to load; without a target it cannot start, without a
@@ -35,7 +41,7 @@ MOST_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CoordinatorSettings:
     """See `specrig serve coordinator --help`."""
 
     target: str
@@ -48,7 +54,7 @@ class Settings:
     half: bool
 
 
-def serve_coordinator(settings: Settings, host: str, port: int) -> None:
+def serve_coordinator(settings: CoordinatorSettings, host: str, port: int) -> None:
     """Wait for the services, check that they fit each other, and listen. Raises ServingError or ModelError."""
     key = key_for(host)
     target = RowsClient(settings.target, timeout_s=settings.target_timeout_s)
@@ -69,10 +75,15 @@ def serve_coordinator(settings: Settings, host: str, port: int) -> None:
         drafts = None
         if draft is not None:
             check = partial(_fitting, draft, about, 0.0)
-            drafts = DraftLink(draft, DRAFT_BATCH, 10_000, check=check, half=settings.half)
-        judged = Link(target, about["batch"], 10_000)
+            drafts = DraftClient(draft, DRAFT_BATCH, 10_000, check=check, half=settings.half)
+        verified = BatchedClient(target, about["batch"], 10_000)
         return Coordinator(
-            judged, drafts, eos=about["eos"], context=about["context"], running=about["sessions"], queue=settings.queue
+            verified,
+            drafts,
+            eos=about["eos"],
+            context=about["context"],
+            running=about["sessions"],
+            queue=settings.queue,
         )
 
     serve(coordinator_app(made, tokenizer, about["model"], settings.k, key), host, port)
@@ -83,35 +94,32 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
     state: dict[str, Coordinator] = {}
 
     @contextlib.asynccontextmanager
-    async def works() -> AsyncIterator[None]:
+    async def background() -> AsyncIterator[None]:
         coordinator = state["coordinator"] = made()
-        links = [coordinator.target, *([coordinator.draft] if coordinator.draft else [])]
-        tasks = [asyncio.create_task(link.batcher.work()) for link in links]
+        clients = [coordinator.target, *([coordinator.draft] if coordinator.draft else [])]
+        tasks = [asyncio.create_task(client.batcher.work()) for client in clients]
         yield
         for task in tasks:
             task.cancel()
 
     def health() -> dict[str, Any]:
         draft = state["coordinator"].draft
-        return {
-            "model": model,
-            "k": k,
-            "draft": "none" if draft is None else "asked" if draft.available else "left alone",
-        }
+        state_of_draft = "none" if draft is None else "available" if draft.available else "unavailable"
+        return {"model": model, "k": k, "draft": state_of_draft}
 
     def samples() -> list[Sample]:
         return state["coordinator"].samples()
 
     longest = max(MOST_CHARACTERS, *map(len, tokenizer.get_vocab()))
 
-    def may_fit(characters: int) -> None:
+    def check_length(characters: int) -> None:
         """Refuse a text that is beyond any context before it is taken apart, which would hold up all others."""
         if characters > (most := state["coordinator"].context * longest):
             raise RefusedError(
                 422, f"a prompt of {characters} characters, the most are {most}", "shorten it", where="prompt"
             )
 
-    app = make_app("coordinator", health, samples, works, key)
+    app = make_app("coordinator", health, samples, background, key)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -122,32 +130,32 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        asked = read(Completion, await json_of(request))
-        may_fit(len(asked.prompt) if isinstance(asked.prompt, str) else 0)
-        prompt = tokenizer(asked.prompt)["input_ids"] if isinstance(asked.prompt, str) else asked.prompt
-        return await answer(asked, prompt, asked.max_tokens)
+        body = read(CompletionRequest, await json_of(request))
+        check_length(len(body.prompt) if isinstance(body.prompt, str) else 0)
+        prompt = tokenizer(body.prompt)["input_ids"] if isinstance(body.prompt, str) else body.prompt
+        return await respond(body, prompt, body.max_tokens)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        asked = read(Chat, await json_of(request))
+        body = read(ChatCompletionRequest, await json_of(request))
         if not tokenizer.chat_template:
             fix = "ask /v1/completions, or serve an instruction-tuned model"
             raise RefusedError(422, f"the tokenizer of {model} has no chat template", fix, where="messages")
-        may_fit(sum(len(message.content) for message in asked.messages))
-        turns = [message.model_dump(exclude_none=True) for message in asked.messages]
+        check_length(sum(len(message.content) for message in body.messages))
+        turns = [message.model_dump(exclude_none=True) for message in body.messages]
         try:
             found = tokenizer.apply_chat_template(turns, tokenize=True, add_generation_prompt=True, return_dict=True)
         except Exception as error:  # templates raise what they like about roles they do not know
             raise RefusedError(
                 422, f"the chat template refuses it: {error}", "correct roles and order", where="messages"
             ) from error
-        return await answer(asked, list(found["input_ids"]), asked.max_completion_tokens or asked.max_tokens)
+        return await respond(body, list(found["input_ids"]), body.max_completion_tokens or body.max_tokens)
 
-    async def answer(asked: Asked, prompt: list[int], max_tokens: int) -> Response:
+    async def respond(body: GenerationRequest, prompt: list[int], max_tokens: int) -> Response:
         coordinator = state["coordinator"]
-        if asked.model not in (None, model):
+        if body.model not in (None, model):
             raise RefusedError(
-                404, f"{asked.model!r} is not served here", f"ask for {model!r}, or leave it out", where="model"
+                404, f"{body.model!r} is not served here", f"ask for {model!r}, or leave it out", where="model"
             )
         # Every draft stays within the model's positions, whatever its neighbours in the batch draft.
         most = coordinator.context - MAX_DRAFT_TOKENS
@@ -157,19 +165,19 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
         if not prompt or max(prompt) >= len(tokenizer):
             what = f"token {max(prompt)}, the model has {len(tokenizer)}" if prompt else "no token"
             raise RefusedError(422, what, "send text, or ids of the model's tokenizer", where="prompt")
-        seed = secrets.randbits(31) if asked.seed is None else asked.seed
-        drafted = k if asked.draft_tokens is None else asked.draft_tokens
-        rounds = coordinator.decode(Wanted(prompt, max_tokens, asked.temperature, seed, drafted))
-        reply = Reply(asked, model, len(prompt))
+        seed = secrets.randbits(31) if body.seed is None else body.seed
+        drafted = k if body.draft_tokens is None else body.draft_tokens
+        rounds = coordinator.decode(DecodeRequest(prompt, max_tokens, body.temperature, seed, drafted))
+        response = ResponseBuilder(body, model, len(prompt))
         try:
             first = await anext(rounds)  # whatever refuses a request does so before the first token
         except FullError as error:
             raise RefusedError(429, str(error), "come again later", retry_s=1) from error
         except ServiceError as error:
             raise RefusedError(503, str(error), "see that the target service runs", retry_s=2) from error
-        if asked.stream:
+        if body.stream:
             return StreamingResponse(
-                _events(coordinator, rounds, first, reply, tokenizer, max_tokens), media_type="text/event-stream"
+                _events(coordinator, rounds, first, response, tokenizer, max_tokens), media_type="text/event-stream"
             )
         tokens = list(first)
         try:
@@ -177,8 +185,8 @@ def coordinator_app(made: Callable[[], Coordinator], tokenizer: Any, model: str,
                 tokens += more
         except ServiceError as error:
             raise RefusedError(503, str(error), "see that the target service runs", retry_s=2) from error
-        text = Wording(tokenizer).add(tokens, last=True)
-        return JSONResponse(reply.whole(text, tokens, _finish(coordinator, tokens)))
+        text = Detokenizer(tokenizer).add(tokens, last=True)
+        return JSONResponse(response.whole(text, tokens, _finish(coordinator, tokens)))
 
     return app
 
@@ -191,19 +199,19 @@ async def _events(
     coordinator: Coordinator,
     rounds: AsyncIterator[list[int]],
     first: list[int],
-    reply: Reply,
+    response: ResponseBuilder,
     tokenizer: Any,
     most: int,
 ) -> AsyncIterator[str]:
-    """The stream: an event a round, what was used if asked for, and `[DONE]`."""
-    wording, count, tokens = Wording(tokenizer), 0, first
+    """The stream: an event a round, the usage if requested, and `[DONE]`."""
+    detokenizer, count, tokens = Detokenizer(tokenizer), 0, first
     try:
         while True:
             count += len(tokens)
             finish = _finish(coordinator, tokens)
             over = finish == "stop" or count == most
-            text = wording.add(tokens, last=over)
-            yield _line(reply.event(text, tokens, finish if over else None, first=count == len(tokens)))
+            text = detokenizer.add(tokens, last=over)
+            yield _line(response.event(text, tokens, finish if over else None, first=count == len(tokens)))
             if over:
                 break
             tokens = await anext(rounds)
@@ -212,8 +220,8 @@ async def _events(
         return
     finally:
         await rounds.aclose()  # type: ignore[attr-defined]
-    if reply.asked.stream_options and reply.asked.stream_options.include_usage:
-        yield _line(reply.usage_event(count))
+    if response.request.stream_options and response.request.stream_options.include_usage:
+        yield _line(response.usage_event(count))
     yield "data: [DONE]\n\n"
 
 

@@ -1,6 +1,4 @@
-"""The requests of OpenAI's completions and chat API that the coordinator takes, and the answers and events that it
-gives.
-"""
+"""Requests and responses of OpenAI's completions and chat API, as the coordinator serves it."""
 
 from __future__ import annotations
 
@@ -13,21 +11,21 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specrig.decoding.types import Temperature
-from specrig.engines.http.wire import MAX_DRAFT_TOKENS
 from specrig.services.app import RefusedError
+from specrig.services.protocol import MAX_DRAFT_TOKENS
 
-Kind = TypeVar("Kind", bound="Asked")
+Kind = TypeVar("Kind", bound="GenerationRequest")
 
 
 class StreamOptions(BaseModel):
-    """include_usage: the stream's last event tells how many tokens there were."""
+    """include_usage: the stream's last event holds the numbers of tokens."""
 
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
 
 
-class Asked(BaseModel):
-    """What both requests share. Fields that would change the output and are not served are refused, not ignored."""
+class GenerationRequest(BaseModel):
+    """The fields of both requests. Fields that would change the output and are not served are refused, not ignored."""
 
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
@@ -48,14 +46,14 @@ class Asked(BaseModel):
     user: str | None = None
 
 
-class Completion(Asked):
+class CompletionRequest(GenerationRequest):
     """A request to `/v1/completions`. prompt: a text, or its token ids."""
 
     prompt: Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     max_tokens: int = Field(16, ge=1)
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """A turn of a chat."""
 
     model_config = ConfigDict(extra="forbid")
@@ -64,10 +62,10 @@ class Message(BaseModel):
     name: str | None = None
 
 
-class Chat(Asked):
+class ChatCompletionRequest(GenerationRequest):
     """A request to `/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     max_tokens: int = Field(256, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
 
@@ -93,12 +91,12 @@ def read(kind: type[Kind], body: Any) -> Kind:
             raise RefusedError(422, "no such field here", f"leave it out{known}", where=where) from error
         if issue["type"] == "missing":
             raise RefusedError(422, "it is missing", "add it", where=where) from error
-        given = repr(issue["input"])
-        given = given if len(given) <= 80 else given[:77] + "..."
-        raise RefusedError(422, issue["msg"].removeprefix("Value error, "), f"you gave {given}", where=where) from error
+        value = repr(issue["input"])
+        value = value if len(value) <= 80 else value[:77] + "..."
+        raise RefusedError(422, issue["msg"].removeprefix("Value error, "), f"you gave {value}", where=where) from error
 
 
-class Wording:
+class Detokenizer:
     """Token ids to text, piece by piece: a piece ends where no character is half done."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -124,12 +122,12 @@ class Wording:
         return text
 
 
-class Reply:
-    """The answer to one request, as one object or as events."""
+class ResponseBuilder:
+    """Builds the response to one request, as one object or as events."""
 
-    def __init__(self, asked: Asked, model: str, prompt_tokens: int) -> None:
-        self.asked, self.model, self.prompt_tokens = asked, model, prompt_tokens
-        self.chat = isinstance(asked, Chat)
+    def __init__(self, request: GenerationRequest, model: str, prompt_tokens: int) -> None:
+        self.request, self.model, self.prompt_tokens = request, model, prompt_tokens
+        self.chat = isinstance(request, ChatCompletionRequest)
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
         self.created = int(time.time())
 
@@ -149,7 +147,7 @@ class Reply:
         return self._about("") | {"choices": [self._with_ids(choice, tokens)], "usage": self.usage(len(tokens))}
 
     def usage_event(self, tokens: int) -> dict[str, Any]:
-        """The event that tells the number of tokens."""
+        """The event with the numbers of tokens."""
         return self._about(".chunk" if self.chat else "") | {"choices": [], "usage": self.usage(tokens)}
 
     def usage(self, tokens: int) -> dict[str, int]:
@@ -161,7 +159,7 @@ class Reply:
         }
 
     def _with_ids(self, choice: dict[str, Any], tokens: Sequence[int]) -> dict[str, Any]:
-        return choice | ({"token_ids": list(tokens)} if self.asked.return_token_ids else {})
+        return choice | ({"token_ids": list(tokens)} if self.request.return_token_ids else {})
 
     def _about(self, ending: str) -> dict[str, Any]:
         kind = ("chat.completion" if self.chat else "text_completion") + ending
