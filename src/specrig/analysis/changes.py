@@ -8,8 +8,8 @@ Welch.
 
 A slower day of a machine moves the speedups of all cells alike, and two or three runs hardly tell by how much
 (`analysis.replicates`). A cell's change is therefore given twice. The whole change has an interval that holds what
-whole runs differ. The own change is the change beyond that of the median cell, in which everything cancels that moves
-all cells alike; its interval holds what a run does to one cell alone. Both are pooled over the runs of A and B, which
+whole runs differ. The relative change is relative to that of the median cell, so that everything cancels that moves all
+cells alike; its interval holds what a run does to one cell alone. Both are pooled over the runs of A and B, which
 are taken to scatter alike, and left out where neither has replicates.
 """
 
@@ -33,7 +33,7 @@ Cells = Mapping[str, list[Record]]
 """`Cell.name` -> the records of the cell."""
 UNKNOWN = Estimate(np.nan, np.nan, np.nan)
 LEAST_CELLS = 3
-"""The median of fewer cells is no shift: there, the own change of a cell is its whole change."""
+"""The median of fewer cells is no shift: there, the relative change of a cell is its whole change."""
 NORMAL = 1.4826
 """The standard deviation of a normal variable / its median absolute deviation."""
 
@@ -87,14 +87,14 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class CellChange:
-    """What changed in one cell: its speedup, whole and own, and its acceptance length τ as a geometric mean over units.
+    """What changed in one cell: its speedup (whole and relative), and its acceptance length τ (geometric mean over units).
 
     units: prompts (or batches) of A and of B that were compared; paired: one by one.
     """
 
     cell: Cell
     speedup: Change
-    own: Change
+    relative: Change
     length: Change
     units: tuple[int, int]
     paired: bool
@@ -110,7 +110,7 @@ class MeanChange:
     cell: Cell
     tasks: tuple[str, ...]
     speedup: Change
-    own: Change
+    relative: Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def changes(a: Cells, b: Cells) -> Changes:
     shift = _median([float(estimate.value) for estimate, _, _ in found.values()])
 
     def both(estimate: Estimate, name: str, tasks: int = 1) -> tuple[Change, Change]:
-        """(whole change, own change) of a mean over `tasks` cells that are like the cell `name`."""
+        """(whole change, relative change) of a mean over `tasks` cells that are like the cell `name`."""
         runs = 1 / count(a[name]) + 1 / count(b[name])
         common, own = alike.get(a[name][0].cell.method_key[:2]), alone
         # What a run does to one cell alone averages out over cells, what it does to all of them does not.

@@ -75,17 +75,17 @@ def compare(
     as_json: Json = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page to this file")] = None,
 ) -> None:
-    """Say which cells of two studies differ beyond chance, by how much, and what else differs that could explain it."""
-    from specrig.sharing.compare.apart import compared
-    from specrig.sharing.compare.comparison import Side
+    """Compare two studies: which cells differ beyond chance, by how much, and which differences in setup can explain it."""
+    from specrig.sharing.compare.render import print_comparison, write_page
     from specrig.sharing.compare.sources import opened
-    from specrig.sharing.compare.view import as_values, show, write_page
+    from specrig.sharing.compare.study_comparison import ComparedStudy, StudyComparison
+    from specrig.sharing.compare.tables import as_values
 
     with opened(a) as first, opened(b) as second:
-        comparison = compared(Side(str(a), first), Side(str(b), second))
+        comparison = StudyComparison(ComparedStudy("A", str(a), first), ComparedStudy("B", str(b), second))
         if as_json:
             print_json(as_values(comparison))
         if html is not None:
             typer.echo(write_page(comparison, html), err=as_json)
         if not as_json and html is None:
-            show(comparison, Console())
+            print_comparison(comparison, Console())

@@ -18,10 +18,10 @@ from specrig.reporting.figures.panels import SCREEN, legend_below, make_panels
 from specrig.reporting.figures.plots import TIMES
 from specrig.reporting.figures.style import INK, PAPER, method_colour, method_marker, rc
 from specrig.results.labels import method_order
-from specrig.sharing.compare.comparison import Comparison
+from specrig.sharing.compare.study_comparison import StudyComparison
 
 
-def draw(comparison: Comparison, path: Path) -> Path:
+def draw(comparison: StudyComparison, path: Path) -> Path:
     """Write `scatter` as SVG, the same bytes for the same records; returns `path`."""
     with plt.rc_context({**rc(SCREEN.size), "savefig.bbox": "tight"}):
         figure = scatter(comparison)
@@ -30,9 +30,9 @@ def draw(comparison: Comparison, path: Path) -> Path:
     return path
 
 
-def scatter(comparison: Comparison) -> Figure:
+def scatter(comparison: StudyComparison) -> Figure:
     """Speedup in A (across) and in B (up) with 95 % intervals; cells that changed beyond chance are filled."""
-    rows = [row for row in comparison.rows if np.isfinite([row.a["speedup"], row.b["speedup"]]).all()]
+    rows = [row for row in comparison.cells if np.isfinite([row.a["speedup"], row.b["speedup"]]).all()]
     figure, axes = make_panels(SCREEN, 1, 1, width=6.4, height=6.0)
     ax = axes[0][0]
     values = np.array([[row.a["speedup"], row.b["speedup"]] for row in rows] or [[1.0, 1.0]])

@@ -19,20 +19,27 @@ BOTH: Effect = "acceptance and speed"
 ROUNDING: Effect = "speed, acceptance by rounding alone"
 SPEED: Effect = "speed"
 NEITHER: Effect = "nothing that was measured"
-JobKey = tuple[str, str, str]
+MethodKey = tuple[str, str, str]
+"""(engine, pair, method): their cells share an environment.json."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """One thing that differs. what: its name. a, b: what A and B recorded. effect: what it can change. jobs: the jobs
-    it concerns.
+class SetupDifference:
+    """One thing that differs. a, b: what A and B recorded. effect: what it can change. methods: those it concerns.
+
+    task: the only task that it concerns; empty: all of them.
     """
 
     what: str
     a: str
     b: str
     effect: Effect
-    jobs: frozenset[JobKey]
+    methods: frozenset[MethodKey] = frozenset()
+    task: str = ""
+
+    def concerns(self, task: str) -> bool:
+        """Whether it can change cells of `task`."""
+        return self.task in ("", task)
 
 
 Read = Callable[[Mapping[str, Any]], Any]
@@ -61,36 +68,29 @@ records.
 """
 
 
-def differences(a: StudyData, b: StudyData) -> list[Difference]:
-    """What differs between the jobs that both studies measured: prompts, models, options, settings, code, machine, in
-    this order.
-    """
-    jobs = [key for key in a.environments if key in b.environments]
-    every = frozenset(jobs)
-    found = [*_prompts(a, b), *_models(a, b, jobs), *_options(a, b)]
+def differences(a: StudyData, b: StudyData) -> list[SetupDifference]:
+    """What differs between methods that both studies measured: prompts, models, options, settings, code, machine."""
+    methods = [key for key in a.environments if key in b.environments]
+    every = frozenset(methods)
+    found = [*_prompts(a, b), *_models(a, b, methods), *_options(a, b)]
     for key, what in SETTINGS.items():
         ours, theirs = a.config.get(key), b.config.get(key)
         if ours != theirs:
-            found.append(Difference(what, str(ours), str(theirs), BOTH, every))
-    found += _code(a, b, jobs)
+            found.append(SetupDifference(what, str(ours), str(theirs), BOTH, every))
+    found += _code(a, b, methods)
     for what, effect, read in ENVIRONMENT:
-        values = {key: (read(a.environments[key]), read(b.environments[key])) for key in jobs}
+        values = {key: (read(a.environments[key]), read(b.environments[key])) for key in methods}
         found += _grouped(what, effect, values)
     return found
 
 
-def whole_differences(a: StudyData, b: StudyData) -> list[Difference]:
-    """What differs between two studies that share no job: targets, settings, code, machine. `jobs` stays empty."""
-    reads: list[tuple[str, Effect, Read]] = [("targets", BOTH, _target), *ENVIRONMENT]
-    reads.insert(1, ("code", BOTH, _commit))
-    found = []
-    for key, what in SETTINGS.items():
-        found.append((what, BOTH, str(a.config.get(key, "")), str(b.config.get(key, ""))))
-    for what, effect, read in reads:
-        ours, theirs = (_all_values(study, read) for study in (a, b))
-        found.append((what, effect, ours, theirs))
+def whole_differences(a: StudyData, b: StudyData) -> list[SetupDifference]:
+    """What differs between two studies that share no cell: settings, targets, code, machine. `methods` stays empty."""
+    reads: list[tuple[str, Effect, Read]] = [("targets", BOTH, _target), ("code", BOTH, _commit), *ENVIRONMENT]
+    found = [(what, BOTH, str(a.config.get(key, "")), str(b.config.get(key, ""))) for key, what in SETTINGS.items()]
+    found += [(what, effect, _all_values(a, read), _all_values(b, read)) for what, effect, read in reads]
     return [
-        Difference(what, ours, theirs, effect, frozenset())
+        SetupDifference(what, ours, theirs, effect)
         for what, effect, ours, theirs in found
         if ours and theirs and ours != theirs
     ]
@@ -107,7 +107,7 @@ def unrecorded(a: StudyData, b: StudyData) -> tuple[list[str], list[str]]:
 
 
 def _all_values(study: StudyData, read: Read) -> str:
-    """Every value that the jobs of a study recorded."""
+    """Every value that the methods of a study recorded."""
     found = (read(environment) for environment in study.environments.values())
     return "; ".join(sorted({str(value) for value in found if value not in (None, "")}))
 
@@ -132,39 +132,33 @@ def _compiled(models: Any) -> str | None:
     return (", ".join(name for name, used in models.items() if used) or "none") if isinstance(models, Mapping) else None
 
 
-def _prompts(a: StudyData, b: StudyData) -> list[Difference]:
+def _prompts(a: StudyData, b: StudyData) -> list[SetupDifference]:
     """Prompts that are not the same, task by task: their number, or ids and lengths."""
     found = []
     for task in [task for task in a.tasks if task in b.tasks]:
-        ours, theirs = (_asked(study, task) for study in (a, b))
+        ours, theirs = (_prompt_ids(study, task) for study in (a, b))
         if ours == theirs:
             continue
         same = len(ours & theirs)
-        jobs = frozenset(records[0].cell.method_key for records in a.cells.values() if records[0].cell.task == task)
-        found.append(
-            Difference(
-                f"prompts of {task}",
-                f"{len(ours)}",
-                f"{len(theirs)}, {same} of them the same by id and length",
-                # More of the same prompts change no text.
-                NEITHER if same == min(len(ours), len(theirs)) else BOTH,
-                jobs,
-            )
-        )
+        methods = frozenset(records[0].cell.method_key for records in a.cells.values() if records[0].cell.task == task)
+        # More of the same prompts change no text.
+        effect = NEITHER if same == min(len(ours), len(theirs)) else BOTH
+        b_text = f"{len(theirs)}, {same} of them the same by id and length"
+        found.append(SetupDifference(f"prompts of {task}", str(len(ours)), b_text, effect, methods, task))
     return found
 
 
-def _asked(study: StudyData, task: str) -> set[tuple[str, int]]:
+def _prompt_ids(study: StudyData, task: str) -> set[tuple[str, int]]:
     return {(record.prompt_id, record.prompt_tokens) for record in study.records if record.cell.task == task}
 
 
-def _models(a: StudyData, b: StudyData, jobs: Sequence[JobKey]) -> list[Difference]:
+def _models(a: StudyData, b: StudyData, methods: Sequence[MethodKey]) -> list[SetupDifference]:
     """Models whose files differ, by their digests (of a model on the hub: by name and revision)."""
-    parts = {key: (a.environments[key].get("models") or {}, b.environments[key].get("models") or {}) for key in jobs}
+    parts = {key: (a.environments[key].get("models") or {}, b.environments[key].get("models") or {}) for key in methods}
     names = dict.fromkeys(name for ours, theirs in parts.values() for name in ours if name in theirs)
     found = []
     for name in names:
-        for pair in dict.fromkeys(key[1] for key in jobs):
+        for pair in dict.fromkeys(key[1] for key in methods):
             values = {
                 key: (_identity(ours.get(name)), _identity(theirs.get(name)))
                 for key, (ours, theirs) in parts.items()
@@ -182,33 +176,29 @@ def _identity(model: Mapping[str, Any] | None) -> str | None:
     return f"{model.get('source')}@{model['revision']}" if model.get("revision") else None
 
 
-def _options(a: StudyData, b: StudyData) -> list[Difference]:
+def _options(a: StudyData, b: StudyData) -> list[SetupDifference]:
     """Methods whose options differ although their cells have the same name, because a default was changed."""
-    found: dict[tuple[str, str, str], set[JobKey]] = {}
-    for name, records in a.cells.items():
-        if name in b.cells:
-            ours, theirs = records[0].cell.options, b.cells[name][0].cell.options
-            for key in dict.fromkeys([*ours, *theirs]):
-                one, other = ours.get(key, "no such option"), theirs.get(key, "no such option")
-                if one != other:
-                    found.setdefault((f"{records[0].cell.method}: {key}", str(one), str(other)), set()).add(
-                        records[0].cell.method_key
-                    )
-    return [Difference(what, one, other, BOTH, frozenset(jobs)) for (what, one, other), jobs in found.items()]
+    found: dict[tuple[str, str, str], set[MethodKey]] = {}
+    for cell, other in ((a.cells[name][0].cell, b.cells[name][0].cell) for name in a.cells if name in b.cells):
+        for key in dict.fromkeys([*cell.options, *other.options]):
+            ours, theirs = (each.options.get(key, "no such option") for each in (cell, other))
+            if ours != theirs:
+                found.setdefault((f"{cell.method}: {key}", str(ours), str(theirs)), set()).add(cell.method_key)
+    return [SetupDifference(*texts, BOTH, frozenset(methods)) for texts, methods in found.items()]
 
 
-def _code(a: StudyData, b: StudyData, jobs: Sequence[JobKey]) -> list[Difference]:
+def _code(a: StudyData, b: StudyData, methods: Sequence[MethodKey]) -> list[SetupDifference]:
     """The commits. They can change nothing where the records have the same digest, which holds the code that measures."""
-    values = {key: (_commit(a.environments[key]), _commit(b.environments[key])) for key in jobs}
-    same = {key: _same_digests(a, b, key) for key in jobs}
+    values = {key: (_commit(a.environments[key]), _commit(b.environments[key])) for key in methods}
+    same = {key: _same_digests(a, b, key) for key in methods}
     return [
         *_grouped("code", BOTH, {key: value for key, value in values.items() if not same[key]}),
         *_grouped("code that measures nothing", NEITHER, {key: value for key, value in values.items() if same[key]}),
     ]
 
 
-def _same_digests(a: StudyData, b: StudyData, job: JobKey) -> bool:
-    common = [name for name, records in a.cells.items() if records[0].cell.method_key == job and name in b.cells]
+def _same_digests(a: StudyData, b: StudyData, method: MethodKey) -> bool:
+    common = [name for name, records in a.cells.items() if records[0].cell.method_key == method and name in b.cells]
     return bool(common) and all(_digests(a.cells[name]) & _digests(b.cells[name]) for name in common)
 
 
@@ -221,15 +211,17 @@ def _commit(environment: Mapping[str, Any]) -> str | None:
     return f"{str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}" if git.get("commit") else None
 
 
-def _grouped(what: str, effect: Effect, values: Mapping[JobKey, tuple[Any, Any]]) -> list[Difference]:
-    """One difference for each pair of values that differ, with the jobs that have it. Empty and missing values say
+def _grouped(what: str, effect: Effect, values: Mapping[MethodKey, tuple[Any, Any]]) -> list[SetupDifference]:
+    """One difference for each pair of values that differ, with the methods that have it. Empty and missing values say
     nothing.
     """
-    found: dict[tuple[str, str], set[JobKey]] = {}
+    found: dict[tuple[str, str], set[MethodKey]] = {}
     for key, (ours, theirs) in values.items():
         if ours not in (None, "") and theirs not in (None, "") and ours != theirs:
             found.setdefault((str(ours), str(theirs)), set()).add(key)
-    return [Difference(what, ours, theirs, effect, frozenset(jobs)) for (ours, theirs), jobs in found.items()]
+    return [
+        SetupDifference(what, ours, theirs, effect, frozenset(methods)) for (ours, theirs), methods in found.items()
+    ]
 
 
 def _at(value: Any, *keys: str) -> Any:

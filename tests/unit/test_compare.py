@@ -20,11 +20,11 @@ from specrig.analysis.changes import Change, _difference, changes
 from specrig.cli import main
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
-from specrig.sharing.compare.comparison import Comparison, Side
 from specrig.sharing.compare.sentences import headline
-from specrig.sharing.compare.setup_differences import BOTH, Difference
+from specrig.sharing.compare.setup_differences import BOTH, SetupDifference
 from specrig.sharing.compare.sources import ComparisonError, opened
-from specrig.sharing.compare.tables import _whose, as_values
+from specrig.sharing.compare.study_comparison import ComparedStudy, StudyComparison
+from specrig.sharing.compare.tables import _methods_of, as_values
 
 METHODS = ("draft_model", "ngram", "medusa")
 
@@ -66,16 +66,16 @@ def slower(factor: float, method: str | None = None) -> Callable[[dict[str, Any]
     return change
 
 
-def compared(a: Path, b: Path) -> Comparison:
-    return Comparison(Side(str(a), read_study(a)), Side(str(b), read_study(b)))
+def compared(a: Path, b: Path) -> StudyComparison:
+    return StudyComparison(ComparedStudy("A", str(a), read_study(a)), ComparedStudy("B", str(b), read_study(b)))
 
 
 def test_a_study_is_the_same_as_its_copy(base: Path, twin: Path) -> None:
     found = compared(base, twin)
-    assert len(found.rows) == len(found.a.study.cells) == 24
-    assert {row.change.speedup.ratio for row in found.rows} == {1.0}
-    assert not any(row.changed or row.explanation for row in found.rows)
-    assert found.contained == ((24, 24), (24, 24))
+    assert len(found.cells) == len(found.a.study.cells) == 24
+    assert {row.change.speedup.ratio for row in found.cells} == {1.0}
+    assert not any(row.changed or row.explanation for row in found.cells)
+    assert found.coverage == ((24, 24), (24, 24))
     assert not found.differences
     assert any("every token and every round is the same" in sentence for sentence in headline(found))
 
@@ -86,13 +86,13 @@ def test_a_slower_method_is_found_and_put_down_to_what_can_have_slowed_it(base: 
     change_environments(twin, lambda environment: environment["git"].update(commit="1" * 40))
     change_environments(twin, lambda environment: environment["models"]["target"].update(sha256="1" * 64))
     found = compared(base, twin)
-    changed = [row for row in found.rows if row.changed]
+    changed = [row for row in found.cells if row.changed]
     assert {row.change.cell.method for row in changed} == {"ngram"}
     assert len(changed) == 8
     for row in changed:
-        assert row.change.own.ratio == pytest.approx(1 / 1.5, rel=0.02)
-        assert row.speed
-        assert not row.acceptance
+        assert row.change.relative.ratio == pytest.approx(1 / 1.5, rel=0.02)
+        assert row.speedup_changed
+        assert not row.acceptance_changed
         # The rounds are the same, so the models' other digests did nothing.
         assert row.explanation == "code"
     assert "8 of 24 cells changed their speedup" in " ".join(headline(found))
@@ -104,8 +104,8 @@ def test_what_moves_all_cells_alike_is_a_shift_and_no_cells_own_change(base: Pat
     change_records(twin, slower(1.25))
     found = compared(base, twin)
     assert found.changes.shift.ratio == pytest.approx(0.8)
-    assert not any(row.speed for row in found.rows)
-    assert all(row.change.own.ratio == pytest.approx(1) for row in found.rows)
+    assert not any(row.speedup_changed for row in found.cells)
+    assert all(row.change.relative.ratio == pytest.approx(1) for row in found.cells)
 
 
 def test_another_acceptance_is_found_and_put_down_to_the_models(
@@ -118,7 +118,7 @@ def test_another_acceptance_is_found_and_put_down_to_the_models(
 
     change_environments(other, lambda environment: environment["models"]["target"].update(sha256="1" * 64))
     found = compared(base, other)
-    changed = [row for row in found.rows if row.acceptance]
+    changed = [row for row in found.cells if row.acceptance_changed]
     assert changed
     assert {row.change.cell.method for row in changed} == {"draft_model"}
     assert all(row.change.length.ratio > 1 for row in changed)
@@ -146,7 +146,7 @@ def test_another_machine_explains_speeds_and_acceptance_by_rounding_alone(base: 
         ("processor", "speed, acceptance by rounding alone"),
         ("threads", "speed, acceptance by rounding alone"),
     ]
-    assert {row.explanation for row in found.rows if row.speed} == {"processor, threads"}
+    assert {row.explanation for row in found.cells if row.speedup_changed} == {"processor, threads"}
 
 
 def test_generations_of_processors_of_one_name_are_told_apart_where_both_were_recorded(
@@ -166,16 +166,16 @@ def test_studies_that_ran_once_say_what_their_intervals_leave_out(tmp_path: Path
     said = " ".join(headline(compared(*sides)))
     assert "neither study ran its jobs twice" in said
     assert "Both ran their jobs once" in said
-    assert "The intervals of A and B, whose jobs ran once" in said
+    assert "The jobs of A and B ran once: these intervals" in said
 
 
 def test_more_prompts_are_compared_one_by_one_and_other_prompts_as_samples(base: Path, tmp_path: Path) -> None:
     fewer = write_study(tmp_path / "fewer", methods=METHODS, ks=(2, 4), prompts=5)
-    row = compared(fewer, base).rows[0]
+    row = compared(fewer, base).cells[0]
     assert (row.change.units, row.change.paired) == ((5, 5), True)
     change_records(fewer, lambda record: record.update(prompt_tokens=21))
     found = compared(fewer, base)
-    assert (found.rows[0].change.units, found.rows[0].change.paired) == ((5, 8), False)
+    assert (found.cells[0].change.units, found.cells[0].change.paired) == ((5, 8), False)
     assert ("prompts of code", "5", "8, 0 of them the same by id and length") in [
         (each.what, each.a, each.b) for each in found.differences
     ]
@@ -229,7 +229,7 @@ def test_two_runs_of_the_same_thing_seldom_differ(tmp_path: Path) -> None:
                     for record in records
                 ]
             sides.append(side)
-        found = [change.own for change in changes(*sides).cells]
+        found = [change.relative for change in changes(*sides).cells]
         alone += sum(change.excludes_one for change in found)
         tested += len(found)
         alarms += min(change.p_value for change in found) < 0.05 / len(found)
@@ -277,9 +277,9 @@ def test_studies_of_other_pairs_stand_side_by_side(
     assert "no cell in common" in found["headline"][0]
     assert "pairs (embedded in A, another in B)" in found["headline"][0]
     assert any(
-        "only one ran it" in sentence and "medusa in A; suffix in B" in sentence for sentence in found["headline"]
+        "only one study ran it" in sentence and "medusa in A; suffix in B" in sentence for sentence in found["headline"]
     )
-    held = {(row["method"], row["study"]): row for row in found["side_by_side"]}
+    held = {(row["method"], row["study"]): row for row in found["methods"]}
     assert set(held) == {(method, study) for method in ("draft_model", "ngram") for study in "ab"}
     summary = StudyResults(read_study(base)).speedups.set_index("method")
     assert held["ngram", "a"]["speedup"] == pytest.approx(summary.loc["ngram", "geometric_mean"])
@@ -295,11 +295,11 @@ def test_studies_of_other_pairs_stand_side_by_side(
 
 
 def test_cells_that_were_measured_once_are_no_agreement(base: Path, twin: Path) -> None:
-    assert headline(compared(base, twin))[0].startswith("Both hold the very same records of all 24 common cells")
+    assert headline(compared(base, twin))[0].startswith("Both hold identical records of all 24 common cells")
     change_records(twin, slower(1.5, "ngram"))
     found = compared(base, twin)
-    assert len(found.same) == 16
-    assert "16 hold the very same records" in headline(found)[0]
+    assert len(found.identical) == 16
+    assert "16 of 24 common cells have identical records" in headline(found)[0]
 
 
 def test_what_one_did_not_record_is_said(base: Path, twin: Path) -> None:
@@ -319,7 +319,7 @@ def test_the_command_prints_and_writes_all_of_it(
     assert main(["compare", str(base), str(twin), "--json", "--html", str(page)]) == 0
     values = json.loads(capfd.readouterr().out)
     assert values == as_values(compared(base, twin))
-    assert sum(cell["own"]["beyond_chance"] for cell in values["cells"]) == 8
+    assert sum(cell["relative"]["beyond_chance"] for cell in values["cells"]) == 8
     html = page.read_text()
     assert 'name="viewport"' in html
     assert "prefers-color-scheme: dark" in html
@@ -342,7 +342,7 @@ def test_the_jobs_of_a_difference_are_named_by_the_shorter_list() -> None:
 
     def whose(*methods: str) -> str:
         own = frozenset(key for key in jobs if key[2] in methods)
-        return _whose(Difference("draft", "one", "other", BOTH, own), jobs | {("native", "other", "ngram")})
+        return _methods_of(SetupDifference("draft", "one", "other", BOTH, own), jobs | {("native", "other", "ngram")})
 
     assert whose("draft_model", "ngram", "eagle", "medusa") == "all of pair"
     assert whose("draft_model", "ngram", "eagle") == "all of pair but medusa"
