@@ -1,4 +1,4 @@
-# The front door: configuration, validation (in common.smk), one file of rules a stage, what is wanted in the end.
+# The front door: configuration, validation (in common.smk), one file of rules a stage, and what is made in the end.
 from snakemake.utils import min_version
 
 min_version("9.19")
@@ -35,15 +35,15 @@ onstart:
 
 
 onsuccess:
-    forget_states()
+    dag.forget_states()
     print(
-        f"\nReport: {REPORT}\nTables: {ROOT}/tables\n{try_tracking_again()}",
+        f"\nReport: {REPORT}\nTables: {ROOT}/tables\n{dag.retry_tracking()}",
         file=sys.stderr,
     )
 
 
 onerror:
     print(
-        f"\nNot finished. Logs: {ROOT}/logs\n{RESUME}\n{try_tracking_again()}",
+        f"\nNot finished. Logs: {ROOT}/logs\nFinished cells are kept; the same command goes on from there.\n{dag.retry_tracking()}",
         file=sys.stderr,
     )

@@ -60,7 +60,8 @@ def test_an_import_against_the_stream_is_named(
 def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> None:
     code = (
         "import sys; from pathlib import Path; import specrig.cli, specrig.planning.plan_view, specrig.planning.methods_view\n"
-        "from specrig.provenance.digests import STAGES, job_digest, stage_digest; from specrig.study.load import load_study\n"
+        "import specrig.dag.rules; from specrig.dag.code import STAGES, stage_digest\n"
+        "from specrig.measurement.freshness import job_digest; from specrig.study.load import load_study\n"
         "study = load_study(Path('configs/quick.yaml'))\n"
         "[job_digest(cell.engine, cell.method) for cell in study.grid.cells]\n"
         "[stage_digest(stage) for stage in STAGES]\n"

@@ -1,4 +1,4 @@
-"""What is found damaged among records and models, and how it is set aside."""
+"""What is found damaged among records and models, and how it is quarantined."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ import pytest
 from synthetic import write_job
 
 from specrig.cell import Cell
-from specrig.measurement.damage import SUMS, damaged_files, damaged_records, quarantine, quarantined_names, write_hashes
-from specrig.study.lock import BusyError, claim
+from specrig.dag.lock import BusyError, lock_study
+from specrig.measurement.quarantine import (
+    SUMS,
+    damaged_files,
+    damaged_records,
+    quarantine,
+    quarantined_names,
+    write_hashes,
+)
 
 
 @pytest.fixture
@@ -50,7 +57,7 @@ def test_a_damaged_index_condemns_no_record(job: Path) -> None:
         assert damaged_records(job) == {job / "index.json": "it is no index of records"}
 
 
-def test_names_stay_the_same_once_it_is_set_aside(job: Path) -> None:
+def test_names_stay_the_same_once_it_is_quarantined(job: Path) -> None:
     """A param of Snakemake's: else the job would run a third time."""
     one, two = sorted(job.glob("*.jsonl"))
     two.unlink()
@@ -79,13 +86,15 @@ def test_a_model_is_held_against_its_sums(tmp_path: Path) -> None:
 
 
 def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
-    held = claim(tmp_path / "study")
-    other = "import sys; from pathlib import Path; from specrig.study.lock import claim; claim(Path(sys.argv[1]))"
+    held = lock_study(tmp_path / "study")
+    other = (
+        "import sys; from pathlib import Path; from specrig.dag.lock import lock_study; lock_study(Path(sys.argv[1]))"
+    )
     command = [sys.executable, "-c", other, str(tmp_path / "study")]
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode and "another run of this study is at work (process " in refused.stderr
     with pytest.raises(BusyError, match="wait until it ends"):
-        claim(tmp_path / "study")
+        lock_study(tmp_path / "study")
     held.close()
     assert subprocess.run(command, check=False).returncode == 0
-    claim(tmp_path / "study").close()
+    lock_study(tmp_path / "study").close()

@@ -422,7 +422,7 @@ def test_replicates_and_their_remeasuring(study_file: Path, capsys: pytest.Captu
     capsys.readouterr()
     assert cli.main(["remeasure", "--study", str(study_file)]) == 0
     shown = capsys.readouterr().out
-    assert "native/p/ngram/t-k2-t0-b1, replicate 1: " in shown and "1 record files set aside" in shown
+    assert "native/p/ngram/t-k2-t0-b1, replicate 1: " in shown and "1 record files quarantined" in shown
     assert (folders[0] / "index.json").read_bytes() == index[folders[0]]
     assert "t-k2-t0-b1" not in json.loads((folders[1] / "index.json").read_text())["cells"]
     assert len(read_study(study_file.parent).cells["native/p/ngram/t-k2-t0-b1"]) == 2, "what is left can be read"

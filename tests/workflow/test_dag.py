@@ -16,7 +16,7 @@ import yaml
 
 import runs
 from runs import REPOSITORY, command, run
-from specrig.measurement.recording import set_aside
+from specrig.measurement.quarantine import quarantine_disturbed
 
 CELLS = "results/test/tables/cells.csv"
 """As a target: measuring and the tables, without figures, MLflow and report."""
@@ -112,7 +112,7 @@ def rows_of_cells(folder: Path) -> int:
     return len((folder / CELLS).read_text().splitlines()) - 1
 
 
-def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_set_aside_files_again(copied: Path) -> None:
+def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_quarantined_files_again(copied: Path) -> None:
     before = stamps(copied)
     methods = [{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": [3, 5]}]
     config = edit(copied, "configs/test.yaml", "configs/twice.yaml", methods=methods, replicates=2)
@@ -127,7 +127,7 @@ def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_set_asid
 
     for _ in range(2):  # a cell may be disturbed a second time
         before = stamps(copied)
-        set_aside(copied / RECORDS / "ngram/replicate-1", ["code-k5-t0-b1"])
+        quarantine_disturbed(copied / RECORDS / "ngram/replicate-1", ["code-k5-t0-b1"])
         result = run(copied, CELLS, config=config)
         assert result.returncode == 0, result.stdout
         again = re.findall(r"Measuring .* replicate (\d)", result.stdout)
@@ -138,7 +138,7 @@ def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_set_asid
 
     # A run that ends after measuring leaves old tables. The next one makes them anew, though the cells and their audit
     # are the same.
-    set_aside(copied / RECORDS / "ngram/replicate-1", ["code-k5-t0-b1"])
+    quarantine_disturbed(copied / RECORDS / "ngram/replicate-1", ["code-k5-t0-b1"])
     assert run(copied, MEASURED_AGAIN, config=config).returncode == 0
     assert "Compiling the tables" in run(copied, CELLS, config=config).stdout
 

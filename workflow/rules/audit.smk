@@ -10,10 +10,10 @@ rule audit_exact:
         "../../environment.yml"
     threads: 1
     resources:
-        gpu=GPU,
+        gpu=dag.gpu,
     params:
         study=STUDY_FILE,
-        options=audited_options,
+        options=dag.audited_options,
         samples=STUDY.audit_samples,
         code=lambda wildcards: audit_digest(wildcards.engine, wildcards.method),
     message:
@@ -33,11 +33,11 @@ rule audit:
         f"{ROOT}/logs/audit/records.log",
     conda:
         "../../environment.yml"
-    threads: JOB_CORES
+    threads: dag.job_cores
     resources:
-        gpu=auditing_gpus,
-        mem_mb=memory(auditing),
-        runtime=minutes(auditing),
+        gpu=dag.auditing_gpus,
+        mem_mb=memory(dag.auditing),
+        runtime=minutes(dag.auditing),
     params:
         study=STUDY_FILE,
         code=stage_digest("audit"),

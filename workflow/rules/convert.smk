@@ -11,7 +11,7 @@ rule convert:
     threads: ALL_CORES
     params:
         study=STUDY_FILE,
-        source=converted,
+        source=dag.converted,
         code=code_digest("specrig.models.gguf"),
     message:
         "Converting {wildcards.source} into a model folder"

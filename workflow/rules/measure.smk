@@ -5,29 +5,29 @@
 
 rule measure:
     input:
-        prompts=prompt_inputs,
-        models=job_models,
+        prompts=dag.job_prompts,
+        models=dag.job_models,
     output:
         f"{ROOT}/measured/{{engine}}/{{pair}}/{{process}}{{again}}",
     log:
         f"{ROOT}/logs/measure/{{engine}}-{{pair}}-{{process}}{{again}}.log",
-    priority: measuring_order
+    priority: dag.measuring_priority
     conda:
         "../../environment.yml"
-    threads: JOB_CORES
+    threads: dag.job_cores
     resources:
-        gpu=measuring_gpus,
-        mem_mb=memory(measuring),
-        runtime=minutes(measuring),
+        gpu=dag.measuring_gpus,
+        mem_mb=memory(dag.measuring),
+        runtime=minutes(dag.measuring),
     params:
         study=STUDY_FILE,
-        cells=job_cell_names,
-        settings=job_settings,
-        code=job_code,
-        failed=failed_cells,
-        methods=job_methods,
-        chosen=lambda wildcards: [f"--method {name}" for name in job_methods(wildcards)],
-        replicate=replicate,
+        cells=dag.job_cell_names,
+        settings=dag.job_settings,
+        code=dag.job_code,
+        failed=dag.failed_cells,
+        methods=dag.job_methods,
+        chosen=dag.method_options,
+        replicate=dag.replicate,
     message:
         "Measuring {params.methods} on {wildcards.pair} with {wildcards.engine}, replicate {params.replicate}"
     shell:

@@ -11,7 +11,7 @@ rule prompts:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        row=task_row,
+        row=dag.task_row,
         code=stage_digest("prompts"),
     message:
         "Fetching the prompts of {wildcards.task}"

@@ -77,7 +77,7 @@ rule tables:
 rule quality:
     input:
         records=MEASURED,
-        prompts=[str(STUDY.paths.prompt_file(task, STUDY.root)) for task in SCORED],
+        prompts=dag.prompt_files(dag.scored),
     output:
         report(
             f"{ROOT}/tables/quality.csv",
@@ -92,7 +92,7 @@ rule quality:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        scored=scored(),
+        scored=dag.scoring(),
         code=stage_digest("quality"),
     message:
         "Scoring the outputs"

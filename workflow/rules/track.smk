@@ -1,5 +1,5 @@
 # Enters every run into MLflow, with one writer, after everything else. Nothing waits for it or fails with it: if MLflow cannot be
-# reached, the output is deleted at the end of the run (`try_tracking_again`), so that the next run tries again.
+# reached, the output is deleted at the end of the run (`retry_tracking`), so that the next run tries again.
 
 
 rule track:

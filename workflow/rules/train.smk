@@ -13,7 +13,7 @@ rule corpus:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        recipe=recipe("corpus"),
+        recipe=dag.recipe("corpus"),
         code=stage_digest("corpus"),
     message:
         "Gathering training text and held-out prompts"
@@ -25,8 +25,8 @@ rule write_text:
     input:
         corpus=rules.corpus.output.train,
         heldout=rules.corpus.output.heldout,
-        target=lambda wildcards: model_files(wildcards.pair, ["target"]),
-        asked=asked_files,
+        target=lambda wildcards: dag.model_files(wildcards.pair, ["target"]),
+        prompts=dag.prompt_sources,
     output:
         f"{ROOT}/models/{{pair}}/{TEXT}",
     log:
@@ -34,18 +34,19 @@ rule write_text:
     priority: FIRST
     conda:
         "../../environment.yml"
-    threads: JOB_CORES
+    threads: dag.job_cores
     resources:
-        gpu=GPU,
-        mem_mb=memory(training("draft")),
-        runtime=minutes(training("draft")),
+        gpu=dag.gpu,
+        mem_mb=memory(dag.training("draft")),
+        runtime=minutes(dag.training("draft")),
     params:
         study=STUDY_FILE,
         recipe=lambda wildcards: (
-            recipe("text", "prompts", "chat") + model_damage(wildcards.pair, [TEXT])
+            dag.recipe("text", "prompts", "chat")
+            + dag.model_damage(wildcards.pair, [TEXT])
         ),
-        target=target_row,
-        left_out=left_out,
+        target=dag.target_row,
+        excluded=dag.excluded_prompts,
         threads=STUDY.threads,
         code=code_digest("specrig.training.target_text"),
     message:
@@ -58,7 +59,7 @@ rule train:
     input:
         corpus=rules.corpus.output.train,
         heldout=rules.corpus.output.heldout,
-        teachers=teachers,
+        teachers=dag.training_inputs,
     output:
         expand(f"{ROOT}/models/{{{{pair}}}}/{{{{model}}}}/{{file}}", file=FILES),
     log:
@@ -66,18 +67,15 @@ rule train:
     priority: FIRST
     conda:
         "../../environment.yml"
-    threads: training_threads
+    threads: dag.training_threads
     resources:
-        gpu=GPU,
-        mem_mb=memory(training()),
-        runtime=minutes(training()),
+        gpu=dag.gpu,
+        mem_mb=memory(dag.training()),
+        runtime=minutes(dag.training()),
     params:
         study=STUDY_FILE,
-        recipe=lambda wildcards: (
-            recipe(*STAGES[wildcards.model].keys)
-            + model_damage(wildcards.pair, [wildcards.model])
-        ),
-        target=target_row,
+        recipe=dag.training_recipe,
+        target=dag.target_row,
         threads=STUDY.threads,
         code=lambda wildcards: code_digest(STAGES[wildcards.model].module),
     message:
@@ -91,7 +89,7 @@ rule train:
 rule train_jointly:
     input:
         corpus=rules.corpus.output.train,
-        teachers=joint_teachers,
+        teachers=dag.joint_inputs,
     output:
         expand(
             f"{ROOT}/models/{{{{pair}}}}/{{model}}/{{file}}",
@@ -105,15 +103,16 @@ rule train_jointly:
     priority: FIRST
     conda:
         "../../environment.yml"
-    threads: JOB_CORES
+    threads: dag.job_cores
     resources:
-        gpu=GPU,
-        mem_mb=memory(training("joint")),
-        runtime=minutes(training("joint")),
+        gpu=dag.gpu,
+        mem_mb=memory(dag.training("joint")),
+        runtime=minutes(dag.training("joint")),
     params:
         study=STUDY_FILE,
         recipe=lambda wildcards: (
-            recipe(*JOINT.keys) + model_damage(wildcards.pair, ["target", "medusa"])
+            dag.recipe(*JOINT.keys)
+            + dag.model_damage(wildcards.pair, ["target", "medusa"])
         ),
         threads=STUDY.threads,
         code=code_digest(JOINT.module),

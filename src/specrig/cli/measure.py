@@ -33,25 +33,25 @@ def measure(
 
 
 def remeasure(study: StudyFile = DEFAULT) -> None:
-    """Set the records of disturbed cells aside, so that the next run of the study measures only these cells again."""
-    from specrig.measurement.recording import set_aside
+    """Quarantine the records of disturbed cells: the next run of the study measures only these cells again."""
+    from specrig.measurement.quarantine import quarantine_disturbed
     from specrig.measurement.records import replicate_folder
     from specrig.results.study_data import read_study
 
     loaded = load(study)
     found = read_study(loaded.root)
-    aside: dict[Path, dict[str, None]] = {}
+    disturbed: dict[Path, dict[str, None]] = {}
     for name, reasons in found.disturbances.items():
         job, _, slug = name.rpartition("/")
         for reason in reasons:
             folder = replicate_folder(loaded.root / "records" / job, reason.replicate)
-            aside.setdefault(folder, {})[slug] = None
+            disturbed.setdefault(folder, {})[slug] = None
             typer.echo(f"{name}, replicate {reason.replicate}: {reason.text}")
-    for folder, slugs in aside.items():
-        set_aside(folder, slugs)
-    count = sum(map(len, aside.values()))
+    for folder, slugs in disturbed.items():
+        quarantine_disturbed(folder, slugs)
+    count = sum(map(len, disturbed.values()))
     typer.echo(
-        f"{count} record files set aside: run the study again (make, or snakemake) to measure them"
+        f"{count} record files quarantined: run the study again (make, or snakemake) to measure them"
         if count
         else "no cell is disturbed"
     )

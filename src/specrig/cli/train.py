@@ -59,7 +59,7 @@ def train(
     if (pair, model) not in loaded.grid.trained:
         known = ", ".join(" ".join(each) for each in loaded.grid.trained) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
-    from specrig.measurement.damage import write_hashes
+    from specrig.measurement.quarantine import write_hashes
     from specrig.provenance.trained_for import note
     from specrig.training import stages
 
@@ -75,7 +75,7 @@ def train(
 
 def write_text(study: StudyFile, pair: PairName) -> None:
     """Let the target of a pair write the text from which its draft and heads learn, and read it again for its states."""
-    from specrig.measurement.damage import write_hashes
+    from specrig.measurement.quarantine import write_hashes
     from specrig.tasks.chat import require_chat_template
     from specrig.training.stages import TEXT
     from specrig.training.states import prepare
@@ -111,7 +111,7 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     """Train a pair's target together with its Medusa heads (Medusa-2), starting from those of the pair that its row
     names.
     """
-    from specrig.measurement.damage import write_hashes
+    from specrig.measurement.quarantine import write_hashes
     from specrig.provenance.trained_for import note
     from specrig.training.medusa import train_jointly as train
 

@@ -252,6 +252,8 @@ class Drafter(ABC):
     """False where k means nothing (the baseline): such a method has one cell per task, with k = 0."""
     baseline_alone: ClassVar[bool] = False
     """True: the baseline decodes a batch's prompts one by one instead of in a batch of the same size."""
+    uses_service: ClassVar[bool] = False
+    """Whether its draft model runs in a service (`Resources.remote`)."""
     aux_layers: tuple[int, ...] = ()
     """Which of the target's hidden states it reads as `Verdict.aux_hidden_states`, rising: j is the stream after j layers."""
 

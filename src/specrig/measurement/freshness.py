@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry as methods
+from specrig.engines import registry as engines
 from specrig.measurement.records import RecordError, read_records
 from specrig.models.endpoint import endpoint_of
 from specrig.models.pair import PairFiles
-from specrig.provenance.digests import job_digest
+from specrig.provenance.digests import code_digest
 from specrig.provenance.environment import model_digest
 from specrig.runtime.gpus import resolve_device
 from specrig.tasks import Prompt
@@ -59,6 +60,18 @@ def cell_digests(
         own = texts[cell.task, study.grid.prompt_count(cell.batch_size)]
         result[cell] = digest([cell.model_dump(), settings, options, own, models, code, servers])
     return result
+
+
+def job_digest(engine: str, method: str) -> str:
+    """Digest of the code that measures with `engine` and `method`, the drafters that the method imports included."""
+    return code_digest("specrig.measurement.runner", *method_modules(engine, method))
+
+
+def method_modules(engine: str, method: str) -> tuple[str, ...]:
+    """The modules of an engine, of a method, and of the service that runs the method's draft model."""
+    drafter = methods()[method]
+    service = ("specrig.services.model",) if drafter.uses_service else ()
+    return engines()[engine].__module__, drafter.__module__, *service
 
 
 def measured(path: Path, expected: str) -> bool:

@@ -1,11 +1,9 @@
-"""Turns what an engine generated into a `Run` for the records, writes a job's index of record files, and sets files
-aside.
-"""
+"""Turns what an engine generated into a `Run` for the records, and writes an index of record files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -16,9 +14,6 @@ from specrig.measurement.records import Counts, Rounds, Run, write_atomically
 
 if TYPE_CHECKING:
     from specrig.decoding.types import Generation
-
-ASIDE = ".disturbed-"
-"""Added with a number to the name of a record file that is set aside, so that its cell is measured again."""
 
 
 def as_run(generation: Generation) -> Run:
@@ -73,26 +68,3 @@ def write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], faile
                 "digest": digests[cell],
             }
     write_atomically(folder / "index.json", json.dumps(index, indent=1))
-
-
-def set_aside(folder: Path, slugs: Iterable[str]) -> None:
-    """Rename the record files of some cells to `<slug>.jsonl.disturbed-<number>`, so that these cells are measured
-    again.
-
-    Nothing reads the renamed files. The cells leave the index first, so that it never names a missing file. The
-    workflow runs a job again if its folder has more renamed files than before, and the job then measures the cells that
-    have no records.
-    """
-    index, names = folder / "index.json", list(slugs)
-    if index.is_file():
-        content = json.loads(index.read_text(encoding="utf-8"))
-        content["cells"] = {slug: entry for slug, entry in content["cells"].items() if slug not in names}
-        write_atomically(index, json.dumps(content, indent=1))
-    for slug in names:
-        path = folder / f"{slug}.jsonl"
-        path.replace(path.with_name(f"{path.name}{ASIDE}{1 + len(list(folder.glob(f'{path.name}{ASIDE}*')))}"))
-
-
-def aside(folder: Path) -> list[str]:
-    """Names of the files in a job's folder that `set_aside` renamed."""
-    return sorted(path.name for path in folder.glob(f"*{ASIDE}*"))

@@ -39,40 +39,6 @@ class Source(NamedTuple):
     """SHA-256 of the code without docstrings, comments and imports for type checkers."""
 
 
-STAGES = {
-    "corpus": "specrig.corpus.gather",
-    "prompts": "specrig.measurement.prompts",
-    "audit": "specrig.audit.run",
-    "tables": "specrig.reporting.tables.files",
-    "quality": "specrig.reporting.tables.quality",
-    "figures": "specrig.reporting.figures.drawings",
-    "track": "specrig.tracking",
-    "report": "specrig.reporting.documents.html",
-    "paper": "specrig.reporting.documents.printed",
-}
-
-
-SERVED = {"remote_draft": ("specrig.services.worker_app",)}
-"""Method -> the modules of the processes that measure with it beside the engine's own."""
-
-
-def stage_digest(stage: str) -> str:
-    """Digest of the code of a stage of the workflow; for measuring, see `job_digest`."""
-    return code_digest(STAGES[stage])
-
-
-def job_digest(engine: str, method: str) -> str:
-    """Digest of the code that measures with `engine` and `method`, the drafters that the method imports included."""
-    own = f"specrig.engines.{engine}", f"specrig.decoding.drafters.{method}", *SERVED.get(method, ())
-    return code_digest("specrig.measurement.runner", *own)
-
-
-def audit_digest(engine: str, method: str) -> str:
-    """Digest of the code that tests the samples of `method` in `engine` against an exact distribution."""
-    own = f"specrig.engines.{engine}", f"specrig.decoding.drafters.{method}", *SERVED.get(method, ())
-    return code_digest("specrig.audit.exact", "specrig.audit.run", *own)
-
-
 @cache
 def code_digest(*modules: str) -> str:
     """First 16 hex digits of the SHA-256 over the sources of `modules` and of all modules of this package that they

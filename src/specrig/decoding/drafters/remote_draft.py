@@ -22,6 +22,7 @@ class RemoteDraft(Drafter):
     name = "remote_draft"
     summary = "draft_model behind HTTP: draft and target are services, with latency_ms added to each round trip"
     needs = ("draft",)
+    uses_service = True
 
     class Options(ChainOptions):
         """Those of a chain; latency_ms: added to each round trip; precision: in which the draft's probabilities are

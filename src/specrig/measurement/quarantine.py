@@ -1,9 +1,8 @@
-"""What of a study's results is no longer as it was written. It is found before a run and set aside, so that the run
-makes it again.
+"""Quarantine: result files that are damaged or disturbed get another name, so that the next run makes them again.
 
-Files are written whole or not at all, but a disk that fails, a copy that broke off or an editor may cut or change them
-later. Records are held against the sums in their job's `index.json`, trained models against the `SHA256SUMS` beside
-them. No torch here, and nothing that measures or trains imports this file, so that a change here makes no result stale.
+Files are written whole or not at all. A failing disk, a cut copy or an editor may still change them later. So records
+are compared with the hashes in their folder's `index.json`, trained models with the `SHA256SUMS` beside them. No torch
+here. Nothing that measures or trains imports this file, so a change here makes no result stale.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from specrig.measurement.records import RecordError, read_records, write_atomica
 
 SUMS = "SHA256SUMS"
 """File with the sums of the files beside it, in the format of `sha256sum -c`."""
-ASIDE = ".damaged-"
-"""Added with a number to the name of a damaged file or model folder that is set aside."""
+DAMAGED, DISTURBED = ".damaged-", ".disturbed-"
+"""Added with a number to the name of a quarantined file or model folder."""
 
 
 def write_hashes(folder: Path, names: Iterable[str] | None = None) -> None:
@@ -70,50 +69,68 @@ def damaged_records(job: Path) -> dict[Path, str]:
 
 
 def quarantine(found: Mapping[Path, str]) -> list[str]:
-    """Rename what is damaged to `<name>.damaged-<number>` and return a sentence about each. An empty file stands for a
-    missing one.
+    """Rename what is damaged to `<name>.damaged-<number>`; returns a sentence about each.
 
-    A job's index goes, since it would name files that are not there; the job, which runs again, writes a new one.
+    An empty file stands for a missing one. The folder's index goes too, since it would name missing files; the job,
+    which runs again, writes a new one.
     """
-    said = []
+    sentences = []
     for path, reason in found.items():
-        aside, kept = _aside(path), path.exists()
-        if kept:
-            path.replace(aside)
+        renamed, exists = _quarantined(path, DAMAGED), path.exists()
+        if exists:
+            path.replace(renamed)
         else:
-            aside.touch()
+            renamed.touch()
         (path.parent / "index.json").unlink(missing_ok=True)
-        said.append(
-            f"{path} is damaged and will be made again: {reason}.{f' It is kept as {aside.name}.' if kept else ''}"
-        )
-    return said
+        kept = f" It is kept as {renamed.name}." if exists else ""
+        sentences.append(f"{path} is damaged and will be made again: {reason}.{kept}")
+    return sentences
+
+
+def quarantine_disturbed(folder: Path, slugs: Iterable[str]) -> None:
+    """Rename the record files of some cells to `<slug>.jsonl.disturbed-<number>`, so that they are measured again.
+
+    The cells leave the index first, so that it never names a missing file.
+    """
+    index, names = folder / "index.json", list(slugs)
+    if index.is_file():
+        content = json.loads(index.read_text(encoding="utf-8"))
+        content["cells"] = {slug: entry for slug, entry in content["cells"].items() if slug not in names}
+        write_atomically(index, json.dumps(content, indent=1))
+    for slug in names:
+        path = folder / f"{slug}.jsonl"
+        path.replace(_quarantined(path, DISTURBED))
+
+
+def disturbed_names(folder: Path) -> list[str]:
+    """Names of the files in a folder of records that `quarantine_disturbed` renamed; a job's param, as below."""
+    return sorted(path.name for path in folder.glob(f"*{DISTURBED}*"))
+
+
+def quarantined_names(folder: Path, found: Iterable[Path], stem: str = "*") -> list[str]:
+    """Names of a folder's damaged files in quarantine, and those that `quarantine` will give to the files in `found`.
+
+    The workflow has them among a job's params: new damage makes the job run again, and once it has run, nothing
+    changes.
+    """
+    names = {path.name for path in folder.glob(f"{stem}{DAMAGED}*")}
+    return sorted(names | {_quarantined(path, DAMAGED).name for path in found})
+
+
+def _quarantined(path: Path, mark: str) -> Path:
+    return path.with_name(f"{path.name}{mark}{1 + len(list(path.parent.glob(f'{path.name}{mark}*')))}")
 
 
 def reset_future_times(root: Path) -> int:
-    """Give files that seem to be written later than now the time of now; returns how many there were.
+    """Give files with a time in the future the present time; returns how many there were.
 
-    They are left when the clock is set back. Snakemake deletes what is made from them, since it would be older than
-    they are.
+    They come from a clock that was set back. Snakemake would delete what is made from them: it would be older.
     """
     now = time.time()
     later = [path for path in root.rglob("*") if path.is_file() and path.stat().st_mtime > now]
     for path in later:
         os.utime(path, (now, now))
     return len(later)
-
-
-def quarantined_names(folder: Path, found: Iterable[Path], stem: str = "*") -> list[str]:
-    """Names under which damaged files of a folder lie aside, or will once `quarantine` has renamed those in `found`.
-
-    The workflow has them among a job's params: new damage makes the job run again, and once it has run, nothing
-    changes.
-    """
-    names = {path.name for path in folder.glob(f"{stem}{ASIDE}*")} | {_aside(path).name for path in found}
-    return sorted(names)
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(f"{path.name}{ASIDE}{1 + len(list(path.parent.glob(f'{path.name}{ASIDE}*')))}")
 
 
 def _differing(sums: Mapping[Path, str]) -> dict[Path, str]:

@@ -15,7 +15,7 @@ class BusyError(RuntimeError):
     """Another run of the study is at work. The message says which process, and what to do."""
 
 
-def claim(root: Path) -> IO[str]:
+def lock_study(root: Path) -> IO[str]:
     """Take the lock of the study whose results folder is `root`: it is held while the returned file is open.
 
     Raises BusyError if another process holds it, OSError if the folder cannot be written.

@@ -1,0 +1,338 @@
+"""What the workflow's rules ask of a study: files, params and resources of each job. No torch here.
+
+A param holds what makes its job stale, mostly as a digest: Snakemake runs a job again when a param has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import IO, Protocol
+
+from specrig.cell import Cell, digest
+from specrig.dag.lock import lock_study
+from specrig.decoding.drafters import registry as methods
+from specrig.engines import registry as engines
+from specrig.measurement.freshness import job_digest
+from specrig.measurement.quarantine import (
+    damaged_files,
+    damaged_records,
+    disturbed_names,
+    quarantine,
+    quarantined_names,
+    reset_future_times,
+)
+from specrig.measurement.records import replicate_folder, write_atomically
+from specrig.models.gguf import FILES as CONVERTED_FILES
+from specrig.models.gguf import located
+from specrig.planning.demand import Demand, measuring_demand, training_demand
+from specrig.planning.estimate import PairSize, pair_sizes
+from specrig.study.overlap import prompts_in_both
+from specrig.study.study import Study
+from specrig.training.stages import FILES, JOINT, STAGES, TEXT
+
+JOB_KEYS = ("seed", "prompts", "max_new_tokens", "warmup", "repeats", "device", "threads")
+"""Keys of a study that decide what a measuring job measures."""
+FOR_READERS = {"notes", "licence"}
+"""Columns of tables that decide no result."""
+
+
+class Wildcards(Protocol):
+    """The wildcards of a rule, as Snakemake gives them."""
+
+    def __getattr__(self, name: str) -> str: ...
+
+
+class Rules:
+    """The helpers of the workflow's rules for one study. Most are Snakemake's input and param functions."""
+
+    def __init__(self, study: Study, *, cores: int, gpus: int, shared: bool) -> None:
+        """cores: of a measuring job; gpus: how many GPUs jobs may use at a time, 0 for no limit; shared: whether
+        several jobs share this machine's GPUs.
+        """
+        self.study, self.root = study, study.root
+        self.gpu = int(study.uses_gpu())
+        self._gpus, self.shared = gpus, bool(self.gpu) and shared
+        self.job_cores = max(1, cores // gpus) if self.shared else cores
+        self._lock: IO[str] | None = None
+        # Damage is looked for once, before the jobs are planned.
+        self._damaged_records, self._damaged_files = cache(damaged_records), cache(damaged_files)
+        self._measuring_demand = cache(lambda *job: measuring_demand(study, job, self._sizes[job[1]]))
+        self._training_demand = cache(lambda pair, model: training_demand(study, pair, model))
+
+    # Before and after the jobs
+
+    def begin(self) -> None:
+        """Lock the study, quarantine what is damaged, and write the study that every job reads.
+
+        Raises BusyError if another run is at work, OSError if the results folder cannot be written.
+
+        `study.json` is no input of the jobs: a change of any key would rerun them all. With `ancient()` Snakemake would
+        look for no other reason in the jobs behind one that runs. So each rule names the keys that it depends on.
+        """
+        self._lock = lock_study(self.root)  # held until this process ends
+        for sentence in quarantine(self._damage()):
+            print(sentence, file=sys.stderr)
+        if count := reset_future_times(self.root):
+            print(
+                f"{count} files in {self.root} have a time in the future. The clock may have been set back. "
+                "They get the present time.",
+                file=sys.stderr,
+            )
+        write_atomically(self.root / "study.json", self.study.model_dump_json(indent=1) + "\n")
+
+    def forget_states(self) -> None:
+        """Delete the hidden states that trainings share: nothing more is trained from them."""
+        for folder in (self.root / "models").glob("*/.states"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def retry_tracking(self) -> str:
+        """If MLflow could not be reached, delete the mark that the runs are entered; returns a message, or ""."""
+        failed = self.root / "tracking-failed.txt"
+        if not failed.is_file():
+            return ""
+        (self.root / "tracked.txt").unlink(missing_ok=True)
+        return f"\n{failed.read_text(encoding='utf-8').splitlines()[0]} The next run tries again.\n"
+
+    # Damage
+
+    def _damage(self) -> dict[Path, str]:
+        """Every damaged record file and trained model of the study -> what is wrong."""
+        found: dict[Path, str] = {}
+        for key in self.study.grid.by_method:
+            for number in range(self.study.replicates):
+                found |= self._damaged_records(self._records(*key, number))
+        for pair in dict.fromkeys(pair for pair, _ in self.study.grid.trained):
+            for model in (*STAGES, TEXT):
+                found |= self._damaged_model(pair, model)
+        return found
+
+    def _damaged_model(self, pair: str, model: str) -> dict[Path, str]:
+        """The folder of a trained model (or the text of a pair's target) -> what is wrong with one of its files."""
+        folder = self.root / "models" / pair
+        if model == TEXT:
+            return self._damaged_files(folder)
+        for path, reason in self._damaged_files(folder / model).items():
+            return {folder / model: f"{path.name}: {reason}"}
+        return {}
+
+    def model_damage(self, pair: str, models: Iterable[str]) -> str:
+        """Quarantined names of a pair's models, joined: "" if none was ever damaged, so that nothing becomes stale."""
+        folder = self.root / "models" / pair
+        found = (quarantined_names(folder, self._damaged_model(pair, model), model) for model in models)
+        return "".join(name for names in found for name in names)
+
+    def _records(self, engine: str, pair: str, method: str, number: int) -> Path:
+        """The folder with the records of a method in one replicate."""
+        return replicate_folder(self.root / "records" / engine / pair / method, number)
+
+    # Models and their training
+
+    def converted(self, wildcards: Wildcards) -> str:
+        """Digest of a converted folder's source: name, precision, size in bytes and time of the GGUF file."""
+        source, dtype = self.study.grid.converted[wildcards.source]
+        about = located(source).stat()
+        return digest([source, dtype, about.st_size, int(about.st_mtime)])
+
+    def recipe(self, *parts: str) -> str:
+        """The keys of `training:` that a stage depends on (`parts` and the seed), as JSON."""
+        return self.study.training.model_dump_json(include={"seed", *parts})
+
+    def model_files(self, pair: str, models: Iterable[str]) -> list[str]:
+        """Files of a pair's models: made by the workflow, or the config of a local folder; none for a hub id."""
+        row, files = self.study.rows.pairs[pair], []
+        for model in models:
+            folder = self.study.paths.model(pair, model, self.root)
+            if model in row.gguf:
+                files += [f"{folder}/{name}" for name in CONVERTED_FILES]
+            elif (row.trained_in(model), model) in self.study.grid.trained:
+                files += [f"{folder}/{name}" for name in FILES]
+            elif folder is not None and Path(folder).is_dir():
+                files.append(f"{folder}/config.json")
+        return files
+
+    def training_inputs(self, wildcards: Wildcards) -> list[str]:
+        """Files of the models from which this one is trained, and the text that the target wrote for it."""
+        needs = STAGES[wildcards.model].needs
+        return self._teaching_files(wildcards.pair, needs) if needs else []
+
+    def joint_inputs(self, wildcards: Wildcards) -> list[str]:
+        """Files from which a target and its Medusa heads are trained together: the base pair's models and text."""
+        base = self.study.rows.pairs[wildcards.pair].base
+        assert base is not None  # the rule's wildcards are constrained to such pairs
+        return self._teaching_files(base, JOINT.needs)
+
+    def _teaching_files(self, pair: str, models: Iterable[str]) -> list[str]:
+        return [*self.model_files(pair, models), f"{self.root}/models/{pair}/{TEXT}"]
+
+    def training_recipe(self, wildcards: Wildcards) -> str:
+        """The keys on which a model depends, and its quarantined names."""
+        return self.recipe(*STAGES[wildcards.model].keys) + self.model_damage(wildcards.pair, [wildcards.model])
+
+    def target_row(self, wildcards: Wildcards) -> list[str | None]:
+        """What names the target that a pair is trained for; its files, where they are here, are inputs besides."""
+        row = self.study.rows.pairs[wildcards.pair]
+        return [row.target, row.target_revision]
+
+    def prompt_sources(self, wildcards: Wildcards) -> list[str]:
+        """The user's file of training prompts, and all fetched prompts, which are left out of it."""
+        if self.study.training.prompts is None:
+            return []
+        fetched = [task for task in self.study.tasks if self.study.rows.tasks[task].fetched]
+        return [str(self.study.training.prompts.expanduser()), *self.prompt_files(fetched)]
+
+    def excluded_prompts(self, wildcards: Wildcards) -> str:
+        """Digest of the prompts in the user's file that the study evaluates with: an added task may exclude more."""
+        return digest(sorted(prompts_in_both(self.study, self.root)))
+
+    def training_threads(self, wildcards: Wildcards) -> int:
+        """CPU threads of a training: all for a target, half for a draft or head.
+
+        Two of these small models side by side, each on half of the cores, are ready sooner than one after the other.
+        """
+        return max(1, self.job_cores // 2) if STAGES[wildcards.model].needs else self.job_cores
+
+    # Prompts and scores
+
+    def prompt_files(self, tasks: Iterable[str]) -> list[str]:
+        """The files with the prompts of some tasks."""
+        return [str(self.study.paths.prompt_file(task, self.root)) for task in tasks]
+
+    @property
+    def scored(self) -> list[str]:
+        """The tasks with scorers."""
+        return [task for task in self.study.tasks if self.study.rows.tasks[task].scorer]
+
+    def scoring(self) -> str:
+        """Digest of what the scores depend on besides the records: the rows of scored tasks, and two keys."""
+        rows = [self.study.rows.tasks[task].model_dump(exclude=FOR_READERS) for task in self.scored]
+        return digest([rows, self.study.prompts, self.study.run_generated_code])
+
+    def task_row(self, wildcards: Wildcards) -> str:
+        """Digest of what decides which prompts are fetched for a task: its row and the number of prompts."""
+        row = self.study.rows.tasks[wildcards.task].model_dump(exclude=FOR_READERS)
+        return digest([row, self.study.grid.prompts_read(wildcards.task)])
+
+    # Measuring
+
+    def job_methods(self, wildcards: Wildcards) -> list[str]:
+        """The methods that a job measures."""
+        return self.study.grid.jobs[wildcards.engine, wildcards.pair, wildcards.process]
+
+    def method_options(self, wildcards: Wildcards) -> list[str]:
+        """The same as options of the command line."""
+        return [f"--method {name}" for name in self.job_methods(wildcards)]
+
+    def _job_cells(self, wildcards: Wildcards) -> list[Cell]:
+        found = self.study.grid.by_method
+        return [cell for name in self.job_methods(wildcards) for cell in found[wildcards.engine, wildcards.pair, name]]
+
+    def job_prompts(self, wildcards: Wildcards) -> list[str]:
+        """Prompt files of the tasks that a job measures."""
+        return sorted(set(self.prompt_files(cell.task for cell in self._job_cells(wildcards))))
+
+    def job_models(self, wildcards: Wildcards) -> list[str]:
+        """Files of the models that a job needs: the target, and the draft and heads of its methods."""
+        needs = {need for name in self.job_methods(wildcards) for need in methods()[name].needs}
+        return self.model_files(wildcards.pair, ["target", *sorted(needs)])
+
+    def job_cell_names(self, wildcards: Wildcards) -> list[str]:
+        """Method, slug and options' digest of each cell of a job: for a new k, only its cells are measured."""
+        return [f"{cell.method}/{cell.slug} {digest(cell.options)}" for cell in self._job_cells(wildcards)]
+
+    def job_settings(self, wildcards: Wildcards) -> str:
+        """Digest of the settings that decide what a job measures: keys, pair's row, engine options and servers."""
+        study, place = self.study, (wildcards.engine, wildcards.pair)
+        row = study.rows.pairs[wildcards.pair].model_dump(exclude={"notes"})
+        servers = [server for server in study.servers if (server.engine, server.pair) == place]
+        options = study.engine_options.get(wildcards.engine, {})
+        return digest([{key: getattr(study, key) for key in JOB_KEYS}, row, options, servers])
+
+    def job_code(self, wildcards: Wildcards) -> list[str]:
+        """Digests of the code that a measuring job runs, one a method."""
+        return [job_digest(wildcards.engine, name) for name in self.job_methods(wildcards)]
+
+    def failed_cells(self, wildcards: Wildcards) -> list[str]:
+        """Cells that failed last time, and quarantined files. When this changes, the job measures them again."""
+        found = []
+        for method in self.job_methods(wildcards):
+            folder = self._records(wildcards.engine, wildcards.pair, method, self.replicate(wildcards))
+            index, damaged = folder / "index.json", self._damaged_records(folder)
+            whole = index.is_file() and index not in damaged
+            failed = sorted(json.loads(index.read_text(encoding="utf-8"))["failed"]) if whole else []
+            names = [*failed, *disturbed_names(folder), *quarantined_names(folder, damaged)]
+            found += [f"{method}/{name}" for name in names]
+        return found
+
+    def replicate(self, wildcards: Wildcards) -> int:
+        """The number of a measuring job's replicate, from 0."""
+        return int(wildcards.again[1:] or 0)
+
+    def measuring_priority(self, wildcards: Wildcards) -> int:
+        """The priority of a measuring job, by which all jobs are measured once before any is measured again.
+
+        Replicates are ordered by priority and not by inputs, so that a failed job does not keep the others from their
+        second time, and a job that is measured again makes no other stale. Since a measuring job takes all cores, it
+        never starts while a job of higher priority runs or could run; only on several GPUs, a last one of higher
+        priority may still run beside it.
+        """
+        return self.study.replicates - self.replicate(wildcards)
+
+    def audited_options(self, wildcards: Wildcards) -> str:
+        """Digest of what the exact test of a method depends on: its k's, temperatures and options, and its engine's."""
+        key = wildcards.engine, wildcards.method
+        cells = (cell for cell in self.study.grid.cells if (cell.engine, cell.method) == key)
+        settings = {(cell.k, cell.temperature, cell.variant, digest(cell.options)) for cell in cells}
+        return digest([sorted(settings), self.study.engine_options.get(wildcards.engine, {})])
+
+    def audited(self) -> list[tuple[str, str]]:
+        """(engine, method) of each exact test. It samples from a pair made for it, which a running server lacks."""
+        found = {(engine, method) for engine, _, method in self.study.grid.by_method}
+        return sorted(each for each in found if (kind := engines()[each[0]]).loads_pairs and kind.missing() is None)
+
+    # Resources
+
+    @cached_property
+    def _sizes(self) -> dict[str, PairSize]:
+        """Name of a pair -> the sizes of its models."""
+        return {size.pair: size for size in pair_sizes(self.study)}
+
+    def measuring(self, wildcards: Wildcards) -> Demand:
+        """What a measuring job asks a cluster for."""
+        return self._measuring_demand(wildcards.engine, wildcards.pair, wildcards.process)
+
+    def training(self, model: str | None = None) -> Callable[[Wildcards], Demand]:
+        """What a training asks a cluster for: of `model`, or of the one that the wildcard names."""
+        return lambda wildcards: self._training_demand(wildcards.pair, model or wildcards.model)
+
+    def auditing(self, wildcards: Wildcards) -> Demand:
+        """What the audit asks for: as much as any measuring job, since it loads one pair after the other."""
+        demands = [self._measuring_demand(*job) for job in self.study.grid.jobs]
+        return Demand(max(each.memory_mb for each in demands), max(each.minutes for each in demands))
+
+    def gpus(self, over: int) -> int:
+        """GPUs of a job whose pair is split over so many: none on a processor, no more than jobs may use."""
+        return min(self.gpu * over, self._gpus or over)
+
+    def measuring_gpus(self, wildcards: Wildcards) -> int:
+        """GPUs of a measuring job: more than one for an engine that splits the pair over them."""
+        split = engines()[wildcards.engine].splits
+        return self.gpus(self.study.rows.pairs[wildcards.pair].tensor_parallel if split else 1)
+
+    def auditing_gpus(self, wildcards: Wildcards) -> int:
+        """GPUs of the audit of the records: as many as the pair that is split over most."""
+        return self.gpus(self.study.most_gpus())
+
+
+def memory(demand: Callable[[Wildcards], Demand]) -> Callable[[Wildcards, int], int]:
+    """Megabytes of main memory; a quarter more in each further attempt (a cluster's profile says `retries`)."""
+    return lambda wildcards, attempt: demand(wildcards).memory_mb * (3 + attempt) // 4
+
+
+def minutes(demand: Callable[[Wildcards], Demand]) -> Callable[[Wildcards, int], int]:
+    """Minutes of run time; as many again in each further attempt."""
+    return lambda wildcards, attempt: demand(wildcards).minutes * attempt

@@ -1,0 +1,134 @@
+"""What the workflow's rules ask of a study: files, params and resources, without Snakemake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from synthetic import write_job
+
+from specrig.dag.lock import BusyError
+from specrig.dag.rules import Rules, memory, minutes
+from specrig.measurement.quarantine import quarantine_disturbed, write_hashes
+from specrig.planning.demand import Demand
+from specrig.study.load import load_study
+
+
+def rules(*, cores: int = 4, gpus: int = 1, shared: bool = False, **changes: Any) -> Rules:
+    """The rules of configs/test.yaml with some keys changed."""
+    config = yaml.safe_load(Path("configs/test.yaml").read_text()) | changes
+    return Rules(load_study(config), cores=cores, gpus=gpus, shared=shared)
+
+
+def job(**changes: str) -> Any:
+    """The wildcards of a measuring job and of a training."""
+    own = {"engine": "native", "pair": "embedded", "process": "together", "again": "", "model": "draft"}
+    return SimpleNamespace(**own | changes)
+
+
+def test_a_job_is_stale_for_what_decides_its_cells_and_for_nothing_else(workplace: Path) -> None:
+    plain = rules()
+    changed = {
+        "seed": rules(seed=5),
+        "prompts": rules(prompts=3),
+        "a longer sweep": rules(methods=[{"method": "draft_model", "k": [2, 3, 4]}, {"method": "ngram", "k": 3}]),
+        "an option": rules(methods=[{"method": "draft_model", "k": [2, 4]}, {"method": "ngram", "k": 3, "n": 2}]),
+        "replicates": rules(replicates=3),
+        "audit_samples": rules(audit_samples=2_000),
+    }
+    settings = {name for name, each in changed.items() if each.job_settings(job()) != plain.job_settings(job())}
+    cells = {name for name, each in changed.items() if each.job_cell_names(job()) != plain.job_cell_names(job())}
+    assert settings == {"seed", "prompts"} and cells == {"a longer sweep", "an option"}
+    longer = set(changed["a longer sweep"].job_cell_names(job())) - set(plain.job_cell_names(job()))
+    assert {name.split()[0] for name in longer} == {f"draft_model/{task}-k3-t0-b1" for task in ("code", "translation")}
+    assert plain.job_code(job()) == rules(seed=5).job_code(job()) and len(set(plain.job_code(job()))) == 2
+
+
+def test_files_that_jobs_wait_for(workplace: Path) -> None:
+    plain = rules()
+    trained = [f"results/test/models/embedded/{part}/" for part in ("target", "draft")]
+    models = plain.job_models(job())
+    assert [name.rpartition("/")[0] + "/" for name in models] == [part for part in trained for _ in range(3)]
+    assert plain.job_prompts(job()) == [f"results/test/prompts/{task}.jsonl" for task in ("code", "translation")]
+    assert plain.training_inputs(job(model="target")) == [] == plain.prompt_sources(job())
+    assert plain.training_inputs(job())[-1] == "results/test/models/embedded/text.safetensors"
+    assert plain.method_options(job()) == ["--method draft_model", "--method ngram"]
+    assert plain.audited() == [("native", "draft_model"), ("native", "ngram")]
+    own = workplace / "own.jsonl"
+    own.write_text('{"prompt": "a question"}\n')
+    asked = rules(training={**yaml.safe_load(Path("configs/test.yaml").read_text())["training"], "prompts": str(own)})
+    assert asked.prompt_sources(job()) == [str(own)]
+
+
+def test_a_training_is_stale_for_its_own_keys(workplace: Path) -> None:
+    training = yaml.safe_load(Path("configs/test.yaml").read_text())["training"]
+    plain, other = rules(), rules(training={**training, "medusa": {"steps": 7}})
+    for model, same in (("target", True), ("draft", True), ("medusa", False)):
+        assert (plain.training_recipe(job(model=model)) == other.training_recipe(job(model=model))) == same
+
+
+def test_failed_damaged_and_disturbed_cells_are_measured_again(workplace: Path) -> None:
+    first = rules()
+    for method in ("draft_model", "ngram"):
+        write_job(first.root, first.study.grid.by_method["native", "embedded", method], prompts=1)
+    assert first.failed_cells(job()) == []
+    folder = first.root / "records/native/embedded/ngram"
+    quarantine_disturbed(folder, ["code-k3-t0-b1"])
+    (folder / "translation-k3-t0-b1.jsonl").write_text("half")
+    (folder / "index.json").write_text('{"cells": {}, "failed": {"code-k3-t0-b1": "it died"}}')
+    names = rules().failed_cells(job())
+    assert names == [
+        "ngram/code-k3-t0-b1",
+        "ngram/code-k3-t0-b1.jsonl.disturbed-1",
+        "ngram/translation-k3-t0-b1.jsonl.damaged-1",
+    ]
+    assert rules(replicates=2).failed_cells(job(again="-1")) == []
+
+
+def test_a_damaged_model_is_made_again_once(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = rules().root / "models/embedded/draft"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    write_hashes(model)
+    assert rules().model_damage("embedded", ["draft"]) == ""
+    (model / "config.json").write_text("{]")
+    before = rules()
+    names = before.model_damage("embedded", ["draft"])
+    assert names == "draft.damaged-1" and before.training_recipe(job()).endswith(names)
+    before.begin()
+    assert "draft is damaged and will be made again: config.json" in capsys.readouterr().err
+    assert not model.exists() and rules().model_damage("embedded", ["draft"]) == names
+    assert load_study(before.root / "study.json").study == "test"
+    with pytest.raises(BusyError):
+        rules().begin()
+
+
+def test_tracking_is_tried_again_where_mlflow_was_out_of_reach(workplace: Path) -> None:
+    plain = rules()
+    assert plain.retry_tracking() == ""
+    plain.root.mkdir(parents=True)
+    (plain.root / "tracked.txt").touch()
+    (plain.root / "tracking-failed.txt").write_text("MLflow tracking failed.\nmore")
+    assert "MLflow tracking failed. The next run tries again." in plain.retry_tracking()
+    assert not (plain.root / "tracked.txt").exists()
+
+
+def test_all_is_measured_once_before_anything_is_measured_again(workplace: Path) -> None:
+    thrice = rules(replicates=3)
+    assert [thrice.measuring_priority(job(again=again)) for again in ("", "-1", "-2")] == [3, 2, 1]
+
+
+def test_resources(workplace: Path) -> None:
+    cpu = rules(device="cpu")
+    assert (cpu.gpu, cpu.job_cores, cpu.measuring_gpus(job())) == (0, 4, 0)
+    assert cpu.training_threads(job()) == 2 and cpu.training_threads(job(model="target")) == 4
+    cuda = rules(device="cuda", gpus=2, shared=True)
+    assert (cuda.gpu, cuda.job_cores, cuda.measuring_gpus(job()), cuda.gpus(8)) == (1, 2, 1, 2)
+    assert rules(device="cuda", gpus=0).gpus(8) == 8, "a cluster deals them out itself"
+    assert cpu.auditing(job()) == cpu.measuring(job()), "one job is the largest"
+    demand = lambda _: Demand(1_000, 30)  # noqa: E731
+    assert [memory(demand)(job(), attempt) for attempt in (1, 2, 3)] == [1_000, 1_250, 1_500]
+    assert [minutes(demand)(job(), attempt) for attempt in (1, 2)] == [30, 60]
