@@ -19,8 +19,9 @@ import yaml
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
 from specrig.engines.vllm import Started, Vllm
+from specrig.measurement.blocks import WARMUP_TOKENS
 from specrig.measurement.records import read_records
-from specrig.measurement.runner import WARMUP_TOKENS, measure
+from specrig.measurement.runner import measure
 from specrig.study.load import load_study
 from specrig.study.study import Study
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from specrig.measurement.prompts import fetch_prompts
+from specrig.measurement.task_prompts import fetch_prompts
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.study.rows import Task

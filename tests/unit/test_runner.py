@@ -13,10 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specrig.cell import Cell
 from specrig.engines.native import Native
-from specrig.measurement.blocks import MOST, blocks
-from specrig.measurement.freshness import baseline_of
+from specrig.measurement.blocks import MOST, baseline_of, blocks, seed_of
 from specrig.measurement.records import Record, read_records
-from specrig.measurement.runner import measure, seed_of
+from specrig.measurement.runner import measure
 from specrig.study.load import load_study
 from specrig.study.study import Study
 

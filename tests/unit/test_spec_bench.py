@@ -15,9 +15,9 @@ import yaml
 from tokenizers import Tokenizer
 
 from specrig import cli
-from specrig.measurement.prompts import apply_chat_template
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
+from specrig.measurement.task_prompts import apply_chat_template
 from specrig.reporting.tables.quality import write_quality
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError

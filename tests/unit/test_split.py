@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from specrig.audit.toy_pair import build
 from specrig.engines import registry
 from specrig.engines.vllm import Vllm
-from specrig.measurement.runner import _gpus
+from specrig.measurement.plan import gpus_used
 from specrig.models import split
 from specrig.models.pair import ModelError, PairFiles
 
@@ -69,7 +69,7 @@ def test_what_a_split_target_needs_is_asked_for_first(monkeypatch: pytest.Monkey
 
 
 def test_engines_that_split_take_as_many_gpus() -> None:
-    assert {name: _gpus(engine, 4) for name, engine in registry().items()} == {
+    assert {name: gpus_used(engine, 4) for name, engine in registry().items()} == {
         "llamacpp": 1, "native": 4, "server": 1, "sglang": 4, "transformers": 4, "vllm": 4,
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specrig.cell import Cell
-from specrig.measurement.freshness import baseline_of
+from specrig.measurement.blocks import baseline_of
 from specrig.measurement.records import Rounds, Run
 from specrig.measurement.unpaired import Runs, measure_unpaired
 

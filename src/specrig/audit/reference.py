@@ -19,9 +19,9 @@ from specrig.audit.identity import first_divergence
 from specrig.cell import Cell
 from specrig.engines import registry
 from specrig.engines.base import EngineError
-from specrig.measurement.freshness import baseline_of
-from specrig.measurement.prompts import prepared
+from specrig.measurement.blocks import baseline_of
 from specrig.measurement.records import Record
+from specrig.measurement.task_prompts import prepared
 from specrig.models.pair import PairFiles, first_line
 from specrig.runtime.gpus import resolve_device
 
@@ -96,7 +96,7 @@ def generate(record: Record, study: Study, files: PairFiles, root: Path) -> Own:
 
     if not registry()[record.cell.engine].loads_pairs:
         raise EngineError("the model lies with its servers")
-    engine = Transformers(files, device=resolve_device(study.device, study.most_gpus()), threads=study.threads)
+    engine = Transformers(files, device=resolve_device(study.device, study.mostgpus_used()), threads=study.threads)
     texts = {prompt.id: prompt.text for prompt in prepared(study, record.cell.task, files, root)}
     prompt = engine.encode(texts[record.prompt_id])
     cell = _greedy_cell(record, engine.name)

@@ -24,9 +24,9 @@ from specrig.audit.reference import TEST, Comparison, compare_baselines
 from specrig.cell import Cell
 from specrig.engines import registry as engines
 from specrig.engines.base import EngineError
-from specrig.measurement.prompts import prepared
+from specrig.measurement.blocks import is_lossless
 from specrig.measurement.records import Record, write_atomically
-from specrig.measurement.runner import is_lossless
+from specrig.measurement.task_prompts import prepared
 from specrig.models.pair import ModelError
 from specrig.runtime.gpus import resolve_device
 
@@ -126,7 +126,7 @@ class Target:
         from specrig.engines.native import Native
 
         return Native(
-            self.files, device=resolve_device(self.study.device, self.study.most_gpus()), threads=self.study.threads
+            self.files, device=resolve_device(self.study.device, self.study.mostgpus_used()), threads=self.study.threads
         )
 
     @cache  # noqa: B019
@@ -155,7 +155,7 @@ class Target:
         files = replace(self.files, dtype="float32", engine_options={})
         try:
             return Native(
-                files, device=resolve_device(self.study.device, self.study.most_gpus()), threads=self.study.threads
+                files, device=resolve_device(self.study.device, self.study.mostgpus_used()), threads=self.study.threads
             )
         except torch.OutOfMemoryError:
             return Native(files, threads=self.study.threads)

@@ -170,7 +170,7 @@ def _decoded(
     engine: Native, single: Single, text: str, tokens: int, seed: int, compare: bool, console: Console
 ) -> list[Side]:
     """Run the method and, to compare, plain decoding after it; shows both while they grow."""
-    from specrig.measurement.freshness import baseline_of
+    from specrig.measurement.blocks import baseline_of
     from specrig.reporting.documents.samples import Writing
 
     cells = [single.cell, *([baseline_of(single.cell)] if compare else [])]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from specrig.measurement.freshness import method_modules
+from specrig.measurement.plan import method_modules
 from specrig.provenance.digests import code_digest
 
 STAGES = {
     "corpus": "specrig.corpus.gather",
-    "prompts": "specrig.measurement.prompts",
+    "prompts": "specrig.measurement.task_prompts",
     "audit": "specrig.audit.run",
     "tables": "specrig.reporting.tables.files",
     "quality": "specrig.reporting.tables.quality",

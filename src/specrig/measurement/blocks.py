@@ -1,22 +1,26 @@
-"""Which cells of a job run in turn with one run of their baseline. No torch here."""
+"""How the cells of a job are laid out: their baselines, their blocks and their seeds. No torch here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from itertools import pairwise
 
 from specrig.cell import Cell
-from specrig.measurement.freshness import baseline_of
+from specrig.decoding.drafters import registry as methods
 
 MOST = 8
 """Cells of one block. The baseline's runs serve them all; but they are further apart in time, and a job that is killed
 loses its block.
 """
+WARMUP_TOKENS = 16
+"""Tokens of each generation that warms up."""
 
 
 def blocks(cells: Iterable[Cell], *, most: int = MOST) -> Iterator[list[Cell]]:
-    """Yield the blocks of some cells, of one engine and pair, in the cells' order: cells with the same baseline and
-    batch size, at most `most` of them, in parts of about the same size.
+    """Yield the blocks of some cells of one engine and pair, in the cells' order.
+
+    A block holds cells with the same baseline and batch size, at most `most` of them, in parts of about equal size.
     """
     # Cells of different batch sizes group their prompts differently, even where they share a baseline that runs alone.
     same: dict[tuple[Cell, int], list[Cell]] = {}
@@ -26,3 +30,26 @@ def blocks(cells: Iterable[Cell], *, most: int = MOST) -> Iterator[list[Cell]]:
         parts = -(-len(members) // most)
         bounds = [len(members) * part // parts for part in range(parts + 1)]
         yield from (members[start:end] for start, end in pairwise(bounds))
+
+
+def baseline_of(cell: Cell) -> Cell:
+    """The baseline's cell for `cell`: autoregressive, with the same engine, pair, task, temperature and batch size.
+
+    The batch size is 1 instead for a method whose baseline runs its prompts one by one.
+    """
+    batch_size = 1 if methods()[cell.method].baseline_alone else cell.batch_size
+    return cell.model_copy(
+        update={"method": "autoregressive", "k": 0, "variant": "", "options": {}, "batch_size": batch_size}
+    )
+
+
+def is_lossless(cell: Cell) -> bool:
+    """Whether the cell's acceptance rule keeps the target's distribution."""
+    method = methods()[cell.method]
+    return method.lossless(method.Options.model_validate(cell.options))
+
+
+def seed_of(study_seed: int, task: str, prompt_id: str, repeat: int, replicate: int = 0) -> int:
+    """The seed of a prompt: the same for the baseline and every method, another for each repeat and replicate."""
+    text = f"{study_seed}/{task}/{prompt_id}/{repeat}" + (f"/{replicate}" if replicate else "")
+    return int.from_bytes(sha256(text.encode()).digest()[:4]) & 0x7FFFFFFF

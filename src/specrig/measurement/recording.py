@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -56,9 +56,9 @@ def text_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> 
     return [*ends, len(whole)] if tokens else []
 
 
-def write_index(folder: Path, cells: list[Cell], digests: dict[Cell, str], failed: dict[str, str]) -> None:
+def write_index(folder: Path, cells: Sequence[Cell], digests: Mapping[Cell, str], failed: Mapping[str, str]) -> None:
     """Write `index.json` into a job's folder: each cell's record file with its digests, and why cells failed."""
-    index: dict[str, Any] = {"cells": {}, "failed": failed}
+    index: dict[str, Any] = {"cells": {}, "failed": dict(failed)}
     for cell in cells:
         path = folder / f"{cell.slug}.jsonl"
         if cell.slug not in failed:

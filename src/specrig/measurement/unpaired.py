@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -40,7 +40,7 @@ class Block(Protocol):
         """Write the cell's record file."""
 
 
-def measure_unpaired(blocks: Sequence[Block], digests: dict[Cell, str], folder: Path) -> dict[Cell, str]:
+def measure_unpaired(blocks: Sequence[Block], digests: Mapping[Cell, str], folder: Path) -> dict[Cell, str]:
     """Run the blocks' cells between two runs of their baselines and write records; returns the reason for each cell
     that failed.
     """

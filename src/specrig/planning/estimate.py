@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrig.measurement.blocks import blocks
-from specrig.measurement.freshness import baseline_of
-from specrig.measurement.runner import WARMUP_TOKENS
+from specrig.measurement.blocks import WARMUP_TOKENS, baseline_of, blocks
 from specrig.models import facts
 from specrig.models.facts import BYTES, Shape
 from specrig.models.gguf import config as gguf_config

@@ -1,0 +1,191 @@
+"""All that one process needs of a study to measure an engine and a pair, resolved once before anything runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specrig.cell import Cell, digest
+from specrig.decoding.drafters import registry as methods
+from specrig.engines import registry as engines
+from specrig.engines.base import Engine, EngineError
+from specrig.measurement.blocks import baseline_of
+from specrig.measurement.records import RecordError, read_records, replicate_folder
+from specrig.measurement.task_prompts import prepared
+from specrig.models.endpoint import endpoint_of
+from specrig.models.hub import at_commits
+from specrig.models.pair import PairFiles
+from specrig.provenance.digests import code_digest
+from specrig.provenance.environment import model_digest
+from specrig.provenance.trained_for import check_trained_for
+from specrig.runtime.gpus import resolve_device
+from specrig.tasks import Prompt, PromptError
+
+if TYPE_CHECKING:
+    from specrig.study.study import Study
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementPlan:
+    """What one process measures, in one replicate, and all that decides it."""
+
+    engine: type[Engine]
+    pair: PairFiles
+    """Where the models are that some method needs; models of the hub at their present commits."""
+    device: str
+    """`cuda` or `cpu`; the GPUs are this process's own."""
+    threads: int | None
+    seed: int
+    replicate: int
+    least_prompts: int
+    """Prompts of a cell whose batch size is smaller."""
+    max_new_tokens: int
+    warmup: int
+    repeats: int
+    cells: Mapping[str, Sequence[Cell]]
+    """Method -> its cells."""
+    folders: Mapping[str, Path]
+    """Method -> the folder of its records."""
+    prompts: Mapping[str, Sequence[Prompt]]
+    """Task -> its prompts, as the engine encodes them."""
+    unusable: Mapping[Cell, str]
+    """Cells whose prompts cannot be used -> why."""
+    digests: Mapping[Cell, str]
+    """Cell -> digest of all that decides its result: itself, the settings, the prompts, the models and the code."""
+    pending: Mapping[str, Sequence[Cell]]
+    """Method -> its cells to measure: those whose records are missing or have another digest."""
+
+    def records(self, cell: Cell) -> Path:
+        """The file with a cell's records."""
+        return self.folders[cell.method] / f"{cell.slug}.jsonl"
+
+    def prompts_of(self, cell: Cell) -> Sequence[Prompt]:
+        """The prompts that a cell runs: enough to fill a batch."""
+        return self.prompts[cell.task][: max(self.least_prompts, cell.batch_size)]
+
+
+def resolve(study: Study, engine: str, pair: str, method_names: Sequence[str], replicate: int = 0) -> MeasurementPlan:
+    """Resolve what a process measures: the cells of some methods on one engine and pair, in one replicate.
+
+    Takes GPUs for this process where jobs share them. Raises EngineError for what the study does not have, ModelError
+    for a draft or head that was trained for another target.
+    """
+    if not 0 <= replicate < study.replicates:
+        count = study.replicates
+        raise EngineError(f"study {study.study} has no replicate {replicate}: it has {count}, counted from 0")
+    if absent := [name for name in method_names if (engine, pair, name) not in study.grid.by_method]:
+        raise EngineError(f"study {study.study} has no cells of {engine}/{pair}/{absent[0]}")
+    kind = engines()[engine]
+    device = resolve_device(study.device, gpus_used(kind, study.rows.pairs[pair].tensor_parallel))
+    cells = {name: study.grid.by_method[engine, pair, name] for name in method_names}
+    folders = {
+        name: replicate_folder(study.root / "records" / engine / pair / name, replicate) for name in method_names
+    }
+    files = study.paths.pair_files(pair, study.root)
+    files = files.only([need for name in method_names for need in methods()[name].needs])
+    prompts, unusable = _prompts(study, {cell.task for each in cells.values() for cell in each}, files)
+    shared = [
+        *(study.seed, study.max_new_tokens, study.repeats, study.warmup, files.dtype),
+        [files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len],
+        *(device, study.threads),
+        *([f"replicate {replicate}"] if replicate else []),
+    ]
+    digests, pending = {}, {}
+    for name, members in cells.items():
+        usable = [cell for cell in members if cell.task in prompts]
+        own = files.only(methods()[name].needs)  # what other methods need decides nothing here
+        digests |= _cell_digests(usable, own, prompts, study.prompts, shared)
+        stale = [cell for cell in usable if not _is_current(folders[name] / f"{cell.slug}.jsonl", digests[cell])]
+        if stale:
+            pending[name] = stale
+    if pending:
+        check_trained_for(files)
+        files = at_commits(files)
+    return MeasurementPlan(
+        engine=kind,
+        pair=files,
+        device=device,
+        threads=study.threads,
+        seed=study.seed,
+        replicate=replicate,
+        least_prompts=study.prompts,
+        max_new_tokens=study.max_new_tokens,
+        warmup=study.warmup,
+        repeats=study.repeats,
+        cells=cells,
+        folders=folders,
+        prompts=prompts,
+        unusable={cell: unusable[cell.task] for each in cells.values() for cell in each if cell.task in unusable},
+        digests=digests,
+        pending=pending,
+    )
+
+
+def job_digest(engine: str, method: str) -> str:
+    """Digest of the code that measures with `engine` and `method`, the drafters that the method imports included."""
+    return code_digest("specrig.measurement.runner", *method_modules(engine, method))
+
+
+def method_modules(engine: str, method: str) -> tuple[str, ...]:
+    """The modules of an engine, of a method, and of the service that runs the method's draft model."""
+    drafter = methods()[method]
+    service = ("specrig.services.worker_app",) if drafter.uses_service else ()
+    return engines()[engine].__module__, drafter.__module__, *service
+
+
+def gpus_used(engine: type[Engine], tensor_parallel: int) -> int:
+    """How many GPUs an engine uses for a pair whose row says `tensor_parallel`."""
+    return tensor_parallel if engine.splits else 1
+
+
+def _prompts(study: Study, tasks: Iterable[str], pair: PairFiles) -> tuple[dict[str, list[Prompt]], dict[str, str]]:
+    """The prompts of each task, and why those of others cannot be used."""
+    found: dict[str, list[Prompt]] = {}
+    unusable: dict[str, str] = {}
+    for task in sorted(tasks):
+        try:
+            found[task] = prepared(study, task, pair, study.root)
+        except PromptError as error:
+            print(f"task {task}: {error}", file=sys.stderr)
+            unusable[task] = str(error)
+    return found, unusable
+
+
+def _cell_digests(
+    cells: Sequence[Cell],
+    pair: PairFiles,
+    prompts: Mapping[str, Sequence[Prompt]],
+    least_prompts: int,
+    shared: Sequence[Any],
+) -> dict[Cell, str]:
+    """Cell -> digest of all that decides its result. shared: settings of the study that all cells share."""
+    models: dict[str, Any] = {
+        name: model_digest(source) or "@".join(filter(None, (source, pair.revisions.get(name))))
+        for name, source in pair.sources.items()
+    }
+    if pair.simulated_acceptance is not None:
+        models["simulated acceptance"] = pair.simulated_acceptance
+    texts: dict[tuple[str, int], str] = {}
+    found = {}
+    for cell in cells:
+        part = cell.task, max(least_prompts, cell.batch_size)
+        if part not in texts:
+            texts[part] = digest([(prompt.id, prompt.text) for prompt in prompts[cell.task][: part[1]]])
+        code = job_digest(cell.engine, cell.method)
+        servers = [endpoint_of(each, pair.servers) for each in (cell, baseline_of(cell))]
+        options = pair.engine_options.get(cell.engine, {})
+        found[cell] = digest([cell.model_dump(), shared, options, texts[part], models, code, servers])
+    return found
+
+
+def _is_current(path: Path, expected: str) -> bool:
+    """Whether the record file at `path` is complete and all of its records have the digest `expected`."""
+    if not path.is_file():
+        return False
+    try:
+        return all(record.digest == expected for record in read_records(path))
+    except RecordError:
+        return False
