@@ -1,4 +1,4 @@
-"""Reads the load and the speed of the machine for a job's records, with the counters of `provenance.disturbance`."""
+"""Reads the load and the speed of the machine for a job's records, with the counters of `provenance.load`."""
 
 from __future__ import annotations
 

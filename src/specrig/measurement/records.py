@@ -180,7 +180,7 @@ class Record(BaseModel):
     schema_version: Literal[1, 2, 3, 4] = SCHEMA_VERSION
     cell: Cell
     digest: str
-    """Digest of everything that decides the result (see `freshness.cell_digests`); a record with another digest is
+    """Digest of everything that decides the result (see `plan.MeasurementPlan.digests`); a record with another digest is
     stale.
     """
     prompt_id: str
@@ -217,7 +217,7 @@ class Record(BaseModel):
     baseline_drift: float | None = None
     """Relative change of the baseline's seconds per token, after / before - 1; None if baseline and method alternated."""
     before: Probe | None = None
-    """How fast the machine was before the cell's block, at most `surroundings.RENEWED_S` earlier. None if it was not
+    """How fast the machine was before the cell's block, at most `machine_state.RENEWED_S` earlier. None if it was not
     recorded.
     """
     after: Probe | None = None
