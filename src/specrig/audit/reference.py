@@ -96,7 +96,7 @@ def generate(record: Record, study: Study, files: PairFiles, root: Path) -> Own:
 
     if not registry()[record.cell.engine].loads_pairs:
         raise EngineError("the model lies with its servers")
-    engine = Transformers(files, device=resolve_device(study.device, study.mostgpus_used()), threads=study.threads)
+    engine = Transformers(files, device=resolve_device(study.device, study.most_gpus()), threads=study.threads)
     texts = {prompt.id: prompt.text for prompt in prepared(study, record.cell.task, files, root)}
     prompt = engine.encode(texts[record.prompt_id])
     cell = _greedy_cell(record, engine.name)

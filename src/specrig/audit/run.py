@@ -126,7 +126,7 @@ class Target:
         from specrig.engines.native import Native
 
         return Native(
-            self.files, device=resolve_device(self.study.device, self.study.mostgpus_used()), threads=self.study.threads
+            self.files, device=resolve_device(self.study.device, self.study.most_gpus()), threads=self.study.threads
         )
 
     @cache  # noqa: B019
@@ -155,7 +155,7 @@ class Target:
         files = replace(self.files, dtype="float32", engine_options={})
         try:
             return Native(
-                files, device=resolve_device(self.study.device, self.study.mostgpus_used()), threads=self.study.threads
+                files, device=resolve_device(self.study.device, self.study.most_gpus()), threads=self.study.threads
             )
         except torch.OutOfMemoryError:
             return Native(files, threads=self.study.threads)

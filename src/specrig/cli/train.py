@@ -27,7 +27,7 @@ def prompts(
     study: StudyFile, task: Annotated[str, typer.Option(help="Row of tasks.tsv with an address or a hub id")]
 ) -> None:
     """Fetch the prompts of a task from its address or the hub."""
-    from specrig.measurement.prompts import fetch_prompts
+    from specrig.measurement.task_prompts import fetch_prompts
 
     loaded = load(study)
     if task not in loaded.tasks or not loaded.rows.tasks[task].fetched:

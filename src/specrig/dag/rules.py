@@ -318,14 +318,14 @@ class Rules:
         """GPUs of a job whose pair is split over so many: none on a processor, no more than jobs may use."""
         return min(self.gpu * over, self._gpus or over)
 
-    def measuringgpus_used(self, wildcards: Wildcards) -> int:
+    def measuring_gpus(self, wildcards: Wildcards) -> int:
         """GPUs of a measuring job: more than one for an engine that splits the pair over them."""
         split = engines()[wildcards.engine].splits
         return self.gpus(self.study.rows.pairs[wildcards.pair].tensor_parallel if split else 1)
 
-    def auditinggpus_used(self, wildcards: Wildcards) -> int:
+    def auditing_gpus(self, wildcards: Wildcards) -> int:
         """GPUs of the audit of the records: as many as the pair that is split over most."""
-        return self.gpus(self.study.mostgpus_used())
+        return self.gpus(self.study.most_gpus())
 
 
 def memory(demand: Callable[[Wildcards], Demand]) -> Callable[[Wildcards, int], int]:
