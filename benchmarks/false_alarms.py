@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from specrig.audit.distribution import conditionals, exact_distribution
-from specrig.audit.exact import LENGTH, TOGETHER, ExactTest, tests
-from specrig.audit.family import FAMILY_WISE, failures
+from specrig.audit.exact import LENGTH, TOGETHER, ExactTest, run_tests
+from specrig.audit.multiple_testing import FAMILY_WISE, holm_failures
 from specrig.audit.positions import uniformity
 from specrig.audit.toy_pair import PROMPT, VOCABULARY, build
 from specrig.engines.native import Native
@@ -90,7 +90,7 @@ def audited(
     own = np.take_along_axis(probabilities, tokens[:, :, None], 2)[:, :, 0]
     added = np.zeros(tokens.shape, dtype=bool)
     added[:, -2] = rng.random(samples) < np.minimum(1, 2 * own[:, 1:-2]).prod(1)
-    return tests(tokens, probabilities, together, added)
+    return run_tests(tokens, probabilities, together, added)
 
 
 def share(hits: NDArray[np.bool_]) -> str:
@@ -109,7 +109,7 @@ def family_table(audits: Floats, rng: np.random.Generator) -> str:
         studies = audits[: len(audits) // exact * exact].reshape(-1, exact)
         uniform = np.array([[uniformity(rng.random(tokens)).p_value for _ in range(positions)] for _ in studies])
         rows = np.concatenate([studies, uniform], 1)
-        failed = [np.array([failures(row, level).any() for row in rows]) for level in LEVELS]
+        failed = [np.array([holm_failures(row, level).any() for row in rows]) for level in LEVELS]
         lines.append(f"| `{name}` | {exact} + {positions} | {len(rows):,} | " + " | ".join(map(share, failed)) + " |")
     return "\n".join(lines)
 

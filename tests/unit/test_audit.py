@@ -11,8 +11,8 @@ from flaws import METHODS, STEPS, Flaw, cell, chosen, planted, tried
 
 from specrig.audit import exact
 from specrig.audit.distribution import ChiSquared, g_test, next_token_test, rank_test
-from specrig.audit.exact import LENGTH, ExactTest, bonus, sample
-from specrig.audit.family import FAMILY_WISE, failures, judged, probes, strictest
+from specrig.audit.exact import LENGTH, ExactTest, bonus_tokens, draw_samples
+from specrig.audit.multiple_testing import FAMILY_WISE, audited_cells, holm_failures, strictest_level, with_verdicts
 from specrig.audit.positions import transform, uniformity
 from specrig.audit.run import COLUMNS, audit_exact
 from specrig.audit.toy_pair import VOCABULARY, build
@@ -92,14 +92,14 @@ def test_the_cells_own_ks_and_options_are_audited(workplace: Path, monkeypatch: 
     rows = pd.read_csv(workplace / "draft_model.csv")
     assert list(rows) == COLUMNS
     assert rows["passed"].isna().all(), "judged when all of the study's p-values are there"
-    assert judged(rows)["passed"].tolist() == [True, True]
+    assert with_verdicts(rows)["passed"].tolist() == [True, True]
 
 
 def test_an_engine_that_stops_early_is_told(toy_pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native = Native(build(toy_pair))
     monkeypatch.setattr(native, "eos", frozenset(range(VOCABULARY)))
     with pytest.raises(exact.EngineError, match=r"native ended 8 of 8 continuations before"):
-        sample(native, cell("ngram"), 8)
+        draw_samples(native, cell("ngram"), 8)
 
 
 def test_what_a_test_promises_to_see_it_sees() -> None:
@@ -122,11 +122,11 @@ def test_a_finding_says_what_would_have_been_seen_and_no_distance_that_is_mere_c
     seen, unseen = part.detectable(ALARM, 0.8), part.detectable(ALARM, 0.05)
     assert (
         f"a bias of {seen:.3f} in total variation at one of the tokens, the same whenever the same token comes before"
-        in test.says(ALARM)
+        in test.describe(ALARM)
     )
-    assert f"one of {unseen:.3f} in 5 %" in test.says(ALARM)
+    assert f"one of {unseen:.3f} in 5 %" in test.describe(ALARM)
     wrong = ExactTest((ChiSquared("token 2, given the one before", 310.0, 30, 20_480), part), (), 20_480)
-    assert wrong.says(ALARM) == "not the target's distribution: token 2, given the one before"
+    assert wrong.describe(ALARM) == "not the target's distribution: token 2, given the one before"
     assert wrong.p_value == pytest.approx(2 * wrong.each[0].p_value)
 
 
@@ -162,7 +162,7 @@ def test_a_bonus_token_is_one_behind_a_draft_that_was_accepted_to_its_end() -> N
 
     def places(prefilled: int, *rounds: Round) -> list[int]:
         tokens = [0] * (prefilled + sum(entry.emitted for entry in rounds))
-        (row,) = bonus([Generation(tokens, "length", list(rounds), 0.0, 0, 0.0, 0.0, 0.0)])
+        (row,) = bonus_tokens([Generation(tokens, "length", list(rounds), 0.0, 0, 0.0, 0.0, 0.0)])
         found: list[int] = np.flatnonzero(row).tolist()
         return found
 
@@ -202,32 +202,32 @@ def test_impossible_tokens_fail_at_once() -> None:
 
 def test_a_family_of_tests_is_judged_by_holms_procedure() -> None:
     level = FAMILY_WISE
-    assert failures([]).tolist() == []
-    assert failures([level / 3, level / 2 * 1.01, 0.9]).tolist() == [True, False, False]
-    assert failures([0.9, level / 2, level / 3]).tolist() == [False, True, True]
-    assert failures([level / 2] * 3).tolist() == [False] * 3, (
+    assert holm_failures([]).tolist() == []
+    assert holm_failures([level / 3, level / 2 * 1.01, 0.9]).tolist() == [True, False, False]
+    assert holm_failures([0.9, level / 2, level / 3]).tolist() == [False, True, True]
+    assert holm_failures([level / 2] * 3).tolist() == [False] * 3, (
         "each is below the last step's level, none below the first's"
     )
     rng = np.random.default_rng(3)
-    assert np.mean([failures(rng.random(40)).any() for _ in range(4000)]) < 2 * level
+    assert np.mean([holm_failures(rng.random(40)).any() for _ in range(4000)]) < 2 * level
 
 
 def test_rows_of_several_files_are_one_family() -> None:
     shown = pd.DataFrame({"method": list("abcde"), "p_value": [0.6 * FAMILY_WISE, 0.5, 1e-30, np.nan, 1e-9]})
     shown["passed"] = [None, None, True, False, None]  # c is lossy by design, d was not tested
-    assert judged(shown)["passed"].tolist() == [True, True, True, False, False], "a fails alone, not among three"
-    assert judged(shown[:1])["passed"].tolist() == [False]
-    assert judged(shown.drop(columns="p_value")).equals(shown.drop(columns="p_value"))
+    assert with_verdicts(shown)["passed"].tolist() == [True, True, True, False, False], "a fails alone, not among three"
+    assert with_verdicts(shown[:1])["passed"].tolist() == [False]
+    assert with_verdicts(shown.drop(columns="p_value")).equals(shown.drop(columns="p_value"))
 
 
 def test_the_strictest_level_counts_what_a_study_plans(workplace: Path) -> None:
     study = load_study(Path("configs/quick.yaml"))
-    planned = round(FAMILY_WISE / strictest(study))
+    planned = round(FAMILY_WISE / strictest_level(study))
     assert planned == 17 + 10 * 2, "17 methods and variants on the toy pair, 10 of them sampled on two tasks"
     draft, *_ = (cell for cell in study.grid.cells if cell.method == "draft_model" and not cell.variant)
     swept = [draft.model_copy(update={"k": k, "temperature": t}) for k in (2, 6, 4) for t in (0.0, 0.6, 1.4)]
-    assert [(probe.temperature, probe.k) for probe in probes(swept)] == [(0.6, 2), (0.6, 6), (1.4, 2), (1.4, 6)]
-    assert [(probe.temperature, probe.k) for probe in probes(swept[::3])] == [(1.0, 2), (1.0, 6)], (
+    assert [(probe.temperature, probe.k) for probe in audited_cells(swept)] == [(0.6, 2), (0.6, 6), (1.4, 2), (1.4, 6)]
+    assert [(probe.temperature, probe.k) for probe in audited_cells(swept[::3])] == [(1.0, 2), (1.0, 6)], (
         "only greedy in the study"
     )
 
@@ -259,8 +259,8 @@ def test_uniformity_keeps_its_level_for_a_handful_of_tokens_and_sees_what_it_say
     rng = np.random.default_rng(0)
     p_values = np.array([uniformity(rng.random(30)).p_value for _ in range(4000)])
     assert abs((p_values < 0.05).mean() - 0.05) < 0.015
-    shift = float(uniformity(rng.random(200)).says(ALARM).split("a shift of ")[1].split()[0])
+    shift = float(uniformity(rng.random(200)).describe(ALARM).split("a shift of ")[1].split()[0])
     low = rng.random((400, 200)) < 0.5 + shift
     shifted = np.where(low, 0.5 * rng.random((400, 200)), 0.5 + 0.5 * rng.random((400, 200)))
     assert np.mean([uniformity(one).p_value <= ALARM for one in shifted]) > 0.75
-    assert uniformity(np.empty(0)).says(ALARM) == "no tokens"
+    assert uniformity(np.empty(0)).describe(ALARM) == "no tokens"

@@ -152,8 +152,16 @@ def test_a_tie_is_told_apart(windowed: Path) -> None:
     logits = torch.zeros(len(tokens), 26)
     logits[3, tokens[3]], other = 1e-4, (tokens[3] + 1) % 26
     found = [*tokens[:3], other, *tokens[4:]]
-    tie = reference.compare(record, found, reference.Own(prompt, tokens, logits), "float32")
+    tie = reference.check_baseline(record, found, reference.ReferenceOutput(prompt, tokens, logits), "float32")
     assert tie.passed and tie.finding.startswith("numerical tie") and "token 3" in tie.finding
     logits[3, tokens[3]] = 0.5
-    assert reference.compare(record, found, reference.Own(prompt, tokens, logits), "float32").passed is False
-    assert reference.compare(record, tokens[:-1], reference.Own(prompt, tokens, logits), "float32").passed is False
+    assert (
+        reference.check_baseline(record, found, reference.ReferenceOutput(prompt, tokens, logits), "float32").passed
+        is False
+    )
+    assert (
+        reference.check_baseline(
+            record, tokens[:-1], reference.ReferenceOutput(prompt, tokens, logits), "float32"
+        ).passed
+        is False
+    )

@@ -33,24 +33,22 @@ class ChiSquared:
 
     @property
     def p_value(self) -> float:
-        """Chance that a correct sampler deviates as far or farther; 1 where there was nothing to test."""
+        """Probability that a correct sampler deviates as far or farther; 1 where there was nothing to test."""
         if np.isinf(self.statistic):
             return 0.0
         return float(chi2.sf(self.statistic, self.degrees)) if self.degrees else 1.0
 
     def power(self, distance: float, level: float) -> float:
-        """Least chance that the test, at this level, fails a sampler whose distribution is `distance` off in total
-        variation.
+        """Least probability that the test, at this level, fails a sampler that is `distance` off in total variation.
 
-        In each of the groups that it counts: a bias that goes another way after each longer history cancels there, and
-        may go unseen. The chi-squared divergence is at least 4 d² for a total variation of d (Cauchy-Schwarz), so the
-        statistic's noncentrality is at least 4 d² times the samples. It is more where the difference falls on rare
-        tokens.
+        The distance is that of the groups it counts: a bias that goes another way after each longer history cancels
+        there. The chi-squared divergence is at least 4 d² for a total variation of d (Cauchy-Schwarz), more on rare
+        tokens, so the statistic's noncentrality is at least 4 d² times the samples.
         """
         return float(ncx2.sf(chi2.isf(level, self.degrees), self.degrees, max(4 * distance**2 * self.samples, 1e-12)))
 
     def detectable(self, level: float, power: float) -> float:
-        """Total variation that is seen with this chance at least; 1 where no distance is."""
+        """Total variation that is seen with this probability at least; 1 where no distance is."""
         if not self.degrees or self.power(1.0, level) < power:
             return 1.0
         found: float = brentq(lambda distance: self.power(distance, level) - power, 0.0, 1.0)
@@ -61,10 +59,9 @@ class ChiSquared:
 def exact_distribution(
     target: CachedModel, prompt: Sequence[int], length: int, temperature: float
 ) -> dict[tuple[int, ...], float]:
-    """Probability of every continuation of `length` tokens: V^length entries, so for small vocabularies.
+    """Probability of every continuation of `length` tokens: V^length entries, exact up to float32.
 
-    One batched pass over all V^(length-1) prefixes gives every conditional distribution; the product is exact up to
-    float32.
+    A pass over all V^(length-1) prefixes gives every conditional distribution.
     """
     V = target.vocab_size
     prefixes = list(product(range(V), repeat=length - 1))
@@ -85,9 +82,7 @@ def conditionals(
     temperature: float,
     batch: int = 1024,
 ) -> NDArray[np.float64]:
-    """`[n, length, V]`: the target's distribution of each token of n continuations of one length, given those before
-    it.
-    """
+    """`[n, length, V]`: the target's distribution of each token of n continuations, given those before it."""
     found = []
     for start in range(0, len(continuations), batch):
         rows = [[*prompt, *continuation[:-1]] for continuation in continuations[start : start + batch]]
@@ -98,9 +93,7 @@ def conditionals(
 
 
 def g_test(samples: Iterable[Sequence[int]], expected: Mapping[tuple[int, ...], float]) -> ChiSquared:
-    """G-test (likelihood ratio) of whole continuations against `expected` probabilities; rare ones are counted
-    together.
-    """
+    """G-test (likelihood ratio) of whole continuations against `expected` probabilities; rare ones count together."""
     counts = Counter(tuple(sample) for sample in samples)
     total = sum(counts.values())
     outcomes = sorted(expected, key=expected.__getitem__, reverse=True)
@@ -121,13 +114,11 @@ def g_test(samples: Iterable[Sequence[int]], expected: Mapping[tuple[int, ...], 
 def next_token_test(
     about: str, contexts: NDArray[np.int64], tokens: NDArray[np.int64], conditional: NDArray[np.float64]
 ) -> ChiSquared:
-    """Score test of n sampled tokens against their `conditional` probabilities `[n, V]`, apart by what `contexts` `[n]`
-    they follow.
+    """Score test of n sampled tokens against their `conditional` probabilities `[n, V]`, apart by `contexts` `[n]`.
 
     Within a context the counts of the tokens have the mean Σ p and the covariance Σ (diag p - p pᵀ), sums over the
-    samples, each with the p of its own history. So nothing of the history is lost or held against the sampler, and a
-    flaw shows at the token where it acts. Tokens whose count varies by less than `MINIMUM_EXPECTED` (as variance) are
-    counted together.
+    samples, each with the p of its own history: a flaw shows at the token where it acts. Tokens whose count has a
+    variance below `MINIMUM_EXPECTED` are counted together.
     """
     statistic, degrees, V = 0.0, 0, conditional.shape[1]
     if (tokens >= V).any() or (conditional[np.arange(len(tokens)), tokens] <= 0).any():
@@ -150,18 +141,14 @@ def next_token_test(
 
 
 def rank_test(about: str, tokens: NDArray[np.int64], conditional: NDArray[np.float64]) -> ChiSquared:
-    """`next_token_test` of few tokens `[n]`: not apart by contexts, but of how likely each was among the V, the
-    likeliest first.
-    """
+    """`next_token_test` of few tokens `[n]`: of each token's rank among the V by probability, in one context."""
     ranked = np.argsort(-conditional, axis=1, kind="stable")
     ranks = np.where(tokens < conditional.shape[1], (ranked == tokens[:, np.newaxis]).argmax(1), conditional.shape[1])
     return next_token_test(about, np.zeros_like(tokens), ranks, np.take_along_axis(conditional, ranked, 1))
 
 
 def _groups(covariance: NDArray[np.float64]) -> list[list[int]]:
-    """Tokens that are counted by themselves, and the others together; a group that is too small joins the smallest of
-    the rest.
-    """
+    """Tokens that are counted by themselves, and the others together, or with the smallest where they are too few."""
     variance = covariance.diagonal()
     groups = [[int(token)] for token in np.flatnonzero(variance >= MINIMUM_EXPECTED)]
     rare = [int(token) for token in np.flatnonzero(variance < MINIMUM_EXPECTED)]

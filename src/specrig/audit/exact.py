@@ -1,6 +1,4 @@
-"""Temperature above 0, exactly: what a method samples on the toy pair against the target's written-down
-probabilities.
-"""
+"""Temperature above 0, exactly: what a method samples on the toy pair, against the target's known probabilities."""
 
 from __future__ import annotations
 
@@ -23,21 +21,19 @@ from specrig.engines.native import Native
 from specrig.runtime.model import CachedModel
 
 LENGTH = 7
-"""Tokens sampled: the target's first, a draft of four accepted to its end, the bonus token and one more of the next
-round.
-"""
+"""Tokens sampled: the target's first, a draft of four, the bonus token, and one of the next round."""
 TOGETHER = 4
 """So many of them are tested together as well."""
 ROWS = 256
-"""Drawn at once: more do not fit a processor's cache and cost more each."""
+"""Samples drawn at once: more do not fit a processor's cache and cost more each."""
 SEEN, UNSEEN = 0.8, 0.05
-"""The chances of being seen that `ExactTest.says` names a bias for."""
+"""`ExactTest.describe` names the bias that is seen with each of these probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactTest:
-    """The tests of one sample: of each token given the one before; of all given the one or two before, the first few
-    together, bonus tokens.
+    """The tests of one sample. each: of each token given the one before. others: of all tokens given the one or two
+    before, of the first few together, and of bonus tokens.
     """
 
     each: tuple[ChiSquared, ...]
@@ -46,12 +42,11 @@ class ExactTest:
 
     @property
     def parts(self) -> tuple[ChiSquared, ...]:
-        """All of them."""
         return self.each + self.others
 
     @property
     def p_value(self) -> float:
-        """The smallest of the parts', times how many they are (Bonferroni): valid however they depend on each other."""
+        """The smallest p-value of the parts times their number (Bonferroni): valid however they depend on each other."""
         return min(1.0, self.worst.p_value * len(self.parts))
 
     @property
@@ -59,31 +54,31 @@ class ExactTest:
         """The part that deviates most."""
         return min(self.parts, key=lambda part: part.p_value)
 
-    def says(self, level: float) -> str:
-        """What the sample shows to a reader, at a level of significance: a bias, or how large one would have been seen."""
+    def describe(self, level: float) -> str:
+        """The finding in words, at a level of significance: a bias, or how large a bias would have been seen."""
         if self.p_value <= level:
             return f"not the target's distribution: {self.worst.about}"
         seen, unseen = (
             max(part.detectable(level / len(self.parts), power) for part in self.each) for power in (SEEN, UNSEEN)
         )
         return (
-            f"within chance of the target's distribution; a bias of {seen:.3f} in total variation at one of the tokens, the same whenever "
-            f"the same token comes before, would be seen in {100 * SEEN:.0f} % of such audits, one of {unseen:.3f} in {100 * UNSEEN:.0f} %"
+            f"within chance of the target's distribution; a bias of {seen:.3f} in total variation at one of the tokens, the same "
+            f"whenever the same token comes before, would be seen in {100 * SEEN:.0f} % of such audits, one of {unseen:.3f} in "
+            f"{100 * UNSEEN:.0f} %"
         )
 
 
-def rows_of(engine: type[Engine], cell: Cell) -> int:
+def batch_rows(engine: type[Engine], cell: Cell) -> int:
     """Samples that the engine draws at once: one where it refuses batches of the method."""
     return ROWS if engine.refuses(cell.model_copy(update={"batch_size": ROWS})) is None else 1
 
 
-def sample(engine: Engine, cell: Cell, samples: int) -> list[Generation]:
-    """`samples` continuations of the toy pair's prompt through the engine's own front door, seeds 0, 1, 2, …
-
-    Raises EngineError where one is too short.
+def draw_samples(engine: Engine, cell: Cell, samples: int) -> list[Generation]:
+    """`samples` continuations of the toy pair's prompt by `engine.generate`, seeds 0, 1, 2, … Raises EngineError where
+    one is too short.
     """
     found: list[Generation] = []
-    at_once = rows_of(type(engine), cell)
+    at_once = batch_rows(type(engine), cell)
     for start in range(0, samples, at_once):
         rows = min(at_once, samples - start)
         seeds = range(start, start + rows)
@@ -95,11 +90,11 @@ def sample(engine: Engine, cell: Cell, samples: int) -> list[Generation]:
     return found
 
 
-def bonus(generations: Sequence[Generation]) -> NDArray[np.bool_]:
+def bonus_tokens(generations: Sequence[Generation]) -> NDArray[np.bool_]:
     """`[n, LENGTH]`: which tokens the target added behind a draft that was accepted to its end, as the rounds say.
 
-    Whether a draft is accepted to its end depends on what came before. Such a token is therefore a draw from the
-    target's distribution even among those alone; of a correction, which follows a rejection, that is not so.
+    Acceptance to the end depends on earlier tokens only. So these tokens alone follow the target's distribution;
+    corrections, which follow a rejection, do not.
     """
     found = np.zeros((len(generations), LENGTH), dtype=bool)
     for row, generation in zip(found, generations, strict=True):
@@ -111,24 +106,24 @@ def bonus(generations: Sequence[Generation]) -> NDArray[np.bool_]:
     return found
 
 
-def judge(target: CachedModel, generations: Sequence[Generation], temperature: float) -> ExactTest:
-    """Test sampled continuations of the toy pair's prompt against the target."""
+def evaluate(target: CachedModel, generations: Sequence[Generation], temperature: float) -> ExactTest:
+    """Test sampled continuations of the toy pair's prompt against the target's distribution."""
     tokens = np.array([generation.tokens[:LENGTH] for generation in generations])
     known = np.minimum(tokens, target.vocab_size - 1)  # a token that the target does not have is nobody's history
     probabilities = conditionals(target, PROMPT, known.tolist(), temperature)
     together = exact_distribution(target, PROMPT, TOGETHER, temperature)
-    return tests(tokens, probabilities, together, bonus(generations))
+    return run_tests(tokens, probabilities, together, bonus_tokens(generations))
 
 
-def tests(
+def run_tests(
     tokens: NDArray[np.int64],
     probabilities: NDArray[np.float64],
     together: Mapping[tuple[int, ...], float],
     added: NDArray[np.bool_],
 ) -> ExactTest:
-    """The tests of n continuations `[n, L]`; probabilities `[n, L, V]` of their tokens, each given those before.
+    """The tests of n continuations `[n, L]`. probabilities: `[n, L, V]`, of each token given those before.
 
-    together: the probabilities of the first tokens; added: `[n, L]`, True for bonus tokens.
+    together: the probabilities of the first tokens. added: `[n, L]`, True for bonus tokens.
     """
     n, _, V = probabilities.shape
     before = np.minimum(tokens[:, :-1], V - 1)
@@ -161,18 +156,17 @@ def exact_test(
     options: Mapping[str, dict[str, Any]] | None = None,
     device: str = "cpu",
 ) -> ExactTest:
-    """Test `cell` (its method, k, temperature, options) on the toy pair kept in `folder`, on the device given.
+    """Test `cell` (its method, k, temperature, options) on the toy pair kept in `folder`.
 
-    options: the study's `engine_options`. An engine that runs the method one prompt at a time draws its own, smaller
-    number.
+    options: the study's `engine_options`. An engine that runs the method one prompt at a time draws fewer samples.
     """
     pair = build(folder, methods()[cell.method].needs)
     kind = registry()[engine_name]
-    if rows_of(kind, cell) == 1:
+    if batch_rows(kind, cell) == 1:
         samples = min(samples, kind.one_by_one_samples)
     own = {**(options or {}).get(engine_name, {}), **kind.audit_options}
     with kind(
         replace(pair, engine_options={**(options or {}), engine_name: own}), device=device, threads=None
     ) as engine:
-        found = sample(engine, cell, samples)
-    return judge(Native(pair).target, found, cell.temperature)
+        found = draw_samples(engine, cell, samples)
+    return evaluate(Native(pair).target, found, cell.temperature)

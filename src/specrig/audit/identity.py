@@ -1,10 +1,8 @@
-"""Temperature 0: a lossless method emits the autoregressive tokens, one by one. Where it does not, how close was the
-call?
+"""Temperature 0: does a method emit plain decoding's tokens? Where it does not, is the divergence a numerical tie?
 
 Floating-point sums depend on how many tokens a pass holds, so two tokens whose logits agree to the last digits may
-swap. In bfloat16 the last digit of a logit of 20 is worth 0.125, so this happens every few dozen tokens. Such a
-divergence is a numerical tie only if the target's own logits for the two tokens, computed anew in float32, lie within a
-stated number of the precision's units; else it is a failure.
+swap. In bfloat16 the last digit of a logit of 20 is worth 0.125: this happens every few dozen tokens. A divergence is a
+tie if the target's logits of both tokens, computed again in float32, lie within a stated number of the precision's units.
 """
 
 from __future__ import annotations
@@ -21,36 +19,29 @@ from specrig.measurement.records import Record
 DIGITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 """Binary digits behind the point of a precision's numbers."""
 TIE_UNITS = {"float32": 1024.0, "float16": 8.0, "bfloat16": 8.0}
-"""Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one (docs/audit.md has what
-occurs).
-"""
+"""Largest gap between two logits that counts as a tie, in units of `spacing` at the larger one (docs/audit.md)."""
 
 Logits = Callable[[Sequence[int]], Sequence[float] | NDArray[np.float32]]
 """The target's logits after a sequence of token ids."""
 
 
 def units_of(dtype: str) -> str:
-    """The precision in whose units a divergence is judged; of one that is not listed float32, the strictest.
+    """The precision in whose units a gap is counted: float32, the strictest, where `dtype` is not in `DIGITS`.
 
-    Of weights quantized as GGUF has them (Q4_1, Q8_0, …) bfloat16: llama.cpp rounds what it multiplies with them to 8
-    bits too.
+    bfloat16 for GGUF's quantized weights (Q4_1, Q8_0, …): llama.cpp rounds their factors to 8 bits too.
     """
     return "bfloat16" if dtype.startswith("Q") else dtype if dtype in DIGITS else "float32"
 
 
 def spacing(dtype: str, value: float) -> float:
-    """How far the neighbours of `value` lie in a precision; of values below 1, which are sums of larger ones, that at
-    1.
-    """
+    """The distance of `value` to its neighbours in a precision; below 1 that at 1, since logits are sums of larger terms."""
     exponent = math.frexp(max(abs(value), 1.0))[1] - 1
     return 2.0 ** (exponent - DIGITS[units_of(dtype)])
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place where a method's greedy output leaves the baseline's. dtype: the precision that both were decoded
-    in.
-    """
+    """The first position where a method's greedy output leaves the baseline's. dtype: the precision of both."""
 
     prompt_id: str
     position: int
@@ -78,7 +69,7 @@ class Divergence:
         return self.units <= TIE_UNITS[units_of(self.dtype)]
 
     def describe(self) -> str:
-        """For people."""
+        """The divergence in words."""
         return (
             f"{self.prompt_id}: token {self.position} is {self.found} instead of {self.expected} "
             f"(logits {self.found_logit:.6g} and {self.expected_logit:.6g}, {self.units:.3g} {self.dtype} units apart)"
@@ -86,9 +77,7 @@ class Divergence:
 
 
 def first_divergence(record: Record, prompt: Sequence[int], logits: Logits, dtype: str) -> Divergence | None:
-    """Compare a record's output with its baseline's, lengths included; None when they are the same. dtype: what they
-    were decoded in.
-    """
+    """The first difference between a record's output and its baseline's, lengths included; None when they are equal."""
     found, expected = record.run.tokens, record.baseline.tokens
     if found == expected:
         return None
@@ -104,17 +93,15 @@ def first_divergence(record: Record, prompt: Sequence[int], logits: Logits, dtyp
 
 
 def summary(divergences: Sequence[Divergence], outputs: int) -> str:
-    """What was found among so many outputs, for people: how many are identical, which differ at ties, the worst of
-    those that fail.
-    """
+    """The finding in words: how many of the outputs are identical, how many differ at ties, and the worst failure."""
     same = outputs - len(divergences)
-    said = [f"{same} of {outputs} outputs identical ({100 * same / outputs:.0f} %)"]
+    parts = [f"{same} of {outputs} outputs identical ({100 * same / outputs:.0f} %)"]
     if ties := [one for one in divergences if one.tie]:
         dtype, widest = ties[0].dtype, max(one.units for one in ties)
         limit = TIE_UNITS[units_of(dtype)]
-        said.append(
+        parts.append(
             f"{len(ties)} differ at numerical ties (at most {widest:.2g} {dtype} units apart in float32; up to {limit:g} pass)"
         )
     if failed := [one for one in divergences if not one.tie]:
-        said.append(f"{len(failed)} differ otherwise; {max(failed, key=lambda one: one.units).describe()}")
-    return ", ".join(said)
+        parts.append(f"{len(failed)} differ otherwise; {max(failed, key=lambda one: one.units).describe()}")
+    return ", ".join(parts)

@@ -1,5 +1,4 @@
-"""Temperature above 0, on the study's own pair: is each sampled token a draw from the target's distribution at its
-place?
+"""Temperature above 0, on the study's own pair: is each token a draw from the target's distribution there?
 
 Probability integral transform: order the vocabulary by the target's probability given what was emitted before, let F be
 the probability of all tokens ahead of the emitted one and p its own; then F + U p with U uniform is uniform on [0, 1)
@@ -17,14 +16,12 @@ from numpy.typing import NDArray
 from scipy.stats import kstwo, norm
 
 SEEN = 0.8
-"""The chance of being seen that `Uniformity.says` names a shift for."""
+"""`Uniformity.describe` names the shift that is seen with this probability."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uniformity:
-    """distance: largest difference between the share of values up to a point and the point; first: the share in the
-    likeliest twentieth.
-    """
+    """distance: of Kolmogorov and Smirnov. first: the share of values in the likeliest twentieth."""
 
     distance: float
     first: float
@@ -32,11 +29,11 @@ class Uniformity:
 
     @property
     def p_value(self) -> float:
-        """Chance that uniform values are as far off or farther; no values, no p-value."""
+        """Probability that uniform values are as far off or farther; NaN without values."""
         return float(kstwo.sf(self.distance, self.values)) if self.values else float("nan")
 
-    def says(self, level: float) -> str:
-        """What the values show to a reader, at a level of significance.
+    def describe(self, level: float) -> str:
+        """The finding in words, at a level of significance.
 
         A shift of d at some point of the line makes the share up to there normal around d, with a deviation of at most
         1 / (2 √n).
@@ -52,23 +49,18 @@ class Uniformity:
 def transform(
     probabilities: NDArray[np.float64], tokens: Sequence[int], rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """The uniform values of one output: probabilities `[n, V]`, tokens n. A token of probability 0 yields 1, the far
-    end.
-    """
+    """The uniform values of one output: probabilities `[n, V]`, tokens n. A token of probability 0 gives 1."""
     rows = np.arange(len(tokens))
     own = probabilities[rows, tokens]
     ahead = np.where(probabilities > own[:, None], probabilities, 0.0).sum(1)
-    # Tokens of equal probability share their stretch of the line; which of them came first must not depend on their
-    # ids.
+    # Tokens of equal probability share their stretch of the line: their order must not depend on their ids.
     ties = (probabilities == own[:, None]).sum(1)
     values = ahead + rng.random(len(tokens)) * own * ties
     return np.where(own > 0, np.minimum(values, 1 - 1e-12), 1.0)
 
 
 def uniformity(values: NDArray[np.float64]) -> Uniformity:
-    """Kolmogorov-Smirnov test that values are uniform on [0, 1). A value of 1 is impossible: the distance is then 1,
-    whatever the rest.
-    """
+    """Kolmogorov-Smirnov test that values are uniform on [0, 1). A value of 1 is impossible: the distance is then 1."""
     n = len(values)
     if n == 0:
         return Uniformity(0.0, float("nan"), 0)

@@ -1,9 +1,7 @@
-"""Is plain decoding itself right? One prompt of each pair, decoded greedily by transformers' own `generate` with its
-own cache.
+"""Is plain decoding itself right? One prompt of each pair, decoded greedily by transformers' `generate`.
 
-Methods are judged against the plain decoding of their own engine. What is wrong in both, such as a mask that a layer
-should not have had, no such comparison can see; so the baseline is held against a forward pass and a cache that this
-project has no part in.
+Methods are compared with the plain decoding of their own engine, which cannot show what is wrong in both, such as a
+mask. So the baseline is compared with a forward pass and a cache that are not ours.
 """
 
 from __future__ import annotations
@@ -32,15 +30,13 @@ if TYPE_CHECKING:
 
 TEST = "baseline against transformers' generate"
 
-Plain = Callable[[Cell, Sequence[int]], list[int]]
-"""Greedy plain decoding of a prompt, as the native engine does it now."""
+PlainDecode = Callable[[Cell, Sequence[int]], list[int]]
+"""Greedy plain decoding of a prompt in the native engine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Of one engine's baseline on one prompt: `record` names the cell's engine, pair and task; passed None: it could
-    not be made.
-    """
+class BaselineCheck:
+    """Of one engine's baseline on one prompt. record: names engine, pair and task. passed: None where it could not run."""
 
     record: Record
     passed: bool | None
@@ -48,22 +44,18 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """What transformers generates after `prompt`, and the logits `[n, V]` that its model gives at each of the n tokens
-    without a cache.
-    """
+class ReferenceOutput:
+    """What transformers generates after `prompt`, and its model's logits `[n, V]` of each token without a cache."""
 
     prompt: list[int]
     tokens: list[int]
     logits: Tensor
 
 
-def compare_baselines(
-    records: Sequence[Record], study: Study, files: PairFiles, root: Path, plain: Plain
-) -> Iterator[Comparison]:
-    """A pair's records: one comparison for each engine that decoded it greedily; where none did, of native plain
-    decoding, which judges the rest.
-    """
+def check_baselines(
+    records: Sequence[Record], study: Study, files: PairFiles, root: Path, plain: PlainDecode
+) -> Iterator[BaselineCheck]:
+    """One check for each engine that decoded the pair greedily; where none did, of native plain decoding."""
     greedy = [record for record in records if record.cell.temperature == 0]
     for _, members in groupby(sorted(greedy or records[:1], key=_engine), key=_engine):
         # The longest prompt: windows and caches show their faults late.
@@ -73,9 +65,9 @@ def compare_baselines(
             own = generate(record, study, files, root)
             found = record.baseline.tokens if greedy else plain(_greedy_cell(record, "native"), own.prompt)
         except (RuntimeError, ValueError) as error:  # the engine's and the model's reasons, and memory
-            yield Comparison(record, None, f"not compared: {first_line(error)}")
+            yield BaselineCheck(record, None, f"not compared: {first_line(error)}")
         else:
-            yield compare(record, found, own, precision)
+            yield check_baseline(record, found, own, precision)
 
 
 def _engine(record: Record) -> str:
@@ -86,10 +78,8 @@ def _greedy_cell(record: Record, engine: str) -> Cell:
     return baseline_of(record.cell).model_copy(update={"engine": engine, "temperature": 0.0, "batch_size": 1})
 
 
-def generate(record: Record, study: Study, files: PairFiles, root: Path) -> Own:
-    """Decode the record's prompt with transformers alone. Raises EngineError or ModelError where it cannot hold the
-    target.
-    """
+def generate(record: Record, study: Study, files: PairFiles, root: Path) -> ReferenceOutput:
+    """Decode the record's prompt with transformers. Raises EngineError or ModelError where it cannot load the target."""
     import torch
 
     from specrig.engines.transformers import Transformers
@@ -105,12 +95,12 @@ def generate(record: Record, study: Study, files: PairFiles, root: Path) -> Own:
         tokens = torch.tensor([[*prompt, *made.tokens]], device=engine.device)
         logits = engine.target(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 :].float().cpu()
     del engine
-    gc.collect()  # its hooks refer to it; what is judged next loads the target again
-    return Own(prompt, made.tokens, logits)
+    gc.collect()  # its hooks refer to it, and the next check loads the target again
+    return ReferenceOutput(prompt, made.tokens, logits)
 
 
-def compare(record: Record, found: list[int], own: Own, dtype: str) -> Comparison:
-    """Hold `found` against what transformers generated."""
+def check_baseline(record: Record, found: list[int], own: ReferenceOutput, dtype: str) -> BaselineCheck:
+    """Compare the tokens `found` with what transformers generated."""
     as_run = record.baseline.model_copy(update={"tokens": found})
     as_baseline = record.baseline.model_copy(update={"tokens": own.tokens})
     ours = record.model_copy(update={"run": as_run, "baseline": as_baseline})
@@ -121,7 +111,7 @@ def compare(record: Record, found: list[int], own: Own, dtype: str) -> Compariso
 
     divergence = first_divergence(ours, own.prompt, logits, dtype)
     if divergence is None:
-        return Comparison(
+        return BaselineCheck(
             record, True, f"{record.prompt_id}: the same {len(found)} tokens after {len(own.prompt)} of prompt"
         )
-    return Comparison(record, divergence.tie, ("numerical tie; " if divergence.tie else "") + divergence.describe())
+    return BaselineCheck(record, divergence.tie, ("numerical tie; " if divergence.tie else "") + divergence.describe())

@@ -1,7 +1,6 @@
-"""The audit as a stage: what was found on every lossless method of a study, as tables that the report reads.
+"""The audit as a stage: its tables for every lossless method of a study.
 
-A row with a p-value has no verdict yet: the p-values of a study are judged together (`family`), when all its tables are
-there.
+A row with a p-value has no verdict yet: `multiple_testing` gives the verdicts when all tables of a study are there.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from specrig.audit.family import probes, strictest
 from specrig.audit.identity import first_divergence, summary
+from specrig.audit.multiple_testing import audited_cells, strictest_level
 from specrig.audit.positions import transform, uniformity
-from specrig.audit.reference import TEST, Comparison, compare_baselines
+from specrig.audit.reference import TEST, BaselineCheck, check_baselines
 from specrig.cell import Cell
 from specrig.engines import registry as engines
 from specrig.engines.base import EngineError
@@ -43,9 +42,8 @@ COLUMNS = [
 
 
 class Outcome(NamedTuple):
-    """What a test found. passed: None where the p-value decides, together with those of the other tests.
-
-    identical: how many of the samples equal plain decoding's output; None where they need not.
+    """What a test found. passed: None where the p-value decides, with those of the other tests. identical: how many
+    outputs equal plain decoding's; None where they need not.
     """
 
     test: str
@@ -58,13 +56,9 @@ class Outcome(NamedTuple):
 
 
 def audit_exact(study: Study, engine: str, method: str, out: Path) -> None:
-    """Test one method's samples against the exact distribution; writes `out`, one row a variant, temperature and k.
-
-    The cells' own options and ks, of a sweep the smallest and the largest; at temperature 1 where the study only
-    decodes greedily.
-    """
+    """Test one method's samples against the exact distribution; writes `out`, one row for each of `audited_cells`."""
     cells = [cell for cell in study.grid.cells if (cell.engine, cell.method) == (engine, method)]
-    rows = [_row(probe, is_lossless(probe), _exact(study, probe)) for probe in probes(cells)]
+    rows = [_row(probe, is_lossless(probe), _exact(study, probe)) for probe in audited_cells(cells)]
     _write(rows, out)
 
 
@@ -75,31 +69,31 @@ def _exact(study: Study, probe: Cell) -> Outcome:
     test, ks, note = "exact distribution", str(probe.k), f" [{build}]" if build else ""
     try:
         with TemporaryDirectory() as folder:
-            asked = probe.model_copy(update={"pair": "toy_pair", "task": "exact"})
+            cell = probe.model_copy(update={"pair": "toy_pair", "task": "exact"})
             found = exact_test(
                 probe.engine,
-                asked,
+                cell,
                 Path(folder),
                 study.audit_samples,
                 study.engine_options,
                 resolve_device(study.device),
             )
     except (EngineError, ModelError) as error:
-        # What could not be tested has not passed; the other verdicts, and the report, do not wait for it.
+        # What could not be tested has not passed; the other verdicts and the report go on.
         return Outcome(test, ks, 0, f"not tested: {error}{note}", passed=False)
-    finding = f"{found.samples:,} samples of {LENGTH} tokens; {found.says(strictest(study))}{note}"
+    finding = f"{found.samples:,} samples of {LENGTH} tokens; {found.describe(strictest_level(study))}{note}"
     return Outcome(test, ks, found.samples, finding, found.p_value)
 
 
 def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path) -> None:
-    """Judge a study's records: plain decoding against transformers' own, token identity at temperature 0, uniformity
-    above; writes `out`.
+    """Test a study's records: plain decoding against transformers, token identity at temperature 0, uniformity above;
+    writes `out`.
     """
     rows = []
-    records = [record for record in records if record.simulated_acceptance is None]  # there is nothing to be true to
+    records = [record for record in records if record.simulated_acceptance is None]  # these have no true output
     for pair, found_of_pair in groupby(sorted(records, key=_order), key=lambda record: record.cell.pair):
-        target, members = Target(study, pair, root), list(found_of_pair)
-        rows += [_baseline(made) for made in compare_baselines(members, study, target.files, root, target.plain)]
+        target, members = AuditTarget(study, pair, root), list(found_of_pair)
+        rows += [_baseline(made) for made in check_baselines(members, study, target.files, root, target.plain)]
         for _, group in groupby(members, key=_order):
             found = list(group)
             try:
@@ -113,8 +107,8 @@ def audit_records(study: Study, records: Sequence[Record], root: Path, out: Path
     _write(rows, out)
 
 
-class Target:
-    """A pair's target and prompts, loaded only if a verdict needs them."""
+class AuditTarget:
+    """A pair's target and prompts, loaded on first use."""
 
     def __init__(self, study: Study, pair: str, root: Path) -> None:
         self.study, self.pair, self.root = study, pair, root
@@ -143,9 +137,7 @@ class Target:
 
     @cache  # noqa: B019
     def precise(self) -> Native:
-        """The pair in float32, which scores what a lower precision cannot tell apart; on the processor where the device
-        cannot hold it.
-        """
+        """The pair in float32; on the processor where the device cannot hold it."""
         import torch
 
         from specrig.engines.native import Native
@@ -164,7 +156,7 @@ class Target:
         """The target's logits `[V]` after `tokens`, in float32."""
         return self._scores(tuple(tokens))
 
-    @cache  # noqa: B019 (methods part from plain decoding in the same places)
+    @cache  # noqa: B019 (methods diverge at the same positions)
     def _scores(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         import torch
 
@@ -185,14 +177,14 @@ class Target:
         return found
 
 
-def _baseline(made: Comparison) -> dict[str, Any]:
+def _baseline(made: BaselineCheck) -> dict[str, Any]:
     """The row of a baseline; `passed` is empty where nothing could be compared."""
     row = _judged([made.record], TEST, float("nan"), made.passed is True, True, made.finding)
     own = {"method": "autoregressive", "variant": "", "temperature": 0.0, "ks": "0"}
     return row | own | ({"passed": None} if made.passed is None else {})
 
 
-def _identity(records: list[Record], target: Target) -> dict[str, Any]:
+def _identity(records: list[Record], target: AuditTarget) -> dict[str, Any]:
     precision = engines()[records[0].cell.engine].precision(target.files)
     divergences = [
         divergence
@@ -204,13 +196,13 @@ def _identity(records: list[Record], target: Target) -> dict[str, Any]:
             )
         )
     ]
-    claimed, identical = records[0].lossless, len(records) - len(divergences)
-    passed = all(divergence.tie for divergence in divergences) or not claimed
+    lossless, identical = records[0].lossless, len(records) - len(divergences)
+    passed = all(divergence.tie for divergence in divergences) or not lossless
     finding = summary(divergences, len(records))
-    return _judged(records, "token identity", float("nan"), passed, claimed, finding) | {"identical": identical}
+    return _judged(records, "token identity", float("nan"), passed, lossless, finding) | {"identical": identical}
 
 
-def _positions(records: list[Record], target: Target, seed: int) -> dict[str, Any]:
+def _positions(records: list[Record], target: AuditTarget, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     values = []
     for record in records:
@@ -221,8 +213,8 @@ def _positions(records: list[Record], target: Target, seed: int) -> dict[str, An
         values.append(transform(scores / scores.sum(-1, keepdims=True), tokens, rng))
     pooled = np.concatenate(values)
     test = uniformity(pooled)
-    level = strictest(target.study)
-    finding = f"{test.says(level)}; {100 * test.first:.1f} % in the likeliest twentieth (5 % expected)"
+    level = strictest_level(target.study)
+    finding = f"{test.describe(level)}; {100 * test.first:.1f} % in the likeliest twentieth (5 % expected)"
     return _judged(records, "per-position uniformity", test.p_value, None, records[0].lossless, finding)
 
 
@@ -232,16 +224,16 @@ def _order(record: Record) -> tuple[str, str, str, str, str, float]:
 
 
 def _judged(
-    records: list[Record], test: str, p_value: float, passed: bool | None, claimed: bool, finding: str
+    records: list[Record], test: str, p_value: float, passed: bool | None, lossless: bool, finding: str
 ) -> dict[str, Any]:
     ks = sorted({record.cell.k for record in records})
     label = str(ks[0]) if len(ks) == 1 else f"{ks[0]}–{ks[-1]}"
-    return _row(records[0].cell, claimed, Outcome(test, label, len(records), finding, p_value, passed))
+    return _row(records[0].cell, lossless, Outcome(test, label, len(records), finding, p_value, passed))
 
 
-def _row(cell: Cell, claimed: bool, outcome: Outcome) -> dict[str, Any]:
-    """claimed: whether the method claims to be lossless; one that does not is shown, not judged."""
-    found = outcome if claimed else outcome._replace(passed=True, finding=f"lossy by design; {outcome.finding}")
+def _row(cell: Cell, lossless: bool, outcome: Outcome) -> dict[str, Any]:
+    """lossless: whether the method claims to be; one that does not is shown without a verdict."""
+    found = outcome if lossless else outcome._replace(passed=True, finding=f"lossy by design; {outcome.finding}")
     place = {name: getattr(cell, name) for name in COLUMNS if name in type(cell).model_fields}
     return place | found._asdict()
 

@@ -33,7 +33,7 @@ SEED = 15
 """Of the weights: a draw for which draft and target differ most where siblings and corrections decide (docs/audit.md)."""
 SHARPNESS = 1.5
 """Standard deviation of the target's logits for a given last token."""
-BOLDNESS = 1.4
+OVERCONFIDENCE = 1.4
 """How much surer than the target draft and heads are of their favourites, right or wrong."""
 COMMON = 0.4
 """Length of what all embeddings share, for a token's own of 1: it makes tokens likely or unlikely whatever went before."""
@@ -70,7 +70,7 @@ def _output(error: float, seed: int, error_seed: int = 0) -> Tensor:
 
     own = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(1000 + seed))
     other = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(2000 + seed + error_seed))
-    scale = SHARPNESS * (BOLDNESS if error else 1.0)
+    scale = SHARPNESS * (OVERCONFIDENCE if error else 1.0)
     return scale * (own + error * other) / (WIDTH * (1 + error**2)) ** 0.5
 
 
@@ -147,7 +147,7 @@ def _eagle(folder: Path, target: Any, seed: int) -> None:
     config = eagle.head_config(target)
     tensors = eagle.random_tensors(config, seed, deviation=LAYERS)
     tensors["fc.weight"] *= ERROR
-    tensors["fc.weight"][:, :WIDTH] += BOLDNESS * torch.eye(WIDTH)
+    tensors["fc.weight"][:, :WIDTH] += OVERCONFIDENCE * torch.eye(WIDTH)
     folder.mkdir(parents=True, exist_ok=True)
     eagle.save(folder, config, tensors)
 
@@ -178,7 +178,7 @@ def _hydra(folder: Path, target: Any, seed: int) -> None:
     config = hydra.heads_config(hidden=target.hidden_size, vocabulary=target.vocab_size, heads=4)
     tensors = hydra.random_tensors(config, seed, deviation=LAYERS * ERROR)
     for head in range(config.num_heads):
-        tensors[f"heads.{head}.res_connection.weight"][:, -WIDTH:] += BOLDNESS * torch.eye(WIDTH)
+        tensors[f"heads.{head}.res_connection.weight"][:, -WIDTH:] += OVERCONFIDENCE * torch.eye(WIDTH)
     hydra.save(folder, config, tensors)
 
 

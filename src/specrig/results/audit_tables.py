@@ -7,7 +7,7 @@ from typing import Any, cast
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
-from specrig.audit.family import FAMILY_WISE
+from specrig.audit.multiple_testing import FAMILY_WISE
 from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import method_name, method_order, task_name
 from specrig.results.summary import BASELINE_TEST

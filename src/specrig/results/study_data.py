@@ -14,7 +14,7 @@ import pandas as pd
 
 from specrig.analysis.cells import cells_table
 from specrig.analysis.disturbance import Reason, column, disturbances
-from specrig.audit.family import judged
+from specrig.audit.multiple_testing import with_verdicts
 from specrig.measurement.records import Record, RecordError, read_records, replicate_folder
 from specrig.results.floors import with_floor
 
@@ -130,7 +130,7 @@ class StudyData:
         """
         frames = [pd.read_csv(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
         frames = [frame for frame in frames if not frame.empty]
-        return judged(pd.concat(frames, ignore_index=True)) if frames else None
+        return with_verdicts(pd.concat(frames, ignore_index=True)) if frames else None
 
 
 def read_study(folder: Path) -> StudyData:

@@ -22,7 +22,7 @@ import pandas as pd
 from specrig.analysis.cells import IDENTITY, Identity, identity, row_dicts, row_identity
 from specrig.analysis.changes import CellChange, Change, Changes, MeanChange, changes
 from specrig.analysis.disturbance import disturbed
-from specrig.audit.family import failures
+from specrig.audit.multiple_testing import holm_failures
 from specrig.measurement.records import Record, Run
 from specrig.results.labels import BASELINES, method_order
 from specrig.results.machine import commit, machine
@@ -316,7 +316,7 @@ def _beyond_chance(changes: Sequence[Change]) -> list[bool]:
     values = np.array([change.p_value for change in changes], dtype=float)
     known = np.isfinite(values)
     found = np.zeros(len(values), dtype=bool)
-    found[known] = failures(values[known].tolist(), LEVEL)
+    found[known] = holm_failures(values[known].tolist(), LEVEL)
     return [bool(each) for each in found]
 
 

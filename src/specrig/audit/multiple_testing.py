@@ -1,9 +1,7 @@
-"""The tests of a study as one family: which rows fail, so that a study of correct methods seldom has any failure at
-all.
+"""The verdicts of a study's tests, as one family: a study of correct methods seldom has any failure.
 
-A study holds some dozens of tests, in files that are written one by one. Each states its p-value and leaves `passed`
-empty; who reads them all (`StudyData.audit`) asks `judged` for the verdicts. Holm's procedure (1979) holds the family's
-rate whatever the tests have to do with each other.
+A study has dozens of tests, in files that are written one by one with p-values and an empty `passed`. `with_verdicts`
+fills it when all are read (`StudyData.audit`). Holm's procedure (1979) keeps the family's rate however tests depend.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ if TYPE_CHECKING:
     from specrig.study.study import Study
 
 FAMILY_WISE = 0.01
-"""Chance that a study whose methods are all correct has even one failed test."""
+"""Probability that a study whose methods are all correct has even one failed test."""
 
 
-def failures(p_values: Sequence[float], level: float = FAMILY_WISE) -> NDArray[np.bool_]:
-    """Which tests fail by Holm's procedure: the smallest of m p-values at level / m, the next at level / (m - 1), to
-    the first that passes.
+def holm_failures(p_values: Sequence[float], level: float = FAMILY_WISE) -> NDArray[np.bool_]:
+    """Which tests fail by Holm's procedure: the smallest of m p-values at level / m, the next at level / (m - 1), and so
+    on to the first that passes.
     """
     values = np.asarray(p_values, dtype=float)
     order = np.argsort(values, kind="stable")
@@ -36,22 +34,20 @@ def failures(p_values: Sequence[float], level: float = FAMILY_WISE) -> NDArray[n
     return failed
 
 
-def judged(rows: pd.DataFrame) -> pd.DataFrame:
-    """Verdicts for the rows that hold a p-value and no verdict yet, as one family; the other rows keep theirs."""
+def with_verdicts(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with verdicts: those with a p-value and no verdict are one family, the others keep theirs."""
     if not {"p_value", "passed"} <= set(rows):
         return rows
     undecided = rows["passed"].isna() & rows["p_value"].notna()
     passed = rows["passed"].astype(object)
-    passed[undecided] = ~failures(rows.loc[undecided, "p_value"].tolist())
+    passed[undecided] = ~holm_failures(rows.loc[undecided, "p_value"].tolist())
     return rows.assign(passed=passed)
 
 
-def probes(cells: Iterable[Cell]) -> list[Cell]:
-    """One cell for each row of the exact audit: each engine, method, variant and temperature, of a sweep the smallest
-    and the largest k.
+def audited_cells(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells of the exact audit: each engine, method, variant and temperature, with the smallest and the largest k.
 
-    The temperatures are those above 0 at which the study runs the method, whatever the variant; 1 where it only decodes
-    greedily.
+    The temperatures are those above 0 at which the study runs the method in any variant; 1 where it runs greedily only.
     """
     methods: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
@@ -67,12 +63,11 @@ def probes(cells: Iterable[Cell]) -> list[Cell]:
     return found
 
 
-def strictest(study: Study) -> float:
-    """The level at which the smallest p-value of the study is judged: the family's rate over the tests that it plans.
+def strictest_level(study: Study) -> float:
+    """The level for the study's smallest p-value: the family's rate over the number of its tests.
 
-    Rows of lossy methods count here though nobody judges them, so the smallest p-value is in fact judged a little less
-    strictly.
+    Lossy methods count here though they get no verdict, so the level that is applied is a little less strict.
     """
     sampled = [cell for cell in study.grid.cells if cell.temperature > 0]
     records = {(cell.engine, cell.pair, cell.method, cell.variant, cell.task, cell.temperature) for cell in sampled}
-    return FAMILY_WISE / max(1, len(records) + len(probes(study.grid.cells)))
+    return FAMILY_WISE / max(1, len(records) + len(audited_cells(study.grid.cells)))
