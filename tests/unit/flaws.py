@@ -71,7 +71,7 @@ CHAINS, TREES = DRAWN_CHAINS + COPIED_CHAINS, DRAWN_TREES + COPIED_TREES
 DRAWN = (*DRAWN_CHAINS, "draft_model, block", *DRAWN_TREES)
 
 Edit = tuple[str, str, str]
-"""Module and function below `specrig.decoding`, its line as it is, and as it would be wrong."""
+"""Module and function below `specrig`, its line as it is, and as it would be wrong."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,11 @@ class Flaw:
     temperature: float = 1.0
 
 
-CHAIN, WALK, RESIDUAL = "verify:_chain_sampled", "verify_tree:_walked", "verify_tree:_residual"
+CHAIN, WALK, RESIDUAL = (
+    "decoding.verify:_chain_sampled",
+    "decoding.verify_tree:_walked",
+    "decoding.verify_tree:_residual",
+)
 TYPICAL = "__import__('specrig.decoding.verify_tree', fromlist=['_']).typical_acceptance(0.09, 0.3)"
 FIRST = "drafter.__dict__.setdefault('first', draft.probs)"
 LEFT = "left = torch.where((counts < offered) & (left.sum(-1, keepdim=True) > 0), left, rest)"
@@ -138,7 +142,7 @@ FLAWS = [
         ((CHAIN, "uniforms[:, :n] < chance", "uniforms[:, :n] * q_token < p_token"),),
         BLOCKS,
     ),
-    Flaw("block: no running product", (("verify:_block", "(weights[-1] * ratio)", "ratio"),), BLOCKS),
+    Flaw("block: no running product", (("decoding.verify:_block", "(weights[-1] * ratio)", "ratio"),), BLOCKS),
     Flaw(
         "correction with the uniform of the rejection",
         (
@@ -168,9 +172,9 @@ FLAWS = [
     Flaw(
         "temperature in the draws, not in q",
         (
-            ("sampling:Sampler.next", "[:, 0]), probs", "[:, 0]), torch.softmax(logits.float(), -1)"),
+            ("decoding.sampling:Sampler.next", "[:, 0]), probs", "[:, 0]), torch.softmax(logits.float(), -1)"),
             (
-                "sampling:Sampler.candidates",
+                "decoding.sampling:Sampler.candidates",
                 "torch.stack(tokens, -1), probs",
                 "torch.stack(tokens, -1), torch.softmax(logits.float(), -1)",
             ),
@@ -180,20 +184,24 @@ FLAWS = [
     ),
     Flaw(
         "accepted tokens missing from the target's cache",
-        (("loop:generate", "[0, *(node + 1 for node in path)] if on", "[0] if on"),),
+        (("decoding.loop:generate", "[0, *(node + 1 for node in path)] if on", "[0] if on"),),
         tuple(METHODS),
     ),
     Flaw(
         "a tree's first nodes kept in the cache, not its path",
-        (("cache:KeyValueCache.keep", "for node in kept]", "for node in range(len(kept))]"),),
+        (("runtime.cache:KeyValueCache.keep", "for node in kept]", "for node in range(len(kept))]"),),
         TREES,
     ),
     Flaw(
         "later rounds judged with the first round's q",
         (
-            ("loop:generate", "drafter.begin(context,", "drafter.__dict__.pop('first', None); drafter.begin(context,"),
             (
-                "loop:generate",
+                "decoding.loop:generate",
+                "drafter.begin(context,",
+                "drafter.__dict__.pop('first', None); drafter.begin(context,",
+            ),
+            (
+                "decoding.loop:generate",
                 "_limit(draft, depths)",
                 f"_limit(draft, depths); draft.probs = {FIRST} if {FIRST}.shape == draft.probs.shape else draft.probs",
             ),
@@ -201,7 +209,9 @@ FLAWS = [
         tuple(method for method in DRAWN if method != "adaptive_k"),  # there the next round's draft has another length
     ),
     Flaw(
-        "typical acceptance passed off as exact", (("loop:generate", "drafter.criterion()", TYPICAL),), tuple(METHODS)
+        "typical acceptance passed off as exact",
+        (("decoding.loop:generate", "drafter.criterion()", TYPICAL),),
+        tuple(METHODS),
     ),
     Flaw(
         "a row whose draft is shorter than its neighbours' ends with a correction",
@@ -246,7 +256,7 @@ def planted(flaw: Flaw) -> Iterator[None]:
     try:
         for place, right, wrong in flaw.edits:
             name, path = place.split(":")
-            module = importlib.import_module(f"specrig.decoding.{name}")
+            module = importlib.import_module(f"specrig.{name}")
             *owners, attribute = path.split(".")
             owner = getattr(module, owners[0]) if owners else module
             was = getattr(owner, attribute)

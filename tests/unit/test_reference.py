@@ -138,9 +138,7 @@ def test_what_cannot_be_compared_is_said_and_condemns_nothing(windowed: Path) ->
     assert "1 of 1 baselines; the table says why" in sentence(audit)
     assert {row[-2].text for row in verdict_grid(audit).rows} == {"not judged", "passed, 100 % identical"}
     files = replace(study.paths.pair_files("tiny", study.root).only(()), quantization="awq")
-    (made,) = reference.compare_baselines(
-        study_records(study.root / "records"), study, files, study.root, lambda *_: []
-    )
+    (made,) = reference.check_baselines(study_records(study.root / "records"), study, files, study.root, lambda *_: [])
     assert made.passed is None and "quantized as awq" in made.finding
 
 
