@@ -125,7 +125,7 @@ class StudyData:
         return str(self.config.get("study", self.folder.name))
 
     def audit(self) -> pd.DataFrame | None:
-        """The rows of all `audit/*.csv` in one table, judged as one family (`audit.family`); None where the audit has
+        """The rows of all `audit/*.csv` in one table, judged as one family (`audit.multiple_testing`); None where the audit has
         not run.
         """
         frames = [pd.read_csv(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
