@@ -3,7 +3,7 @@
 .ONESHELL:
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: study test lint advisories docs ui vllm arctic help lock clean
+.PHONY: study test lint style types advisories docs ui vllm arctic help lock clean
 
 # A study: make CONFIG=configs/standard.yaml. More for Snakemake: make ARGS="--config prompts=8".
 CONFIG ?= configs/quick.yaml
@@ -29,20 +29,25 @@ READY_CONFIG := $(if $(CONFIG_LOCK),$(VENV)/ready-$(basename $(notdir $(CONFIG))
 study: $(READY) $(READY_CONFIG)  ## set up .venv, run the study, say where the report is
 	@$(BIN)/specrig run $(CONFIG) $(ARGS)
 
-# Tests run side by side, a file a process; those with vLLM one after the other, since each engine wants the machine.
-WORKERS ?= $(if $(IS_VLLM),0,auto)
+# Tests run side by side, a file a process; one process more than cores, since tests that start servers or jobs wait for them.
+# Those with vLLM run one after the other, since each engine wants the machine.
+WORKERS ?= $(if $(IS_VLLM),0,$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))))
 
 test: $(READY_DEV)  ## run the tests
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: $(READY_DEV)  ## check formatting, lint, types, the directions of imports, and the licences of all that runs
+lint: types style  ## check formatting, lint, types, the directions of imports, and the licences of all that runs
+
+style: $(READY_DEV)  ## the same without types
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/pip-licenses --summary --packages $$(sed -n 's/==.*//p' $(LOCK))
+
+types: $(READY_DEV)  ## check types
+	@$(BIN)/mypy
 
 advisories: $(READY_DEV)  ## ask PyPI for known vulnerabilities of what is installed to run
 	@$(BIN)/pip-audit --no-deps --disable-pip --progress-spinner off -r $(LOCK)
