@@ -25,7 +25,7 @@ from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry
 from specrig.engines.base import Engine, EngineError
 from specrig.engines.vllm.speculation import speculation_of
-from specrig.heads import medusa
+from specrig.heads.medusa import module as medusa
 from specrig.models.pair import PairFiles
 from specrig.study.load import load_study
 

@@ -19,7 +19,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
-from specrig.heads import eagle, eagle3, hydra, medusa
+from specrig.heads.eagle import module as eagle
+from specrig.heads.eagle3 import module as eagle3
+from specrig.heads.hydra import module as hydra
+from specrig.heads.medusa import module as medusa
 from specrig.runtime.transformers_model import cached_model
 
 PERIOD, D = 24, 32

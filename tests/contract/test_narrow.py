@@ -21,9 +21,10 @@ from transformers import (
 
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
-from specrig.heads import eagle, eagle3
-from specrig.heads.eagle import EagleHead
-from specrig.heads.eagle3 import Eagle3Head
+from specrig.heads.eagle import module as eagle
+from specrig.heads.eagle.module import EagleHead
+from specrig.heads.eagle3 import module as eagle3
+from specrig.heads.eagle3.module import Eagle3Head
 from specrig.runtime import compiled, compiler
 from specrig.runtime import decode_pass as narrow
 from specrig.runtime.compiled import MAX_TOKENS

@@ -16,7 +16,7 @@ from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Draft
-from specrig.heads import eagle
+from specrig.heads.eagle import module as eagle
 from specrig.runtime import device
 from specrig.runtime.replay import Replay
 from specrig.runtime.transformers_model import cached_model, float32_logits

@@ -18,7 +18,7 @@ from specrig.decoding.drafters.eagle2 import Eagle2
 from specrig.decoding.drafters.medusa import Layout
 from specrig.decoding.loop import generate
 from specrig.decoding.types import Context, Draft, Drafter
-from specrig.heads.medusa import MedusaHeads
+from specrig.heads.medusa.module import MedusaHeads
 
 PROMPT, LENGTH, ROWS, BATCHES, K = [3, 5, 3, 5], 3, 1000, 6, 3
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from specrig.training.eagle import Layer, head_loss, measured
+from specrig.training.eagle_recipe import EagleTraining
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -22,17 +24,16 @@ from specrig.decoding.drafters.eagle2 import Eagle2, rerank
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context, Drafter, Verdict
-from specrig.heads.eagle import EagleHead, head_config, load, random_tensors, save
+from specrig.heads import acceptance
+from specrig.heads.eagle.module import EagleHead, head_config, load, random_tensors, save
+from specrig.heads.learner import Texts
+from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
-from specrig.training import acceptance, llama
-from specrig.training.eagle import Layer, head_loss, measured
-from specrig.training.eagle_recipe import EagleTraining
+from specrig.training import llama
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Shape
-from specrig.training.target_text import Texts
-from specrig.training.teacher import Teacher
 
 V, D = 23, 16
 

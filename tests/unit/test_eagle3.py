@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from specrig.training.eagle import measured
+from specrig.training.eagle3 import Layer, head_loss, train_head
+from specrig.training.eagle3_recipe import Eagle3Training
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -21,21 +24,20 @@ from specrig.decoding.drafters.eagle3 import Eagle3
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context
-from specrig.heads.eagle3 import Eagle3Head, choose_aux_layers, head_config, load, random_tensors, save
+from specrig.heads import acceptance
+from specrig.heads.base import TrainingError
+from specrig.heads.eagle3 import choose_aux_layers
+from specrig.heads.eagle3.module import Eagle3Head, head_config, load, random_tensors, save
+from specrig.heads.learner import Texts
+from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
-from specrig.training import acceptance, llama
+from specrig.training import llama
 from specrig.training.checkpoint import State
-from specrig.training.eagle import measured
-from specrig.training.eagle3 import Layer, head_loss, train_head
-from specrig.training.eagle3_recipe import Eagle3Training
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe, Shape
-from specrig.training.run import TrainingError
 from specrig.training.stages import STAGES, TEXT
-from specrig.training.target_text import Texts
-from specrig.training.teacher import Teacher
 
 V, D = 23, 16
 CONFIG = LlamaConfig(

@@ -132,7 +132,7 @@ def test_a_pair_from_the_hub_is_measured_at_its_commits(hub: HubServer, specrig:
 def test_a_trained_head_from_the_hub(hub: HubServer, specrig: Command, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
-    from specrig.heads import eagle
+    from specrig.heads.eagle import module as eagle
 
     eagle.initialise(tmp_path / "head", AutoConfig.from_pretrained(STORIES), 0)
     target, head = hub.add("tiny/target", STORIES), hub.add("tiny/head", tmp_path / "head")

@@ -16,7 +16,7 @@ from specrig.decoding.drafters.hydra import Hydra, Plan
 from specrig.decoding.drafters.medusa import sparse_tree
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context
-from specrig.heads import hydra
+from specrig.heads.hydra import module as hydra
 from specrig.runtime.linear import SMALL, Linear
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError

@@ -14,8 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from specrig.decoding.drafters.layer_skip import LayerSkip
 from specrig.decoding.loop import generate
-from specrig.heads import layer_skip
-from specrig.heads.layer_skip import spread
+from specrig.heads.layer_skip import module as layer_skip
+from specrig.heads.layer_skip.module import spread
 from specrig.runtime.pruned import follow, prune
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from specrig.training.medusa import train_draft_heads, train_heads, train_jointly
+from specrig.training.medusa_heads import Heads, heads_loss, rank_accuracies
+from specrig.training.medusa_recipe import JointTraining, MedusaTraining
 from transformers import AutoModelForCausalLM
 
 from specrig.decoding.drafters import registry
@@ -21,22 +24,19 @@ from specrig.decoding.drafters.tree import topology
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context, Drafter, Generation
-from specrig.heads import medusa as checkpoint
+from specrig.heads.base import TrainingError
+from specrig.heads.learner import Texts
+from specrig.heads.medusa import module as checkpoint
+from specrig.heads.teacher import Teacher
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.training import llama
 from specrig.training.language_model import next_token_loss
 from specrig.training.llama import Llama
-from specrig.training.medusa import train_draft_heads, train_heads, train_jointly
-from specrig.training.medusa_heads import Heads, heads_loss, rank_accuracies
-from specrig.training.medusa_recipe import JointTraining, MedusaTraining
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe, Shape
-from specrig.training.run import TrainingError
 from specrig.training.stages import TEXT
-from specrig.training.target_text import Texts
-from specrig.training.teacher import Teacher
 
 PERIOD = 29
 SETTINGS = MedusaTraining(

@@ -15,8 +15,8 @@ import torch
 from specrig.decoding.drafters.rest import Rest, tree
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context
-from specrig.heads import rest
-from specrig.heads.rest import Datastore, datastore, suffix_order
+from specrig.heads.rest import module as rest
+from specrig.heads.rest.module import Datastore, datastore, suffix_order
 from specrig.runtime.types import DecodingError
 
 V = 5

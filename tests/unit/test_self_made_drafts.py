@@ -11,22 +11,25 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-from specrig.decoding.drafters import registry
-from specrig.decoding.loop import generate
-from specrig.heads import hydra, layer_skip, rest
-from specrig.runtime.model import CachedModel
-from specrig.runtime.transformers_model import cached_model
 from specrig.training.hydra import train_heads
 from specrig.training.hydra_recipe import HydraTraining
 from specrig.training.layer_skip import Search, excerpts, predicted, search
 from specrig.training.layer_skip_recipe import LayerSkipSearch
-from specrig.training.recipe import Recipe
 from specrig.training.rest import DEPTH, expected, make_datastore, written
-from specrig.training.run import TrainingError
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from specrig.decoding.drafters import registry
+from specrig.decoding.loop import generate
+from specrig.heads.base import TrainingError
+from specrig.heads.hydra import module as hydra
+from specrig.heads.layer_skip import module as layer_skip
+from specrig.heads.learner import Texts
+from specrig.heads.rest import module as rest
+from specrig.runtime.model import CachedModel
+from specrig.runtime.transformers_model import cached_model
+from specrig.training.recipe import Recipe
 from specrig.training.stages import STAGES, TEXT
-from specrig.training.target_text import Texts, read_text
+from specrig.training.target_text import read_text
 
 
 @pytest.fixture

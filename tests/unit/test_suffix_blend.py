@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from specrig.decoding.drafters.suffix import SuffixTree, likeliest
+from specrig.decoding.drafters.suffix import SuffixTree
 from specrig.decoding.drafters.suffix_blend import Place, SuffixBlend, followers
-from specrig.heads.rest import Datastore, datastore
+from specrig.heads.likeliest import likeliest
+from specrig.heads.rest.module import Datastore, datastore
 
 A, B, X, Y = 1, 2, 7, 8
 

@@ -25,17 +25,19 @@ from transformers import (
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.engines.native import Native
+from specrig.heads import acceptance, teacher
+from specrig.heads.base import TrainingError
+from specrig.heads.learner import Texts, draft_ids
 from specrig.models.pair import PairFiles
 from specrig.runtime.linear import Linear
-from specrig.training import acceptance, stages, teacher
+from specrig.training import stages
 from specrig.training.distil import measured
 from specrig.training.generate import Writer
 from specrig.training.llama import Llama
 from specrig.training.prompts import heldout_prompts
 from specrig.training.recipe import TINY, Recipe, Shape
-from specrig.training.run import TrainingError
 from specrig.training.states import StoredStates, prepare
-from specrig.training.target_text import Texts, frequent, places, read_text, write_text
+from specrig.training.target_text import frequent, read_text, write_text
 
 V, D = 1024, 32
 SIZES: dict[str, Any] = {
@@ -250,7 +252,7 @@ def test_a_cut_vocabulary_holds_the_most_frequent_tokens(trained: tuple[Path, Pa
     rest = torch.ones(V, dtype=torch.bool)
     rest[drafted] = False
     assert counts[drafted].min() >= counts[rest].max()
-    found = places(torch.arange(V), drafted)
+    found = draft_ids(torch.arange(V), drafted)
     assert torch.equal(found[drafted], torch.arange(50)) and bool((found[rest] == -1).all())
     assert frequent(text, V, V) is None
 

@@ -16,7 +16,10 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specrig.corpus import gather as corpus
-from specrig.training import llama, losses, run, teacher
+from specrig.heads import losses, teacher
+from specrig.heads.base import TrainingError
+from specrig.heads.learner import Texts
+from specrig.training import llama, run
 from specrig.training.checkpoint import State
 from specrig.training.distil import distillation_loss, train_draft
 from specrig.training.language_model import next_token_loss, train_target
@@ -24,9 +27,9 @@ from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer, orthogonalise
 from specrig.training.prompts import heldout_prompts
 from specrig.training.recipe import TINY, Distillation, Growth, Optimisation, Recipe, Shape
-from specrig.training.run import TrainingError, model_folder, training, within_memory
+from specrig.training.run import model_folder, training, within_memory
 from specrig.training.stages import TEXT
-from specrig.training.target_text import Texts, read_text, write_text
+from specrig.training.target_text import read_text, write_text
 from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from specrig.training.trainer import (
     Heldout,

@@ -77,7 +77,7 @@ rule train:
         recipe=dag.training_recipe,
         target=dag.target_row,
         threads=STUDY.threads,
-        code=lambda wildcards: code_digest(STAGES[wildcards.model].module),
+        code=lambda wildcards: code_digest(*STAGES[wildcards.model].modules),
     message:
         "Training the {wildcards.model} of {wildcards.pair}"
     shell:
@@ -115,7 +115,7 @@ rule train_jointly:
             + dag.model_damage(wildcards.pair, ["target", "medusa"])
         ),
         threads=STUDY.threads,
-        code=code_digest(JOINT.module),
+        code=code_digest(*JOINT.modules),
     message:
         "Training the target of {wildcards.pair} together with its Medusa heads"
     shell:

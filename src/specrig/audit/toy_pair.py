@@ -128,7 +128,7 @@ def _heads(folder: Path, needs: Iterable[str], target: Path, draft: Path, seed: 
 
 def _medusa(folder: Path, model: Any, seed: int) -> None:
     """Four heads that read the hidden state much as the LM head does."""
-    from specrig.heads import medusa
+    from specrig.heads.medusa import module as medusa
 
     config = medusa.heads_config(hidden=WIDTH, vocabulary=VOCABULARY, heads=4)
     tensors = medusa.random_tensors(config, seed, deviation=0.05)
@@ -142,7 +142,7 @@ def _eagle(folder: Path, target: Any, seed: int) -> None:
     """A head that passes the token's embedding on to the target's LM head, and adds something of the feature."""
     import torch
 
-    from specrig.heads import eagle
+    from specrig.heads.eagle import module as eagle
 
     config = eagle.head_config(target)
     tensors = eagle.random_tensors(config, seed, deviation=LAYERS)
@@ -156,7 +156,7 @@ def _eagle3(folder: Path, target: Any, seed: int) -> None:
     """A head whose attention looks at its own position and passes the token's embedding on."""
     import torch
 
-    from specrig.heads import eagle3
+    from specrig.heads.eagle3 import module as eagle3
 
     config = eagle3.head_config(target)
     tensors = eagle3.random_tensors(config, seed, deviation=LAYERS)
@@ -173,7 +173,7 @@ def _hydra(folder: Path, target: Any, seed: int) -> None:
     """Heads that pass the last token's embedding on to the target's LM head, and add something of all they read."""
     import torch
 
-    from specrig.heads import hydra
+    from specrig.heads.hydra import module as hydra
 
     config = hydra.heads_config(hidden=target.hidden_size, vocabulary=target.vocab_size, heads=4)
     tensors = hydra.random_tensors(config, seed, deviation=LAYERS * ERROR)
@@ -186,7 +186,7 @@ def _rest(folder: Path, target: Any, seed: int) -> None:
     """Text in which each token mostly is one that the target likes to say after the one before."""
     import torch
 
-    from specrig.heads import rest
+    from specrig.heads.rest import module as rest
 
     follows = torch.softmax(2 * _embedding(seed) @ _output(ERROR, seed).T, -1)
     generator = torch.Generator().manual_seed(seed)
@@ -199,7 +199,7 @@ def _rest(folder: Path, target: Any, seed: int) -> None:
 
 def _layer_skip(folder: Path, target: Any, seed: int) -> None:
     """All layers but the first are left out."""
-    from specrig.heads import layer_skip
+    from specrig.heads.layer_skip import module as layer_skip
 
     layer_skip.save(folder, target.num_hidden_layers, range(1, target.num_hidden_layers))
 

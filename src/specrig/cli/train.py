@@ -113,7 +113,7 @@ def train_jointly(study: StudyFile, pair: PairName) -> None:
     """
     from specrig.measurement.quarantine import write_hashes
     from specrig.provenance.trained_for import note
-    from specrig.training.medusa import train_jointly as train
+    from specrig.training.fit import train_jointly as train
 
     loaded = load(study)
     base = loaded.rows.pairs[pair].base if pair in loaded.rows.pairs else None

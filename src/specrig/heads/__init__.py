@@ -1,12 +1,96 @@
-"""Trained heads: one module a kind, with its checkpoint format."""
+"""The heads. They are found by their folders; importing them loads no torch. A folder `heads/<name>/` holds
+
+- `__init__.py`: one `HeadRecipe` of that name, without torch;
+- `module.py`: `load(folder, target)`, which drafters call, and `initialise(folder, config, seed)`, which writes an
+  untrained head; the module's docstring states the checkpoint's format;
+- `training.py`: one `Learner`, where gradients train it; else a function `make` (see `training.fit`).
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import inspect
+import pkgutil
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from specrig.heads.base import HeadRecipe
+
+FILES = ("__init__.py", "module.py", "training.py")
+
+
+class RegistrationError(TypeError):
+    """A folder in `heads/` that does not hold one well-formed head."""
+
+
+def check(recipe: type[HeadRecipe], folder: Path) -> None:
+    """Raise RegistrationError for a head whose interface is wrong; the message says what is wrong with it."""
+    problems = [f"it has no {name}" for name in ("title", "about") if not getattr(recipe, name, "")]
+    if getattr(recipe, "name", None) != folder.name:
+        problems.append(f"its name is {getattr(recipe, 'name', None)!r}, the folder's is {folder.name!r}")
+    problems += [f"there is no {file}" for file in FILES if not (folder / file).is_file()]
+    if missing := sorted(getattr(recipe, "__abstractmethods__", ())):
+        problems.append(f"it does not define {', '.join(missing)}")
+    problems += [f"its key {key!r} has no default" for key, field in recipe.model_fields.items() if field.is_required()]
+    if problems:
+        raise RegistrationError(f"heads/{folder.name}: {recipe.__name__}: " + "; ".join(problems))
+
+
+@cache
+def registry() -> dict[str, type[HeadRecipe]]:
+    """Name -> recipe, in alphabetical order. Raises RegistrationError for a folder that holds no well-formed head."""
+    found: dict[str, type[HeadRecipe]] = {}
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
+        if not info.ispkg:
+            continue
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        recipes = [
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value)
+            and issubclass(value, HeadRecipe)
+            and value.__module__ == module.__name__
+            and "name" in vars(value)
+        ]
+        if len(recipes) != 1:
+            raise RegistrationError(f"heads/{info.name} must define exactly one HeadRecipe, it defines {len(recipes)}")
+        check(recipes[0], Path(str(module.__file__)).parent)
+        found[info.name] = recipes[0]
+    return found
+
+
+def trained() -> dict[str, type[HeadRecipe]]:
+    """Name of a head that can be made -> its kind: those of the target, and `draft_<name>` of those for drafts."""
+    return registry() | {f"draft_{name}": kind for name, kind in registry().items() if kind.for_drafts}
+
+
+def part(name: str, file: str) -> Any:
+    """The module `file` of a head's folder; `draft_<name>` is of the same folder."""
+    return importlib.import_module(module_name(name, file))
+
+
+def module_name(name: str, file: str) -> str:
+    """Its dotted name."""
+    return f"{__name__}.{trained()[name].name}.{file}"
+
+
+def learner_class(name: str) -> Any:
+    """The `Learner` of a head that gradients train. Raises RegistrationError where its folder holds none or several."""
+    from specrig.heads.learner import Learner
+
+    module = part(name, "training")
+    found = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, Learner)
+        and value.__module__ == module.__name__
+        and not inspect.isabstract(value)
+    ]
+    if len(found) != 1:
+        raise RegistrationError(f"{module.__name__} must define exactly one Learner, it defines {len(found)}")
+    return found[0]
 
 
 def initialise(name: str, folder: Path, target: Any, draft: Any, seed: int) -> None:
@@ -14,5 +98,4 @@ def initialise(name: str, folder: Path, target: Any, draft: Any, seed: int) -> N
 
     name: its kind, or `draft_<kind>` for one of the draft's.
     """
-    kind = importlib.import_module(f"{__name__}.{name.removeprefix('draft_')}")
-    kind.initialise(folder, draft if name.startswith("draft_") else target, seed)
+    part(name, "module").initialise(folder, draft if name.startswith("draft_") else target, seed)

@@ -21,6 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 def write(folder: Path, config: Any, tensors: dict[str, Tensor], shapes: Shapes) -> None:
     """Write config.json and model.safetensors (fp32, token ids aside) with the tensors that `shapes` names."""
+    folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
     kept = {name: tensors[name].detach().cpu().contiguous().clone() for name in shapes}
     kept = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in kept.items()}

@@ -63,3 +63,9 @@ def layer_of(weights: dict[str, Tensor], prefix: str) -> Block:
         gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
         down=fused("mlp.down_proj"),
     )
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding in Llama's half-split layout (Su et al. 2021; arXiv:2104.09864, section 3.4)."""
+    first, second = x.chunk(2, -1)
+    return x * cos.to(x.dtype) + torch.cat((-second, first), -1) * sin.to(x.dtype)

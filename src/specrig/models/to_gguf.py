@@ -85,7 +85,8 @@ def write_eagle3(folder: Path, target: dict[str, Any], out: Path, dtype: str) ->
     import torch
     from transformers import AutoConfig
 
-    from specrig.heads import checkpoint, eagle3
+    from specrig.heads import checkpoint
+    from specrig.heads.eagle3 import module as eagle3
     from specrig.runtime.types import DecodingError
 
     config = AutoConfig.from_pretrained(folder)

@@ -16,17 +16,19 @@ import torch
 from torch import Tensor
 
 from specrig.corpus import gather as corpus
-from specrig.training import acceptance, llama, teacher
-from specrig.training.acceptance import ahead
+from specrig.heads import acceptance
+from specrig.heads.acceptance import ahead
+from specrig.heads.learner import Texts, draft_ids
+from specrig.heads.losses import distillation, likeness
+from specrig.heads.teacher import Teacher, autocast, copy_tokenizer, load_teacher, moved, rows_at_once
+from specrig.training import llama
 from specrig.training.llama import Llama
-from specrig.training.losses import distillation, likeness
 from specrig.training.recipe import Distillation, Recipe
 from specrig.training.run import Run, training
 from specrig.training.states import StoredStates
-from specrig.training.target_text import Texts, frequent, learnt_from, places, present, read_text, row_batches
-from specrig.training.teacher import Teacher, copy_tokenizer
+from specrig.training.target_text import frequent, present, read_text, row_batches, training_key
 from specrig.training.tokenizer import load_tokenizer
-from specrig.training.trainer import PackedText, autocast, moved, place, rows_at_once, tokenize, train
+from specrig.training.trainer import PackedText, tokenize, train, training_device
 
 Taught = tuple[Texts, Tensor | None]
 """B texts of T + 1 tokens, and the teacher's states `[B, T, D]` of all tokens but the last where they are known
@@ -43,25 +45,25 @@ def train_draft(
     TrainingError like `train_target`, and TrainingError when there is no target or no text of it.
     """
     present(target, "target")
-    where, text = place(device), read_text(models)
-    tutor = teacher.load(target, where)
+    where, text = training_device(device), read_text(models)
+    teacher = load_teacher(target, where)
     settings = recipe.draft_training
-    drafted = frequent(text.train, recipe.distillation.draft_vocabulary, tutor.vocabulary)
-    model = Llama(recipe.draft, tutor.vocabulary).initialise(recipe.seed + 1)
+    drafted = frequent(text.train, recipe.distillation.draft_vocabulary, teacher.vocabulary)
+    model = Llama(recipe.draft, teacher.vocabulary).initialise(recipe.seed + 1)
     if recipe.distillation.start == "embedding":
         with torch.no_grad():
-            model.embedding.copy_(narrowed(tutor.embedding.float(), recipe.draft.hidden))
+            model.embedding.copy_(narrowed(teacher.embedding.float(), recipe.draft.hidden))
     model.to(where)
-    key = learnt_from(recipe, corpus_dir, models, target)
+    key = training_key(recipe, corpus_dir, models, target)
 
     def measure() -> tuple[dict[str, Any], str]:
         found = acceptance.report(*measured(model, drafted, text.heldout))
-        return found, acceptance.told(found)
+        return found, acceptance.summary(found)
 
     with training(models / "draft", settings.steps, progress, key) as run:
-        batches = _mixed(recipe, corpus_dir, target, text.train, tutor, run)
-        train(model, settings, batches, distillation_loss(model, tutor, recipe.distillation, drafted), measure, run)
-        llama.save(model, run.folder, tutor.eos, drafted)
+        batches = _mixed(recipe, corpus_dir, target, text.train, teacher, run)
+        train(model, settings, batches, distillation_loss(model, teacher, recipe.distillation, drafted), measure, run)
+        llama.save(model, run.folder, teacher.eos, drafted)
         copy_tokenizer(target, run.folder)
 
 
@@ -78,22 +80,22 @@ def narrowed(embedding: Tensor, width: int) -> Tensor:
 
 
 def distillation_loss(
-    model: Llama, tutor: Teacher, settings: Distillation, drafted: Tensor | None = None
+    model: Llama, teacher: Teacher, settings: Distillation, drafted: Tensor | None = None
 ) -> Callable[[Taught], Tensor]:
     """The loss of what the target wrote, nats a token; over the tokens `drafted` `[Vd]` alone, None: all."""
-    output = tutor.output.among(None if drafted is None else drafted.to(tutor.where))
+    output = teacher.output.subset(None if drafted is None else drafted.to(teacher.where))
 
     def loss(batch: Taught) -> Tensor:
-        tokens, written = moved(batch[0].tokens, tutor.where), moved(batch[0].written[:, 1:], tutor.where)
-        with autocast(tutor.where):
+        tokens, written = moved(batch[0].tokens, teacher.where), moved(batch[0].written[:, 1:], teacher.where)
+        with autocast(teacher.where):
             with torch.no_grad():
                 # The teacher's logits [M, Vd] of the M tokens that it wrote, from its states where these are stored.
-                hidden = tutor.states(tokens[:, :-1]) if batch[1] is None else batch[1]
+                hidden = teacher.states(tokens[:, :-1]) if batch[1] is None else batch[1]
                 goal = output(hidden[written])
             logits = model.logits(model(tokens[:, :-1])[written], drafted)
         if settings.loss == "lk":
             return likeness(logits, goal, "lk")
-        return distillation(logits, goal, places(tokens[:, 1:][written], drafted), settings.kl_weight)
+        return distillation(logits, goal, draft_ids(tokens[:, 1:][written], drafted), settings.kl_weight)
 
     return loss
 
@@ -108,24 +110,24 @@ def measured(model: Llama, drafted: Tensor | None, heldout: Texts) -> tuple[Tens
         rows = moved(rows, where)
         with autocast(where):
             chosen = model.logits(model(rows[:, :-1]), drafted).argmax(-1)
-        right.append((chosen == places(rows[:, 1:], drafted)).cpu())
+        right.append((chosen == draft_ids(rows[:, 1:], drafted)).cpu())
     good, choices = torch.cat(right), heldout.written
     asked = [ahead(choices[:, 1:], depth) & choices[:, :-1] for depth in range(acceptance.DEPTH)]
     return torch.stack([ahead(good, depth) for depth in range(acceptance.DEPTH)]), torch.stack(asked)
 
 
-def _mixed(recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, tutor: Teacher, run: Run) -> Iterator[Taught]:
+def _mixed(recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, teacher: Teacher, run: Run) -> Iterator[Taught]:
     """Batches of the corpus, then, for the last `generated_share` of the steps, of the target's own text with its
     hidden states.
     """
     settings, share = recipe.draft_training, recipe.distillation.generated_share if len(own.tokens) else 0.0
     together, switch = settings.batch // settings.accumulate, round(settings.steps * (1 - share))
     if switch:
-        texts = tokenize(corpus.read(corpus_dir / "train.jsonl"), load_tokenizer(target), tutor.eos[0])
+        texts = tokenize(corpus.read(corpus_dir / "train.jsonl"), load_tokenizer(target), teacher.eos[0])
         packed = iter(PackedText(texts, together, settings.sequence, recipe.seed + 1))
         for _ in range(switch * settings.accumulate):
             tokens = next(packed)
             yield Texts(tokens, torch.ones_like(tokens, dtype=torch.bool)), None
-    hidden = StoredStates(run.folder, target, tutor, own.tokens)  # once: its sequences come up several times
+    hidden = StoredStates(run.folder, target, teacher, own.tokens)  # once: its sequences come up several times
     for rows in row_batches(len(own.tokens), together, recipe.seed + 2):
         yield Texts(own.tokens[rows], own.written[rows]), hidden[rows][:, :-1]

@@ -10,11 +10,11 @@ import torch
 
 from specrig.decoding.drafters.autoregressive import Autoregressive
 from specrig.decoding.loop import generate
+from specrig.heads.base import TrainingError
+from specrig.heads.teacher import read_model
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
-from specrig.training.run import TrainingError
-from specrig.training.teacher import read_model
 
 
 class Writer:

@@ -8,13 +8,14 @@ from pathlib import Path
 from torch import Tensor
 
 from specrig.corpus import gather as corpus
+from specrig.heads.losses import cross_entropy
+from specrig.heads.teacher import autocast, moved
 from specrig.training import llama
 from specrig.training.llama import Llama
-from specrig.training.losses import cross_entropy
 from specrig.training.recipe import Recipe
 from specrig.training.run import key_of, training
 from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokenizer
-from specrig.training.trainer import PackedText, autocast, evaluate, moved, place, read_heldout, tokenize, told, train
+from specrig.training.trainer import PackedText, evaluate, read_heldout, tokenize, told, train, training_device
 
 
 def train_target(
@@ -26,7 +27,7 @@ def train_target(
     Also writes its `training.jsonl`, the loss curve. Raises CorpusError for a missing corpus, TrainingError for a
     corpus shorter than a sequence and for a loss that is not finite.
     """
-    where = place(device)
+    where = training_device(device)
     rows = corpus.read(corpus_dir / "train.jsonl")
     tokenizer = train_tokenizer((row["text"] for row in rows), recipe.vocabulary)
     eos = end_of_text(tokenizer)

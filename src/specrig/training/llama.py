@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
+from specrig.heads.layer import rotate
 from specrig.training.recipe import Shape
 
 EPSILON = 1e-5
@@ -125,12 +126,6 @@ class Llama(nn.Module):
     def logits(self, hidden: Tensor, among: Tensor | None = None) -> Tensor:
         """`[..., D]` -> `[..., V]`, or of the tokens `among` `[Vd]` alone `[..., Vd]`."""
         return F.linear(hidden, self.embedding if among is None else self.embedding[among.to(self.embedding.device)])
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding in Llama's half-split layout (Su et al. 2021; arXiv:2104.09864, section 3.4)."""
-    first, second = x.chunk(2, -1)
-    return x * cos.to(x.dtype) + torch.cat((-second, first), -1) * sin.to(x.dtype)
 
 
 def save(model: Llama, folder: Path, ends: tuple[int, ...], drafted: Tensor | None = None) -> None:

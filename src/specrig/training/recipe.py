@@ -6,17 +6,14 @@ Budgets are counted in optimiser steps, never in seconds, so a recipe gives the 
 from __future__ import annotations
 
 import itertools
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from specrig.corpus.recipe import Corpus
+from specrig.heads import registry
+from specrig.heads.base import HeadRecipe
 from specrig.settings import AnyPath, Settings
-from specrig.training.eagle3_recipe import Eagle3Training
-from specrig.training.eagle_recipe import EagleTraining
-from specrig.training.hydra_recipe import HydraTraining
-from specrig.training.layer_skip_recipe import LayerSkipSearch
-from specrig.training.medusa_recipe import MedusaTraining
 
 
 class Shape(Settings):
@@ -129,7 +126,7 @@ class Distillation(Settings):
     """
 
 
-class Recipe(Settings):
+class Training(Settings):
     """Everything that decides the models that a study trains."""
 
     seed: int = 0
@@ -158,19 +155,13 @@ class Recipe(Settings):
     """What the trained target writes, for its draft and its heads to learn from."""
     distillation: Distillation = Distillation()
     """How the draft model learns from the target."""
-    medusa: MedusaTraining = MedusaTraining()
-    """How the Medusa heads are trained."""
-    eagle: EagleTraining = EagleTraining()
-    """How the head of `eagle` and `eagle2` is trained."""
-    eagle3: Eagle3Training = Eagle3Training()
-    """How the head of `eagle3` is trained."""
-    hydra: HydraTraining = HydraTraining()
-    """How the heads of `hydra` are trained."""
-    layer_skip: LayerSkipSearch = LayerSkipSearch()
-    """How the layers that `layer_skip` leaves out are searched."""
+
+    def head(self, name: str) -> Any:
+        """The block of a kind of head, an instance of its `HeadRecipe`."""
+        return getattr(self, name) if name in type(self).model_fields else registry()[name]()
 
     @model_validator(mode="after")
-    def _sequences_fit(self) -> Recipe:
+    def _sequences_fit(self) -> Training:
         for name, shape, training in (
             ("target", self.target, self.target_training),
             ("draft", self.draft, self.draft_training),
@@ -191,6 +182,23 @@ class Recipe(Settings):
             raise ValueError("draft.context must not be shorter than target.context")
         return self
 
+
+def _block(kind: type[HeadRecipe]) -> Any:
+    """The block of a head as pydantic wants it: its type, its default and its description."""
+    return kind, Field(default=kind(), description=kind.about)
+
+
+if TYPE_CHECKING:
+    Recipe = Training
+else:
+    Recipe = create_model(
+        "Recipe",
+        __base__=Training,
+        __module__=__name__,
+        __doc__=Training.__doc__,
+        **{name: _block(kind) for name, kind in registry().items() if kind.model_fields},
+    )
+    """A study's recipe: `Training`, and a block for each kind of head that has keys."""
 
 TINY: dict[str, Any] = {
     "corpus": {

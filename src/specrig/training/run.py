@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from specrig.heads.base import TrainingError
 from specrig.training.checkpoint import FILE as CHECKPOINT
 from specrig.training.checkpoint import State, steps_done
 from specrig.training.optimizer import Optimizer
@@ -31,10 +32,6 @@ _READ_EVERY = {"cpu": 1, "cuda": 10}
 """Every how many steps the loss is read. To read it, the CPU must wait until the GPU has done all the work in its
 queue.
 """
-
-
-class TrainingError(RuntimeError):
-    """Training that cannot start or has diverged; the message says why and what to change."""
 
 
 class Curve:

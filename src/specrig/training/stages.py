@@ -1,5 +1,4 @@
-"""What the DAG can train, one row a model: its code, what it needs first, which keys of the recipe decide it. No torch
-here.
+"""What the DAG can train: target, draft, and every kind of head (`heads.trained`). No torch here.
 
 Every stage writes models/<pair>/<name>/{config.json, model.safetensors, training.jsonl}, whole or not at all. All but
 the target also learn from `TEXT`, what the target wrote.
@@ -7,11 +6,12 @@ the target also learn from `TEXT`, what the target wrote.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from specrig import heads
+from specrig.heads.base import HeadRecipe
 from specrig.training.recipe import Recipe
 
 FILES = ("config.json", "model.safetensors", "training.jsonl")
@@ -22,50 +22,27 @@ TEXT = "text.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One model to train. `needs`: models that must be there."""
+    """One model to train."""
 
-    module: str
-    function: str
+    modules: tuple[str, ...]
+    """Whose code makes it, what they import included."""
     needs: tuple[str, ...]
+    """Models that must be there."""
     keys: tuple[str, ...]
     """Keys of the recipe (besides the seed) that decide the result."""
-    reads: Callable[[Recipe], int] | None = None
-    """It reads the target's states of the target's text and of so many sequences of the corpus; None: of nothing."""
-    streams: bool = False
-    """Whether it reads three residual streams besides."""
+
+
+def _head(name: str, kind: type[HeadRecipe]) -> Stage:
+    needs = ("target",) if name == kind.name else ("draft", "target")
+    keys = (kind.name,) if kind.model_fields else ()
+    return Stage(("specrig.training.fit", heads.module_name(name, "training")), needs, keys)
 
 
 STAGES = {
-    "target": Stage("specrig.training.language_model", "train_target", (), ("vocabulary", "target", "target_training")),
-    "draft": Stage(
-        "specrig.training.distil", "train_draft", ("target",), ("draft", "draft_training", "distillation"), lambda _: 0
-    ),
-    "medusa": Stage(
-        "specrig.training.medusa",
-        "train_heads",
-        ("target",),
-        ("medusa",),
-        lambda recipe: recipe.medusa.corpus_sequences,
-    ),
-    "draft_medusa": Stage("specrig.training.medusa", "train_draft_heads", ("draft", "target"), ("medusa",)),
-    "eagle": Stage(
-        "specrig.training.eagle", "train_head", ("target",), ("eagle",), lambda recipe: recipe.eagle.corpus_sequences
-    ),
-    "eagle3": Stage(
-        "specrig.training.eagle3",
-        "train_head",
-        ("target",),
-        ("eagle3",),
-        lambda recipe: recipe.eagle3.corpus_sequences,
-        True,
-    ),
-    "hydra": Stage(
-        "specrig.training.hydra", "train_heads", ("target",), ("hydra",), lambda recipe: recipe.hydra.corpus_sequences
-    ),
-    "layer_skip": Stage("specrig.training.layer_skip", "search", ("target",), ("layer_skip",)),
-    "rest": Stage("specrig.training.rest", "make_datastore", ("target",), ()),
-}
-JOINT = Stage("specrig.training.medusa", "train_jointly", ("target", "medusa"), ("medusa",))
+    "target": Stage(("specrig.training.language_model",), (), ("vocabulary", "target", "target_training")),
+    "draft": Stage(("specrig.training.distil",), ("target",), ("draft", "draft_training", "distillation")),
+} | {name: _head(name, kind) for name, kind in heads.trained().items()}
+JOINT = Stage(("specrig.training.fit", heads.module_name("medusa", "joint")), ("target", "medusa"), ("medusa",))
 """Medusa-2: from another pair's target and its heads, a target and heads that fit each other better."""
 
 
@@ -82,8 +59,12 @@ def train(
     """Train `models`/<name> (a pair's folder) on `device` from the study's corpus, the model folder `target` and the
     models it needs.
 
-    draft: the folder of the draft whose heads `draft_medusa` trains; None: `models`/draft.
+    draft: the folder of the draft whose heads a `draft_<name>` trains; None: `models`/draft.
     """
-    stage = STAGES[name]
-    given = {} if draft is None else {"draft": draft}
-    getattr(import_module(stage.module), stage.function)(recipe, corpus, models, target, progress, device, **given)
+    if name == "target":
+        import_module("specrig.training.language_model").train_target(recipe, corpus, models, target, progress, device)
+    elif name == "draft":
+        import_module("specrig.training.distil").train_draft(recipe, corpus, models, target, progress, device)
+    else:
+        fit = import_module("specrig.training.fit").fit
+        fit(name, recipe, corpus, models, target, progress=progress, device=device, draft=draft)

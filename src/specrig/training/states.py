@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,14 +17,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specrig.heads.eagle3 import choose_aux_layers
-from specrig.training import teacher
+from specrig import heads
+from specrig.heads.base import LearntHead
+from specrig.heads.teacher import Teacher, load_teacher, moved, rows_at_once, weights_of
 from specrig.training.recipe import Recipe
 from specrig.training.run import STATES
-from specrig.training.stages import STAGES
 from specrig.training.target_text import read_text, with_corpus
-from specrig.training.teacher import Teacher, weights_of
-from specrig.training.trainer import moved, place, rows_at_once
+from specrig.training.trainer import training_device
 
 SHARD = 1 << 28
 """Bytes of a shard at most, but for one of a single text."""
@@ -43,76 +43,92 @@ def prepare(
     models: the pair's folder, in which the target's text is; target: the folder of the target. States that are too
     large to be kept are left to the trainings.
     """
-    readers = [stage for name in trained if (stage := STAGES[name]).reads is not None]
-    if not readers:
+    kinds = heads.registry()
+    readers = [recipe.head(name) for name in trained if name in kinds and issubclass(kinds[name], LearntHead)]
+    counts = {reader.corpus_sequences for reader in readers} | ({0} if "draft" in trained else set())
+    if not counts:
         return
-    text, tutor = read_text(models), teacher.load(target, place(device))
-    counts = {stage.reads(recipe) for stage in readers if stage.reads}
+    text, teacher = read_text(models), load_teacher(target, training_device(device))
+    aux_layers = tuple(sorted({layer for reader in readers for layer in reader.aux_layers(teacher.layers)}))
     read = [with_corpus(text.train, count, corpus_dir, target, recipe.seed + 3) for count in sorted(counts)]
-    streams = choose_aux_layers(tutor.layers) if any(stage.streams for stage in readers) else ()
-    if 2 * read[-1].tokens.numel() * tutor.hidden * (len(streams) + 1) <= KEPT:
+    if 2 * read[-1].tokens.numel() * teacher.hidden * (len(aux_layers) + 1) <= KEPT:
         for texts in (*read, text.heldout):
-            StoredStates(models / "states", target, tutor, texts.tokens, streams)
+            StoredStates(models / "states", target, teacher, texts.tokens, aux_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStates:
+    """States of texts `[N, T]` of a model that learns: computed when they are asked for."""
+
+    model: Teacher
+    texts: Tensor
+    aux_layers: tuple[int, ...]
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """See `StoredStates`."""
+        return self.model.states(moved(self.texts[rows], self.model.where), self.aux_layers)
 
 
 class StoredStates:
     """States `[N, T, (F + 1) D]` bfloat16 of N texts, on disk (`Teacher.states`).
 
-    Each stream lies in files of its own, so that trainings which read the same texts share what they have in common.
+    Those after each layer lie in files of their own, so that trainings which read the same texts share what they have in common.
     """
 
-    def __init__(self, run: Path, model: Path, tutor: Teacher, texts: Tensor, streams: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, run: Path, model: Path, teacher: Teacher, texts: Tensor, aux_layers: tuple[int, ...] = ()
+    ) -> None:
         """Compute those of `texts` `[N, T]` that are not there yet.
 
         run: the folder of a training, below that of the pair; model: the folder that the teacher was loaded from.
         """
-        self.where = tutor.where
+        self.where = teacher.where
         N, T = texts.shape
-        size = 2 * T * tutor.hidden  # bytes of a text's stream
+        size = 2 * T * teacher.hidden  # bytes of a text's states after one layer
         self.rows = max(1, min(TEXTS, SHARD // size))
-        folder = (run.parent if N * size * (len(streams) + 1) <= KEPT else run) / STATES
+        folder = (run.parent if N * size * (len(aux_layers) + 1) <= KEPT else run) / STATES
         folder.mkdir(exist_ok=True)
         shards = texts.split(self.rows)
-        self.files = [[_file(folder, model, stream, part) for part in shards] for stream in (*streams, None)]
+        self.files = [[_file(folder, model, layer, part) for part in shards] for layer in (*aux_layers, None)]
         with FileLock(folder / ".lock"):  # another training of the pair may be making the same
             key = _digest(model)
             for part, files in zip(shards, zip(*self.files, strict=True), strict=True):
                 lacking = {
-                    stream: file for stream, file in zip((*streams, None), files, strict=True) if _key(file) != key
+                    layer: file for layer, file in zip((*aux_layers, None), files, strict=True) if _key(file) != key
                 }
                 if lacking:
-                    self._make(lacking, key, tutor, part)
+                    self._make(lacking, key, teacher, part)
 
-    def _make(self, lacking: dict[int | None, Path], key: str, tutor: Teacher, texts: Tensor) -> None:
-        """Write the shards of the streams that are lacking. A pass gives the state after the final norm, stream None,
+    def _make(self, lacking: dict[int | None, Path], key: str, teacher: Teacher, texts: Tensor) -> None:
+        """Write the shards that are lacking. A pass gives the state after the final norm, layer None,
         in any case.
         """
-        streams = tuple(stream for stream in lacking if stream is not None)
-        made = {stream: torch.empty(*texts.shape, tutor.hidden, dtype=torch.bfloat16) for stream in (*streams, None)}
+        aux_layers = tuple(layer for layer in lacking if layer is not None)
+        made = {layer: torch.empty(*texts.shape, teacher.hidden, dtype=torch.bfloat16) for layer in (*aux_layers, None)}
         for start, rows in _few(texts, rows_at_once(self.where)):
-            found = tutor.states(moved(rows, self.where), streams).cpu()
+            found = teacher.states(moved(rows, self.where), aux_layers).cpu()
             for whole, part in zip(made.values(), found.chunk(len(made), -1), strict=True):
                 whole[start : start + len(rows)] = part
-        for stream, file in lacking.items():
-            save_file({"states": made[stream]}, file.with_suffix(".unfinished"), metadata={"key": key})
+        for layer, file in lacking.items():
+            save_file({"states": made[layer]}, file.with_suffix(".unfinished"), metadata={"key": key})
             file.with_suffix(".unfinished").replace(file)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Of the texts `rows` `[B]` (on the CPU), on the teacher's device: `[B, T, (F + 1) D]`."""
         found = []
         for row in rows.tolist():
-            streams = []
+            parts = []
             for files in self.files:
                 with safe_open(files[row // self.rows], "pt") as file:
-                    streams.append(file.get_slice("states")[row % self.rows])
-            found.append(torch.cat(streams, -1))
+                    parts.append(file.get_slice("states")[row % self.rows])
+            found.append(torch.cat(parts, -1))
         return moved(torch.stack(found), self.where)
 
 
-def _file(folder: Path, model: Path, stream: int | None, texts: Tensor) -> Path:
-    """The shard with a stream of these texts."""
-    asked = hashlib.sha256(f"{model.name} {stream} ".encode() + texts.numpy().tobytes()).hexdigest()[:16]
-    return folder / f"{asked}.safetensors"
+def _file(folder: Path, model: Path, layer: int | None, texts: Tensor) -> Path:
+    """The shard with the states of these texts after a layer; None: after the final norm."""
+    name = hashlib.sha256(f"{model.name} {layer} ".encode() + texts.numpy().tobytes()).hexdigest()[:16]
+    return folder / f"{name}.safetensors"
 
 
 def _few(texts: Tensor, together: int) -> Iterator[tuple[int, Tensor]]:

@@ -17,24 +17,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specrig.corpus import gather as corpus
+from specrig.heads.base import TrainingError
+from specrig.heads.learner import Texts
+from specrig.heads.teacher import end_tokens, weights_of
 from specrig.training.generate import Writer
 from specrig.training.prompts import heldout_prompts, training_prompts
 from specrig.training.recipe import Recipe
-from specrig.training.run import TrainingError, key_of, within_memory
+from specrig.training.run import key_of, within_memory
 from specrig.training.stages import TEXT
-from specrig.training.teacher import end_tokens, weights_of
 from specrig.training.tokenizer import load_tokenizer
-from specrig.training.trainer import PackedText, place, tokenize
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Sequences to learn from or to be measured on. Behind a text its row is filled up with an end token."""
-
-    tokens: Tensor
-    """`[N, T + 1]` int64."""
-    written: Tensor
-    """Which of them the target wrote, its end of the text included: `[N, T + 1]` bool."""
+from specrig.training.trainer import PackedText, tokenize, training_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +55,7 @@ def write_text(
     journal = Journal(out.with_suffix(".jsonl.unfinished"), key_of(recipe, *weights_of(target)) + json.dumps(asked))
     tensors: dict[str, Tensor] = {}
     with within_memory("the target's text"):
-        writer = Writer(target, place(device), eos)
+        writer = Writer(target, training_device(device), eos)
         for part, prompts in asked.items():
             temperatures = settings.temperatures if part == "train" else (0.0,)
             width = settings.sequence + 1
@@ -116,7 +108,7 @@ def read_text(models: Path) -> TargetText:
     return TargetText(*(Texts(found[f"{part}.tokens"], found[f"{part}.written"]) for part in ("train", "heldout")))
 
 
-def learnt_from(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path) -> str:
+def training_key(recipe: Recipe, corpus_dir: Path, models: Path, *folders: Path) -> str:
     """`key_of` a training that learns from the corpus, from the text of the pair's target, and from the models in
     `folders`.
     """
@@ -149,15 +141,6 @@ def frequent(texts: Texts, count: int | None, vocabulary: int) -> Tensor | None:
         return None
     found = torch.bincount(texts.tokens[texts.written], minlength=vocabulary).argsort(descending=True, stable=True)
     return found[:count].sort().values
-
-
-def places(tokens: Tensor, drafted: Tensor | None) -> Tensor:
-    """Where the vocabulary `drafted` (see `frequent`) holds these tokens, of any shape; -1 for those that it lacks."""
-    if drafted is None:
-        return tokens
-    drafted = drafted.to(tokens.device)
-    place = torch.searchsorted(drafted, tokens.contiguous()).clamp(max=len(drafted) - 1)
-    return torch.where(drafted[place] == tokens, place, -1)
 
 
 def row_batches(count: int, batch: int, seed: int) -> Iterator[Tensor]:

@@ -23,13 +23,15 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from specrig.corpus import gather as corpus
 from specrig.corpus.example import TASKS, CorpusError
+from specrig.heads.base import TrainingError
+from specrig.heads.teacher import autocast, moved, rows_at_once
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation
-from specrig.training.run import Run, TrainingError
+from specrig.training.run import Run
 
 
-def place(device: str) -> torch.device:
+def training_device(device: str) -> torch.device:
     """The device to train on, `cpu` or `cuda`, made ready. Raises TrainingError where PyTorch sees no GPU."""
     where = torch.device(device)
     if where.type == "cuda":
@@ -39,23 +41,6 @@ def place(device: str) -> torch.device:
             )
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
     return where
-
-
-def moved(tensor: Tensor, where: torch.device) -> Tensor:
-    """`tensor` on `where`. It goes to a GPU from pinned memory, so that the host does not wait for the copy."""
-    if tensor.device.type == where.type:
-        return tensor
-    return tensor.pin_memory().to(where, non_blocking=True) if where.type == "cuda" else tensor.to(where)
-
-
-def rows_at_once(where: torch.device) -> int:
-    """How many sequences go through a model at once without gradients: few on a CPU, so that they fit its cache."""
-    return 16 if where.type == "cpu" else 64
-
-
-def autocast(where: torch.device) -> torch.autocast:
-    """bfloat16 for matrix products; weights, optimiser and losses stay float32."""
-    return torch.autocast(where.type, torch.bfloat16)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, Method
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specrig.heads.eagle import EagleHead
+    from specrig.heads.eagle.module import EagleHead
 
 
 class Eagle(Drafter):
@@ -32,7 +32,7 @@ class Eagle(Drafter):
 
     def load(self) -> EagleHead:
         """The trained head."""
-        from specrig.heads.eagle import load
+        from specrig.heads.eagle.module import load
 
         return load(self.resources.head("eagle"), self.resources.target)
 

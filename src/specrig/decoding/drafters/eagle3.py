@@ -18,7 +18,7 @@ from specrig.decoding.types import Context, Draft, MethodOptions, Resources, Ver
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from specrig.heads.eagle3 import Eagle3Head
+    from specrig.heads.eagle3.module import Eagle3Head
 
 
 class Eagle3(Eagle2):
@@ -43,7 +43,7 @@ class Eagle3(Eagle2):
 
     def load(self) -> Eagle3Head:
         """The trained head."""
-        from specrig.heads.eagle3 import load
+        from specrig.heads.eagle3.module import load
 
         return load(self.resources.head("eagle3"), self.resources.target)
 

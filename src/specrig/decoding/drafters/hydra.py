@@ -100,7 +100,7 @@ class Hydra(Medusa):
 
     def load(self) -> Any:
         """The trained heads."""
-        from specrig.heads import hydra
+        from specrig.heads.hydra import module as hydra
 
         return hydra.load(self.resources.head("hydra"), self.resources.target)
 

@@ -39,7 +39,7 @@ class LayerSkip(DraftModel):
         return cls.needs if getattr(options, "skip", None) is None else ()
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
-        from specrig.heads import layer_skip
+        from specrig.heads.layer_skip import module as layer_skip
         from specrig.runtime.pruned import prune
 
         super().__init__(options, resources)

@@ -185,7 +185,7 @@ class Medusa(Drafter):
 
     def load(self) -> Any:
         """The trained heads."""
-        from specrig.heads import medusa
+        from specrig.heads.medusa import module as medusa
 
         return medusa.load(self.resources.head("medusa"), self.resources.target)
 

@@ -33,7 +33,7 @@ class MedusaDraft(Drafter):
         tree: tuple[int, ...] | None = Field((1,), min_length=1)
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
-        from specrig.heads import medusa
+        from specrig.heads.medusa import module as medusa
 
         super().__init__(options, resources)
         self.model: CachedModel = resources.model("draft")

@@ -12,21 +12,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from specrig.decoding.drafters.suffix import likeliest
 from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources
+from specrig.heads.rest import LONGEST, NODES, SHORTEST
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from specrig.heads.rest import Datastore
-
-
-def tree(store: Datastore, text: Sequence[int], options: Rest.Options, depth: int) -> tuple[list[int], list[int]]:
-    """(tokens, parents) of the tree of at most `depth` levels that is drafted behind `text`; both empty where no suffix
-    is known.
-    """
-    span = store.longest_suffix(text, options.longest, options.shortest)
-    return ([], []) if span is None else likeliest(span, store.followers, options.nodes, depth)[1:]
+    from specrig.heads.rest.module import Datastore
 
 
 class Rest(Drafter):
@@ -41,9 +31,9 @@ class Rest(Drafter):
         GPUs).
         """
 
-        longest: int = Field(16, ge=1, le=32)
-        shortest: int = Field(2, ge=1, le=32)
-        nodes: int = Field(64, ge=1, le=128)
+        longest: int = Field(LONGEST, ge=1, le=32)
+        shortest: int = Field(SHORTEST, ge=1, le=32)
+        nodes: int = Field(NODES, ge=1, le=128)
 
         @model_validator(mode="after")
         def _ordered(self) -> Rest.Options:
@@ -52,7 +42,7 @@ class Rest(Drafter):
             return self
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
-        from specrig.heads import rest
+        from specrig.heads.rest import module as rest
 
         super().__init__(options, resources)
         self.store: Datastore = rest.load(resources.head("rest"), resources.target)
@@ -61,8 +51,9 @@ class Rest(Drafter):
         """Look every unfinished row's suffix up, and draft the tree of what followed it."""
         from specrig.runtime.device import padded
 
+        options = self.options
         found = [
-            tree(self.store, row, self.options, depth) if depth else ([], [])
+            self.store.tree(row, options.longest, options.shortest, options.nodes, depth) if depth else ([], [])
             for row, depth in zip(context.tokens, context.depths, strict=True)
         ]
         lengths = [len(tokens) for tokens, _ in found]

@@ -17,13 +17,13 @@ only its own tree.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from specrig.decoding.types import Context, Draft, Drafter, MethodOptions
+from specrig.heads.likeliest import Child, likeliest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,43 +31,6 @@ if TYPE_CHECKING:
 
 MOST = 64
 """The most nodes that a draft may hold, so that a tree fits the target's cache whatever the options are."""
-
-
-N = TypeVar("N")
-Child = tuple[float, int, int, N]
-"""A child of a node of any kind: its share among its siblings, its place among equals (the lowest first), its token,
-and the node.
-"""
-
-
-def likeliest(
-    start: N, children: Callable[[N], Iterable[Child[N]]], nodes: int, depth: int, least: float = 0.0
-) -> tuple[float, list[int], list[int]]:
-    """The most probable continuations of `start` as a tree: (sum of their probabilities, tokens, parents; -1 is `start`
-    itself).
-
-    A node's probability is the product of the shares along its path. nodes: at most so many; depth: at most so many
-    levels; least: the lowest probability. A child is never more probable than its parent, so the best of what is known
-    is always the best of all.
-    """
-    score, tokens, parents = 0.0, list[int](), list[int]()
-    # Probability (negative), place among equals, parent, level, token, node; the first three tell all apart.
-    heap: list[tuple[float, int, int, int, int, N]] = []
-
-    def offer(node: N, parent: int, level: int, probability: float) -> None:
-        for share, place, token, child in children(node):
-            if probability * share >= least:
-                heapq.heappush(heap, (-probability * share, place, parent, level, token, child))
-
-    offer(start, -1, 1, 1.0)
-    while heap and len(tokens) < nodes:
-        negative, _, parent, level, token, node = heapq.heappop(heap)
-        score -= negative
-        tokens.append(token)
-        parents.append(parent)
-        if level < depth:
-            offer(node, len(tokens) - 1, level + 1, -negative)
-    return score, tokens, parents
 
 
 class Node:

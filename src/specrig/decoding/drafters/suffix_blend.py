@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
-from specrig.decoding.drafters.suffix import MOST, Child, Node, Suffix, SuffixTree, likeliest
+from specrig.decoding.drafters.suffix import MOST, Node, Suffix, SuffixTree
 from specrig.decoding.types import MethodOptions, Resources
+from specrig.heads.likeliest import Child, likeliest
 
 if TYPE_CHECKING:
-    from specrig.heads.rest import Datastore, Span
+    from specrig.heads.rest.module import Datastore, Span
 
 UNSEEN = 0.5
 """Occurrences that are added to those of every match, for what was not seen behind it."""
@@ -65,7 +66,7 @@ class SuffixBlend(Suffix):
         max_tree_depth: int = Field(24, ge=2, le=64)
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
-        from specrig.heads import rest
+        from specrig.heads.rest import module as rest
 
         super().__init__(options, resources)
         self.store: Datastore = rest.load(resources.head("rest"), resources.target)

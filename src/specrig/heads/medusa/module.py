@@ -157,7 +157,8 @@ def random_tensors(config: Any, seed: int, deviation: float = 0.1) -> dict[str, 
 
 def initialise(folder: Path, model: Any, seed: int) -> None:
     """Write untrained heads for a model with this configuration."""
-    config = heads_config(hidden=model.hidden_size, vocabulary=model.vocab_size, heads=4)
+    text = model.get_text_config(decoder=True)
+    config = heads_config(hidden=text.hidden_size, vocabulary=text.vocab_size, heads=4)
     save(folder, config, random_tensors(config, seed))
 
 

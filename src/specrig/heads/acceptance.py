@@ -49,7 +49,7 @@ def report(right: Tensor, asked: Tensor) -> dict[str, Any]:
     return {"acceptance": [round(share, 4) for share in found], "tau_sim": round(expected(found), 3)}
 
 
-def told(found: dict[str, Any]) -> str:
+def summary(found: dict[str, Any]) -> str:
     """A report in one line, for a person."""
     shares = ", ".join(f"{share:.3f}" for share in found["acceptance"])
     return f"held-out prompts: drafts at depth 1 to {len(found['acceptance'])} are right in {shares} of cases; tau_sim {found['tau_sim']:.2f}"

@@ -17,36 +17,30 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specrig.heads import layer_skip as checkpoint
+from specrig.heads.base import TrainingError
+from specrig.heads.layer_skip import LayerSkip
+from specrig.heads.layer_skip import module as checkpoint
+from specrig.heads.learner import Report, Texts
+from specrig.heads.teacher import read_model, rows_at_once
 from specrig.runtime.model import CachedModel
 from specrig.runtime.pruned import follow, prune
 from specrig.runtime.transformers_model import cached_model
-from specrig.runtime.types import DecodingError
-from specrig.training import teacher
-from specrig.training.recipe import Recipe
-from specrig.training.run import Run, TrainingError, training
-from specrig.training.target_text import Texts, learnt_from, present, read_text
-from specrig.training.trainer import place, rows_at_once
 
 
-def search(recipe: Recipe, corpus_dir: Path, models: Path, target: Path, progress: bool, device: str = "cpu") -> None:
-    """Search with the text of `models` and write the folder `models`/layer_skip: the set in config.json, every set
-    tried in the others.
+def make(
+    settings: LayerSkip, target: Path, train: Texts, heldout: Texts, where: torch.device, folder: Path, report: Report
+) -> None:
+    """Search with the texts `train` and write the set into config.json of `folder`, what was tried into the others.
 
-    Raises TrainingError when there is no target, no text of it, or its layers cannot be left out.
+    Raises TrainingError where the target wrote nothing, DecodingError where its layers cannot be left out.
     """
-    settings, text, where = recipe.layer_skip, read_text(models).train, place(device)
-    model = teacher.read_model(present(target, "target"), torch.float32 if where.type == "cpu" else "auto")
+    model = read_model(target, torch.float32 if where.type == "cpu" else "auto")
     whole_size, layer_size = _sizes(model)
-    texts = excerpts(text, settings.texts, settings.tokens)
-    try:
-        whole = cached_model(model.to(where), device=where)
-        steps = max(1, min(round(settings.most * whole.layers), whole.layers - 1))
-        with training(models / "layer_skip", steps, progress, learnt_from(recipe, corpus_dir, models, target)) as run:
-            agreed = Search(whole, texts).run(steps, settings.candidates)
-            _finish(agreed, whole.layers, layer_size / whole_size, settings.k, run)
-    except DecodingError as error:
-        raise TrainingError(f"{target}: {error}") from error
+    texts = excerpts(train, settings.texts, settings.tokens)
+    whole = cached_model(model.to(where), device=where)
+    steps = max(1, min(round(settings.most * whole.layers), whole.layers - 1))
+    agreed = Search(whole, texts).run(steps, settings.candidates)
+    _finish(agreed, whole.layers, layer_size / whole_size, settings.k, folder, report)
 
 
 def excerpts(texts: Texts, count: int, tokens: int) -> Texts:
@@ -118,7 +112,7 @@ def predicted(agreed: float, cost: float, k: int) -> float:
     return tokens / (k * cost + 1)
 
 
-def _finish(agreed: list[dict[int, float]], layers: int, layer: float, k: int, run: Run) -> None:
+def _finish(agreed: list[dict[int, float]], layers: int, layer: float, k: int, folder: Path, report: Report) -> None:
     """layer: the share of a pass's weights that one layer holds."""
     order: list[int] = []
     speedups: list[float] = []
@@ -126,19 +120,19 @@ def _finish(agreed: list[dict[int, float]], layers: int, layer: float, k: int, r
         order.append(next(iter(shares)))
         best = shares[order[-1]]
         speedups.append(predicted(best, 1 - step * layer, k))
-        run.curve.write(step, skipped=sorted(order), agreement=round(best, 4), predicted_speedup=round(speedups[-1], 3))
+        report.write(step, skipped=sorted(order), agreement=round(best, 4), predicted_speedup=round(speedups[-1], 3))
     count = 1 + max(range(len(speedups)), key=speedups.__getitem__)
     skipped = sorted(order[:count])
     agreement, speedup = agreed[count - 1][order[count - 1]], speedups[count - 1]
-    run.curve.say(
+    report.say(
         f"left out: {skipped}; first choices agree in {agreement:.3f} of cases; predicted speedup at k {k}: {speedup:.2f}"
     )
     table = torch.full((len(agreed), layers), -1.0)  # by step and layer; -1: not tried
     for step, shares in enumerate(agreed):
         for tried, share in shares.items():
             table[step, tried] = share
-    save_file({"agreement": table}, run.folder / "model.safetensors", metadata={"format": "pt"})
-    checkpoint.save(run.folder, layers, skipped)
+    save_file({"agreement": table}, folder / "model.safetensors", metadata={"format": "pt"})
+    checkpoint.save(folder, layers, skipped)
 
 
 def _sizes(model: Any) -> tuple[int, int]:

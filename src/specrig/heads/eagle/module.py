@@ -296,7 +296,6 @@ def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str,
 def initialise(folder: Path, target: Any, seed: int) -> None:
     """Write an untrained head for a target with this configuration."""
     config = head_config(target)
-    folder.mkdir(parents=True, exist_ok=True)
     save(folder, config, random_tensors(config, seed, deviation=0.15))
 
 

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedConfig
 
+from specrig.heads.likeliest import likeliest
 from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
@@ -92,6 +93,15 @@ class Datastore:
             else:
                 high = size - 1
         return best
+
+    def tree(
+        self, text: Sequence[int], longest: int, shortest: int, nodes: int, depth: int
+    ) -> tuple[list[int], list[int]]:
+        """(tokens, parents) of the tree of at most `nodes` nodes and `depth` levels that followed the longest suffix of
+        `text`; both empty where none is known.
+        """
+        span = self.longest_suffix(text, longest, shortest)
+        return ([], []) if span is None else likeliest(span, self.followers, nodes, depth)[1:]
 
     def followers(
         self, span: Span, times: float = 1, besides: Collection[int] = ()

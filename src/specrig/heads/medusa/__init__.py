@@ -1,13 +1,14 @@
-"""The recipe of Medusa heads: the `training.medusa:` block of a study's config. Its defaults train the quick embedded
-pair's. No torch.
-"""
+"""Medusa (Cai et al., 2401.10774): heads that each predict one further token from the model's last hidden state."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from pydantic import Field
 
+from specrig.heads.base import Foreign, LearntHead, Sizes
 from specrig.settings import Settings
-from specrig.training.eagle_recipe import evenly
 
 _OWN = 16_384
 
@@ -25,39 +26,33 @@ class JointTraining(Settings):
     """Weight of the heads' loss beside the model's own (the paper's lambda_0)."""
 
 
-class HeadsTraining(Settings):
+class DepthHeads(LearntHead):
     """How many heads that each draft one depth, how long they train, on what text."""
 
     heads: int = Field(default=4, ge=1, le=16)
     """Heads: the first drafts the token after the next, each further one a token later."""
-    draft_vocabulary: int | None = Field(default=None, ge=1)
-    """So many of the target's tokens can be drafted, those it most often writes; null: all."""
-    steps: int = Field(default=60, ge=1)
-    """Optimiser steps."""
-    batch: int = Field(default=8, ge=1)
-    """Sequences a step."""
     lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate of AdamW, for biases and LM heads."""
-    matrix_lr: float = Field(default=0.02, gt=0)
-    """Peak learning rate of Muon, for the heads' own matrices."""
     decay: float = Field(default=0.8, gt=0, le=1)
     """Head i's loss weighs decay to the power i."""
     kl_weight: float = Field(default=0.5, ge=0, le=1)
     """Loss of a head = kl_weight x KL(what the model itself says there, head) + (1 - kl_weight) x cross-entropy of the
     token there.
     """
-    corpus_sequences: int = Field(default=128, ge=0)
-    """Sequences of the corpus to learn from, besides the target's own text; their hidden states are computed once."""
-    evaluations: int = Field(default=2, ge=1)
-    """Measurements of the acceptance to expect, evenly spread, the last at the end."""
-
-    def evaluated(self) -> set[int]:
-        """The steps after which the acceptance is measured."""
-        return evenly(self.steps, self.evaluations)
 
 
-class MedusaTraining(HeadsTraining):
-    """And which LM heads they read out with, and how a model learns with them."""
+class Medusa(DepthHeads):
+    """How many heads that each draft one depth, how long they train, on what text, which LM heads they read out with,
+    and how a model learns with them.
+    """
+
+    name: ClassVar[str] = "medusa"
+    title: ClassVar[str] = "Medusa"
+    about: ClassVar[str] = "How the Medusa heads are trained."
+    for_drafts: ClassVar[bool] = True
+    foreign: ClassVar[Mapping[str, Foreign]] = {
+        "vllm": Foreign("medusa", options={"tree": [1], "acceptance": "exact"}),
+    }
 
     own_lm_heads: bool | None = None
     """Whether every head trains an LM head of its own, as the paper does; else all share the model's, frozen. Sharing
@@ -69,3 +64,23 @@ class MedusaTraining(HeadsTraining):
     def owns(self, drafted: int) -> bool:
         """Whether heads that can draft so many tokens have LM heads of their own."""
         return drafted <= _OWN if self.own_lm_heads is None else self.own_lm_heads
+
+    def weights(self, sizes: Sizes) -> float:
+        """Of the blocks, and of the LM heads where each has its own."""
+        drafted = self.drafted(sizes)
+        return float(self.heads * sizes.hidden * (sizes.hidden + (drafted if self.owns(drafted) else 0)))
+
+    def multiplied(self, sizes: Sizes) -> float:
+        """A block and an LM head each."""
+        return float(self.heads * sizes.hidden * (sizes.hidden + self.drafted(sizes)))
+
+    @classmethod
+    def unloadable(cls, engine: str, config: Mapping[str, Any]) -> str | None:
+        """VLLM 0.32 misses `token_map` among what it has loaded, so it loads no heads of a reduced vocabulary."""
+        whole = config.get("vocab_size", 0)
+        if engine != "vllm" or (drafted := config.get("truncated_vocab_size") or whole) >= whole:
+            return None
+        return (
+            f"vLLM cannot load Medusa heads that draft among {drafted} of {whole} tokens; train them with "
+            "`medusa: {draft_vocabulary: null}`"
+        )

@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.heads import eagle
 from specrig.heads.checkpoint import Shapes, check_places, untrained, write
-from specrig.heads.eagle import EagleHead, layer_shapes, load_as
+from specrig.heads.eagle import module as eagle
+from specrig.heads.eagle.module import EagleHead, layer_shapes, load_as
+from specrig.heads.eagle3 import choose_aux_layers
 from specrig.heads.layer import layer_of
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
@@ -95,18 +96,6 @@ class Eagle3Head(EagleHead):
         return self.head(F.rms_norm(hidden, (self.hidden_size,), self.norm, self.eps))
 
 
-def choose_aux_layers(layers: int) -> tuple[int, int, int]:
-    """Low, middle and high stream of a target with so many layers, e.g. 1, 3, 5 of 6.
-
-    Raises DecodingError below three layers: the streams between embedding and last layer are too few.
-    """
-    if layers < 3:
-        raise DecodingError(
-            f"an EAGLE-3 head reads the target after three different layers; a target of {layers} has too few"
-        )
-    return layers // 6, layers // 2, layers - max(1, layers // 6)
-
-
 def read_aux_layers(config: Any, layers: int) -> tuple[int, ...]:
     """The streams that a checkpoint names for a target of `layers` layers; those of the paper's code where it names
     none.
@@ -154,7 +143,6 @@ def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str,
 def initialise(folder: Path, target: Any, seed: int) -> None:
     """Write an untrained head for a target with this configuration."""
     config = head_config(target)
-    folder.mkdir(parents=True, exist_ok=True)
     save(folder, config, random_tensors(config, seed, deviation=0.15))
 
 

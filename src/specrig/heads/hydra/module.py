@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.heads.checkpoint import Shapes, check_places, faults, normal, read, write
-from specrig.heads.eagle import shared
+from specrig.heads.eagle.module import shared
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
@@ -145,7 +145,6 @@ def initialise(folder: Path, target: Any, seed: int) -> None:
 
 def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
     """Write config.json and model.safetensors (fp32)."""
-    folder.mkdir(parents=True, exist_ok=True)
     write(folder, config, tensors, shapes(config))
 
 

@@ -1,7 +1,7 @@
 """The target as a teacher: any causal language model of transformers, read from a model folder.
 
 Heads and draft learn from its states after the final norm, which its LM head reads, and from its logits. Shapes: B
-sequences, T tokens, D hidden, V vocabulary, Vd the tokens that a draft may offer, F residual streams.
+sequences, T tokens, D hidden, V vocabulary, Vd the tokens that a draft may offer, F auxiliary hidden states.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from specrig.training.run import TrainingError
-from specrig.training.trainer import autocast, moved, rows_at_once
+from specrig.heads.base import TrainingError
 
 _FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 """What architectures call the norm before the LM head."""
@@ -28,8 +27,25 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 
+def moved(tensor: Tensor, where: torch.device) -> Tensor:
+    """`tensor` on `where`. It goes to a GPU from pinned memory, so that the host does not wait for the copy."""
+    if tensor.device.type == where.type:
+        return tensor
+    return tensor.pin_memory().to(where, non_blocking=True) if where.type == "cuda" else tensor.to(where)
+
+
+def rows_at_once(where: torch.device) -> int:
+    """How many sequences go through a model at once without gradients: few on a CPU, so that they fit its cache."""
+    return 16 if where.type == "cpu" else 64
+
+
+def autocast(where: torch.device) -> torch.autocast:
+    """bfloat16 for matrix products; weights, optimiser and losses stay float32."""
+    return torch.autocast(where.type, torch.bfloat16)
+
+
 @dataclass(frozen=True, slots=True)
-class Output:
+class LMHead:
     """An LM head over some tokens: weight `[Vd, D]`, bias `[Vd]` or None."""
 
     weight: Tensor
@@ -39,11 +55,11 @@ class Output:
         """`[..., D]` -> `[..., Vd]`."""
         return F.linear(hidden, self.weight, self.bias)
 
-    def among(self, drafted: Tensor | None) -> Output:
-        """The head of the tokens `drafted` `[Vd]` alone; None: of all."""
-        if drafted is None:
+    def subset(self, vocabulary: Tensor | None) -> LMHead:
+        """The rows of the tokens `vocabulary` `[Vd]` alone; None: of all."""
+        if vocabulary is None:
             return self
-        return Output(self.weight[drafted].contiguous(), None if self.bias is None else self.bias[drafted])
+        return LMHead(self.weight[vocabulary].contiguous(), None if self.bias is None else self.bias[vocabulary])
 
 
 class Teacher:
@@ -62,7 +78,7 @@ class Teacher:
         self.embedding: Tensor = model.get_input_embeddings().weight.detach()
         head = model.get_output_embeddings()
         bias = getattr(head, "bias", None)
-        self.output = Output(head.weight.detach(), None if bias is None else bias.detach())
+        self.output = LMHead(head.weight.detach(), None if bias is None else bias.detach())
         self.vocabulary: int = len(self.output.weight)
         self._check()
 
@@ -84,13 +100,13 @@ class Teacher:
         return hidden
 
     @torch.no_grad()
-    def states(self, tokens: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
-        """Of tokens `[B, T]` the states after the final norm, `[B, T, (F + 1) D]`, behind the streams asked for: j is
-        the one after j layers.
+    def states(self, tokens: Tensor, aux_layers: tuple[int, ...] = ()) -> Tensor:
+        """Of tokens `[B, T]` the states after the final norm, `[B, T, (F + 1) D]`, behind those after the F
+        `aux_layers`: j is the one after j layers.
         """
         with autocast(self.where):
-            said: Any = self.body(input_ids=tokens, use_cache=False, output_hidden_states=bool(streams))
-        return torch.cat((*(said.hidden_states[layer] for layer in streams), said.last_hidden_state), -1)
+            found: Any = self.body(input_ids=tokens, use_cache=False, output_hidden_states=bool(aux_layers))
+        return torch.cat((*(found.hidden_states[layer] for layer in aux_layers), found.last_hidden_state), -1)
 
     def states_of(self, texts: Tensor) -> Tensor:
         """Of texts `[N, T]`, a few at a time: `[N, T, D]`."""
@@ -115,7 +131,7 @@ class Teacher:
         ]
 
 
-def load(folder: Path, where: torch.device, *, learns: bool = False) -> Teacher:
+def load_teacher(folder: Path, where: torch.device, *, learns: bool = False) -> Teacher:
     """The model of a folder, in the precision it is stored in; in float32 where its weights are to learn.
 
     Raises TrainingError for a folder that transformers cannot load, that names no end token, or whose model cannot

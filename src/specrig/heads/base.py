@@ -1,0 +1,122 @@
+"""What is known of a kind of head without torch: its keys in a study, its names, its cost, what it is made from."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from specrig.settings import Settings
+
+LEARNING = 3
+"""Forward and backward pass in forward passes (Kaplan et al., 2001.08361, section 2.1)."""
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot start or has diverged; the message says why and what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of the model that a head is made for, as plans know it: `parameters` are those that a token's pass reads."""
+
+    hidden: int
+    vocabulary: int
+    layers: int
+    intermediate: int
+    parameters: float
+
+    def forward(self, tokens: int) -> float:
+        """Operations of a forward pass for one token of a sequence of `tokens`: 2 a weight, 2·T·D a layer for causal
+        attention.
+        """
+        return 2.0 * self.parameters + 2.0 * self.layers * tokens * self.hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """How another engine drafts with the head."""
+
+    method: str
+    """What the engine calls the method."""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the engine's configuration."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Values that the native method's options must have for the engine to do the same."""
+    sampled: bool = False
+    """Whether it draws draft tokens from the head's distribution above temperature 0."""
+
+
+class HeadRecipe(Settings):
+    """A kind of head. An instance is the block `training.<name>:` of a study's config.
+
+    A class without keys has no block. `heads/__init__.py` says which files its folder holds.
+    """
+
+    name: ClassVar[str]
+    """Of its folder, of its block, and in the column `heads` of pairs.tsv."""
+    title: ClassVar[str]
+    """As messages print it."""
+    about: ClassVar[str]
+    """What its block describes, for the JSON schema."""
+    for_drafts: ClassVar[bool] = False
+    """Whether the draft may have such a head too, trained as `draft_<name>`."""
+    foreign: ClassVar[Mapping[str, Foreign]] = {}
+    """Engine -> how it drafts with the head."""
+    aux_hidden_states: ClassVar[int] = 0
+    """Number of the target's layers whose states the head reads besides the final one."""
+
+    def aux_layers(self, layers: int) -> tuple[int, ...]:
+        """Those layers, of a target with so many: j is the state after j layers. Raises DecodingError for too few."""
+        return ()
+
+    def weights(self, sizes: Sizes) -> float:
+        """Weights that it trains and stores."""
+        return 0.0
+
+    @abstractmethod
+    def flop(self, sizes: Sizes, tokens: int) -> float:
+        """Operations that making it takes on sequences of `tokens`, the target's states and text aside."""
+
+    @classmethod
+    def unloadable(cls, engine: str, config: Mapping[str, Any]) -> str | None:
+        """Why an engine in `foreign` cannot load a checkpoint with this config.json; None: it can."""
+        return None
+
+
+class LearntHead(HeadRecipe):
+    """A head that gradients train: for how long, how fast, on what text."""
+
+    steps: int = Field(default=60, ge=1)
+    """Optimiser steps."""
+    batch: int = Field(default=8, ge=1)
+    """Sequences a step."""
+    lr: float = Field(default=3e-3, gt=0)
+    """Peak learning rate of AdamW, for norms, biases and LM heads."""
+    matrix_lr: float = Field(default=0.02, gt=0)
+    """Peak learning rate of Muon, for the other matrices."""
+    corpus_sequences: int = Field(default=128, ge=0)
+    """Sequences of the corpus to learn from, besides the target's own text."""
+    draft_vocabulary: int | None = Field(default=None, ge=1)
+    """So many of the target's tokens can be drafted, those it most often writes (FR-Spec, 2502.14856); null: all."""
+    evaluations: int = Field(default=2, ge=1)
+    """Measurements of the acceptance to expect, evenly spread, the last at the end."""
+
+    def drafted(self, sizes: Sizes) -> int:
+        """Tokens that can be drafted."""
+        return min(self.draft_vocabulary or sizes.vocabulary, sizes.vocabulary)
+
+    def evaluated(self) -> set[int]:
+        """The steps after which it is measured."""
+        return {round(self.steps * (turn + 1) / self.evaluations) for turn in range(self.evaluations)}
+
+    @abstractmethod
+    def multiplied(self, sizes: Sizes) -> float:
+        """Weights, the LM head's included, that a position is multiplied with in a step."""
+
+    def flop(self, sizes: Sizes, tokens: int) -> float:
+        """See `HeadRecipe`: each step learns from `batch` sequences."""
+        return LEARNING * 2.0 * self.multiplied(sizes) * self.steps * self.batch * tokens

@@ -1,0 +1,26 @@
+"""Hydra (Ankner et al., 2402.05109): Medusa's heads, each of which knows what was drafted before it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from specrig.heads.base import Sizes
+from specrig.heads.medusa import DepthHeads
+
+
+class Hydra(DepthHeads):
+    """How many heads, each of which knows what was drafted before it; all read out with the target's own LM head, which
+    stays as it is.
+    """
+
+    name: ClassVar[str] = "hydra"
+    title: ClassVar[str] = "Hydra"
+    about: ClassVar[str] = "How the heads of `hydra` are trained."
+
+    def weights(self, sizes: Sizes) -> float:
+        """Of two matrices a head; the LM head is the target's."""
+        return float(sum(2 * (head + 2) * sizes.hidden**2 for head in range(self.heads)))
+
+    def multiplied(self, sizes: Sizes) -> float:
+        """Besides, each head's state with the LM head."""
+        return self.weights(sizes) + self.heads * sizes.hidden * self.drafted(sizes)

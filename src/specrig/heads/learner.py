@@ -1,0 +1,88 @@
+"""A head while it trains: what `training.fit` asks of it. Shapes: B texts, T tokens, N held-out texts, K depths."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from specrig.heads.base import LearntHead
+from specrig.heads.teacher import Teacher
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Sequences to learn from or to be measured on. Behind a text its row is filled up with an end token."""
+
+    tokens: Tensor
+    """`[N, T + 1]` int64."""
+    written: Tensor
+    """Which of them the target wrote, its end of the text included: `[N, T + 1]` bool."""
+
+
+class States(Protocol):
+    """A model's hidden states of some texts."""
+
+    def __getitem__(self, rows: Tensor, /) -> Tensor:
+        """Of the texts `rows` `[B]`: `[B, T + 1, (F + 1) D]`, the final state behind the F auxiliary ones."""
+
+
+class Learner(nn.Module, ABC):
+    """A head while it trains, made for one model. It starts from the same weights whenever its arguments are the same."""
+
+    order: ClassVar[int] = 4
+    """Added to the recipe's seed: in which order it sees the texts."""
+    aux_layers: tuple[int, ...] = ()
+    """The model's layers whose states it reads besides the final one."""
+
+    def __init__(
+        self, settings: LearntHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
+    ) -> None:
+        """model: the one that gets the head. teacher: the target, mostly the same. vocabulary: `[Vd]` rising ids of the
+        tokens that can be drafted; None: all. seed: of its weights and its noise.
+        """
+        super().__init__()
+        self.aux_layers = settings.aux_layers(model.layers)
+        self.model, self.teacher, self.vocabulary = model, teacher, vocabulary
+        self.generator = torch.Generator(model.where).manual_seed(seed)
+        """Of random numbers in `loss`; a training that was cut goes on with its state."""
+
+    @abstractmethod
+    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+        """One number. batch: B texts of T + 1 tokens; states: the model's of them, `[B, T + 1, (F + 1) D]`; taught: the
+        teacher's, `[B, T + 1, D']`; all on the model's device. Only what the target wrote is learnt: there the head
+        will draft.
+        """
+
+    @abstractmethod
+    def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
+        """For `acceptance.report`, of texts that the target wrote greedily: which drafts are right, and which were
+        asked for, `[K, N, T]` bool each.
+        """
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the checkpoint, with what `measured` found last."""
+
+
+class Report(Protocol):
+    """Where a head that nothing trains says what was found while it was made (`training.run.Curve`)."""
+
+    def write(self, step: int, **values: Any) -> None:
+        """A line of training.jsonl."""
+
+    def say(self, text: str) -> None:
+        """A line for a person."""
+
+
+def draft_ids(tokens: Tensor, vocabulary: Tensor | None) -> Tensor:
+    """Where a reduced vocabulary `[Vd]` of rising ids holds these tokens, of any shape; -1 for those that it lacks."""
+    if vocabulary is None:
+        return tokens
+    vocabulary = vocabulary.to(tokens.device)
+    found = torch.searchsorted(vocabulary, tokens.contiguous()).clamp(max=len(vocabulary) - 1)
+    return torch.where(vocabulary[found] == tokens, found, -1)

@@ -1,0 +1,184 @@
+"""Training of heads that each draft one depth, and of Medusa's among them (Cai et al., 2401.10774, section 2.2).
+
+The model is frozen (Medusa-1); `joint` trains it with its heads (Medusa-2). Shapes: B texts, T tokens, D hidden, V vocabulary, Vd the heads', K heads, n positions.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from specrig.heads.acceptance import ahead
+from specrig.heads.learner import Learner, States, Texts, draft_ids
+from specrig.heads.losses import distillation
+from specrig.heads.medusa import DepthHeads, Medusa
+from specrig.heads.medusa import module as checkpoint
+from specrig.heads.teacher import LMHead, Teacher, autocast, moved, rows_at_once
+
+RANKS = 10
+"""How many of a head's choices, from the first, have their accuracy measured."""
+TOGETHER = 2048
+"""Positions whose logits are held at once when heads are measured."""
+
+
+class DepthLearner(Learner):
+    """K heads in `heads`: at position t head i predicts token t + 2 + i, which the teacher predicts at t + 1 + i."""
+
+    heads: nn.ModuleList
+    ranks: list[list[float]]
+    """Of every head, what `measured` found last: how often the choice of each rank is the token that came, `[K][RANKS]`."""
+
+    def __init__(
+        self, settings: DepthHeads, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
+    ) -> None:
+        super().__init__(settings, model, teacher, vocabulary, seed)
+        self.settings = settings
+        on_device = None if vocabulary is None else vocabulary.to(model.where)
+        self.output = model.output.subset(on_device)
+        self.teaching = self.output if teacher is model else teacher.output.subset(on_device)
+        """The teacher's LM head over the tokens that can be drafted."""
+
+    @abstractmethod
+    def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
+        """What a head says at n positions: `[n, Vd]`. states: `[B, T, D]`; tokens: `[B, T]`; at: rows and positions,
+        `[n, 2]`.
+        """
+
+    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+        """The sum over heads i of decay^i times the head's loss (2401.10774, equation 1)."""
+        B, T = batch.tokens.shape
+        follows = F.pad(batch.written[:, 1:], (0, 1))  # [B, T]: the token after t was written by the target
+        with autocast(self.model.where), torch.no_grad():
+            goal = self.teaching(taught[follows])
+        number = torch.full((B, T), -1, device=states.device)  # a position's row in `goal`
+        number[follows] = torch.arange(len(goal), device=states.device)
+        ids = draft_ids(batch.tokens, self.vocabulary)
+        total = torch.zeros((), device=states.device)
+        for head in range(len(self.heads)):
+            at = (follows[:, : -head - 2] & follows[:, head + 1 : -1]).nonzero()  # token t + 2 + head is there
+            row, position = at.unbind(-1)
+            with autocast(self.model.where):
+                logits = self.logits(head, states, batch.tokens, at)
+            goals, labels = goal[number[row, position + head + 1]], ids[row, position + head + 2]
+            total = total + self.settings.decay**head * distillation(logits, goals, labels, self.settings.kl_weight)
+        return total
+
+    @torch.no_grad()
+    def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
+        """See `Learner`: a round at position t drafts token t + 2 + i by head i. A position counts where the next token
+        and the predicted one were both chosen by the target.
+        """
+        depths = range(len(self.heads))
+        asked = torch.stack([ahead(heldout.written, head + 2) & ahead(heldout.written, 1) for head in depths])
+        right, counts = torch.zeros_like(asked), torch.zeros(len(depths), RANKS)
+        for rows in torch.arange(len(heldout.tokens)).split(rows_at_once(self.model.where)):
+            hidden, tokens = states[rows], moved(heldout.tokens[rows], self.model.where)
+            for head in depths:
+                at = asked[head, rows].nonzero()
+                for some in at.split(TOGETHER):
+                    row, position = some.unbind(-1)
+                    with autocast(self.model.where):
+                        logits = self.logits(head, hidden, tokens, moved(some, self.model.where))
+                    answers = draft_ids(heldout.tokens[rows[row], position + head + 2], self.vocabulary)
+                    right[head, rows[row], position] = logits.argmax(-1).cpu() == answers
+                    counts[head] += rank_counts(logits, answers)
+        self.ranks = [shares(counts[head], asked[head]) for head in depths]
+        return right, asked
+
+
+def rank_counts(logits: Tensor, answers: Tensor) -> Tensor:
+    """Of how many answers `[n]` how many tokens have a higher logit in `[n, Vd]`: `[RANKS]`. An answer below 0 is of no
+    rank.
+    """
+    known, own = logits[(answers >= 0).to(logits.device)].float().cpu(), answers[answers >= 0]
+    ranks = (known > known.gather(1, own[:, None])).sum(-1)
+    return torch.bincount(ranks.clamp(max=RANKS), minlength=RANKS + 1)[:RANKS].float()
+
+
+def shares(counts: Tensor, asked: Tensor) -> list[float]:
+    """`rank_counts` as shares of the positions that were asked for."""
+    return [round(share, 5) for share in (counts / max(1, int(asked.sum()))).tolist()]
+
+
+class Head(nn.Module):
+    """One head. The residual block starts at zero and the LM head as the model's, so at first both predict the same."""
+
+    def __init__(self, output: LMHead, own_lm_head: bool) -> None:
+        super().__init__()
+        D = output.weight.shape[1]
+        self.weight = nn.Parameter(torch.zeros(D, D))
+        self.bias = nn.Parameter(torch.zeros(D))
+        self.lm_head = nn.Parameter(output.weight.float().clone()) if own_lm_head else None
+
+    def forward(self, hidden: Tensor, output: LMHead) -> Tensor:
+        """Hidden states `[..., D]` -> logits `[..., Vd]`; `output` is the model's LM head."""
+        hidden = hidden.to(self.bias.dtype)
+        state = hidden + F.silu(F.linear(hidden, self.weight, self.bias))
+        return output(state) if self.lm_head is None else F.linear(state, self.lm_head)
+
+
+class MedusaLearner(DepthLearner):
+    """Medusa heads on a frozen model: the target, or a draft with the target as its teacher."""
+
+    order = 5
+    first: list[float]
+    """`ranks` of the model's own LM head and token t + 1."""
+
+    def __init__(
+        self, settings: Medusa, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
+    ) -> None:
+        super().__init__(settings, model, teacher, vocabulary, seed)
+        self.shared = not settings.owns(len(self.output.weight))
+        self.heads = nn.ModuleList(Head(self.output, not self.shared) for _ in range(settings.heads))
+
+    def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
+        """See `DepthLearner`; Medusa reads no tokens."""
+        found: Tensor = self.heads[head](states[at[:, 0], at[:, 1]], self.output)
+        return found
+
+    @torch.no_grad()
+    def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
+        """See `DepthLearner`, and how often the model's own LM head is right."""
+        counts, asked = torch.zeros(RANKS), ahead(heldout.written, 1)
+        for rows in torch.arange(len(heldout.tokens)).split(rows_at_once(self.model.where)):
+            answers, hidden = heldout.tokens[rows].roll(-1, 1)[asked[rows]], states[rows][asked[rows]]
+            for state, answer in zip(hidden.split(TOGETHER), answers.split(TOGETHER), strict=True):
+                with autocast(self.model.where):
+                    counts += rank_counts(self.model.logits(state), answer)
+        self.first = shares(counts, asked)
+        return super().measured(heldout, states)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights under the checkpoint's names."""
+        found: dict[str, Tensor] = {} if self.vocabulary is None else {"token_map": self.vocabulary}
+        for index, head in enumerate(self.heads):
+            assert isinstance(head, Head)
+            found |= {f"blocks.{index}.layers.0.weight": head.weight, f"blocks.{index}.layers.0.bias": head.bias}
+            if head.lm_head is not None:
+                found[f"lm_heads.{index}.weight"] = head.lm_head
+        return found | ({"lm_head.weight": self.output.weight} if self.shared else {})
+
+    def restore(self, folder: Path) -> None:
+        """Become the heads of a checkpoint that was made with the same settings."""
+        found = load_file(folder / "model.safetensors")
+        with torch.no_grad():
+            for name, tensor in self.tensors().items():
+                if isinstance(tensor, nn.Parameter):
+                    tensor.copy_(found[name])
+
+    def save(self, folder: Path) -> None:
+        """See `Learner`."""
+        config = checkpoint.heads_config(
+            hidden=self.model.hidden,
+            vocabulary=self.model.vocabulary,
+            heads=len(self.heads),
+            drafted=None if self.vocabulary is None else len(self.vocabulary),
+            shared=self.shared,
+            measured={"accuracy": self.ranks, "first": self.first},
+        )
+        checkpoint.save(folder, config, self.tensors())

@@ -1,0 +1,176 @@
+"""The one training of all heads: text, states, steps, evaluations, checkpoint. What differs is the head's `Learner`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from specrig import heads
+from specrig.decoding.types import DecodingError
+from specrig.heads import acceptance
+from specrig.heads.base import LearntHead, TrainingError
+from specrig.heads.learner import Learner, States, Texts
+from specrig.heads.teacher import Teacher, copy_tokenizer, load_teacher, moved
+from specrig.training.optimizer import Optimizer
+from specrig.training.recipe import Optimisation, Recipe
+from specrig.training.run import Curve, Run, model_folder, training
+from specrig.training.states import LiveStates, StoredStates
+from specrig.training.target_text import (
+    TargetText,
+    frequent,
+    present,
+    read_text,
+    row_batches,
+    training_key,
+    with_corpus,
+)
+from specrig.training.trainer import training_device
+
+
+def fit(
+    name: str,
+    recipe: Recipe,
+    corpus_dir: Path,
+    models: Path,
+    target: Path,
+    *,
+    progress: bool,
+    device: str = "cpu",
+    draft: Path | None = None,
+) -> None:
+    """Make the head `name` (see `heads.trained`) of the model in `target` and write the folder `models`/`name`.
+
+    Also writes its `training.jsonl`: the loss, and at every evaluation the acceptance to expect (`acceptance.report`).
+    draft: the folder of the draft that gets a `draft_<name>`; None: `models`/draft. Raises CorpusError for a missing
+    corpus, TrainingError when there is no model or text, the model cannot have such a head, or the loss is not finite.
+    """
+    text, where, kind = read_text(models), training_device(device), heads.trained()[name]
+    of = present(draft or models / "draft", "draft") if name != kind.name else target
+    settings, key = (
+        recipe.head(kind.name),
+        training_key(recipe, corpus_dir, models, *dict.fromkeys((of, present(target, "target")))),
+    )
+    try:
+        if not isinstance(settings, LearntHead):
+            with training(models / name, 1, progress, key) as run:
+                make = heads.part(name, "training").make
+                make(settings, target, text.train, text.heldout, where, run.folder, run.curve)
+            return
+        teacher = load_teacher(target, where)
+        model = teacher if of == target else load_teacher(of, where)
+        learner = _made(name, recipe, model, teacher, text, heads.learner_class(name))
+        with training(models / name, settings.steps, progress, key) as run:
+            schedule = _schedule(settings, settings.steps, settings.lr, settings.matrix_lr)
+            parts = {"head": (learner, Optimizer(learner, schedule))}
+            learn(learner, parts, Lesson(recipe, text, corpus_dir, of, target), run)
+    except DecodingError as error:
+        raise TrainingError(f"{target}: {error}") from error
+
+
+def _made(name: str, recipe: Recipe, model: Teacher, teacher: Teacher, text: TargetText, made: Any) -> Learner:
+    """An untrained head of the class `made`."""
+    settings = recipe.head(heads.trained()[name].name)
+    vocabulary = frequent(text.train, settings.draft_vocabulary, model.vocabulary)
+    found: Learner = made(settings, model, teacher, vocabulary, recipe.seed + 3).to(model.where)
+    return found
+
+
+def _schedule(settings: LearntHead, steps: int, lr: float, matrix_lr: float) -> Optimisation:
+    return Optimisation(steps=steps, batch=settings.batch, lr=lr, matrix_lr=matrix_lr)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a head learns from."""
+
+    recipe: Recipe
+    text: TargetText
+    corpus_dir: Path
+    of: Path
+    """The folder of the model that gets the head."""
+    target: Path
+    """The folder of its teacher."""
+
+
+def learn(
+    learner: Learner,
+    parts: Mapping[str, tuple[nn.Module, Optimizer]],
+    lesson: Lesson,
+    run: Run,
+    each_step: Callable[[int, int], None] | None = None,
+) -> None:
+    """Take the run's steps, less those that a cut training took before; measure the head and write its checkpoint.
+
+    parts: what learns, see `checkpoint.State`. each_step: called between a step's loss and its update with (step,
+    tokens seen). The head is also measured on the way where nothing but the head learns.
+    """
+    settings, seed, text, where = learner.settings, lesson.recipe.seed, lesson.text, learner.model.where
+    texts = with_corpus(text.train, settings.corpus_sequences, lesson.corpus_dir, lesson.target, seed + 3)
+
+    def stored(folder: Path, model: Teacher, tokens: Tensor, aux_layers: tuple[int, ...] = ()) -> StoredStates:
+        return StoredStates(run.folder, folder, model, tokens, aux_layers)
+
+    # Once: a step then costs the head alone.
+    states = stored(lesson.of, learner.model, texts.tokens, learner.aux_layers)
+    alike, D = learner.teacher is learner.model, learner.teacher.hidden
+    taught = states if alike else stored(lesson.target, learner.teacher, texts.tokens)
+    frozen = len(parts) == 1
+    shown: States = LiveStates(learner.model, text.heldout.tokens, learner.aux_layers)
+    if frozen:
+        shown = stored(lesson.of, learner.model, text.heldout.tokens, learner.aux_layers)
+
+    def evaluate(step: int) -> None:
+        found = acceptance.report(*learner.measured(text.heldout, shown))
+        run.curve.write(step, **found)
+        run.curve.say(acceptance.summary(found))
+
+    run.begin(parts, [learner.generator])
+    batches = row_batches(len(texts.tokens), settings.batch, seed + learner.order)
+    for step, rows in islice(enumerate(batches, 1), run.done, run.curve.steps):
+        batch = Texts(moved(texts.tokens[rows], where), moved(texts.written[rows], where))
+        given = states[rows]
+        loss = learner.loss(batch, given, given[..., -D:] if alike else taught[rows])
+        if each_step:
+            each_step(step, step * batch.tokens.numel())
+        run.take_step(step, [loss], tokens=step * batch.tokens.numel(), lr=settings.lr)
+        if frozen and step in settings.evaluated() and step < settings.steps:
+            evaluate(step)
+    evaluate(run.curve.steps)
+    learner.save(run.folder)
+
+
+def train_jointly(
+    recipe: Recipe, corpus_dir: Path, base: Path, models: Path, target: Path, progress: bool, device: str = "cpu"
+) -> None:
+    """Medusa-2: train `target`, the target of the pair folder `base`, further, together with its heads; writes
+    `models`/target and /medusa.
+
+    The heads begin as `base`/medusa, which were trained alone, as in the paper's warm-up (2401.10774, section 2.2.2).
+    The model and its optimiser need 12 bytes a weight besides its activations. Raises like `fit`.
+    """
+    text, where = read_text(base), training_device(device)
+    model = load_teacher(present(target, "target"), where, learns=True)
+    learner = _made("medusa", recipe, model, model, text, heads.part("medusa", "joint").Joint)
+    learner.restore(present(base / "medusa", "medusa"))
+    settings, joint = learner.settings, learner.settings.joint
+    lesson = Lesson(recipe, text, corpus_dir, target, target)
+    key = training_key(recipe, corpus_dir, base, target)
+    with model_folder(models / "target") as folder, training(models / "medusa", joint.steps, progress, key) as run:
+        with Curve(folder / "training.jsonl", "target", joint.steps, False) as curve:
+            model.model.requires_grad_(True)
+            schedule = _schedule(settings, joint.steps, settings.lr, settings.matrix_lr)
+            parts = {
+                "heads": (learner.heads, Optimizer(learner.heads, schedule)),
+                "model": (
+                    model.model,
+                    Optimizer(model.model, _schedule(settings, joint.steps, joint.lr, joint.matrix_lr), model.outer()),
+                ),
+            }
+            learn(learner, parts, lesson, run, lambda step, tokens: curve.note(step, learner.own, tokens=tokens))
+        model.model.requires_grad_(False).save_pretrained(folder)
+        copy_tokenizer(target, folder)
