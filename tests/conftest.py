@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 # The models of the tests are so small that a second thread costs more than it saves; read when torch is imported, here
 # and in jobs.
@@ -75,3 +76,49 @@ def finished(once: Once) -> Path:
         assert code == 0, (folder / "said.txt").read_text()
 
     return once("study", build)
+
+
+SUMS = {
+    "vocabulary": 300,
+    "target": {"layers": 3, "hidden": 32, "heads": 2, "intermediate": 48, "context": 64},
+    "draft": {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "context": 64},
+    "target_training": {"steps": 20, "batch": 4, "sequence": 32, "evaluations": 1},
+    "draft_training": {"steps": 20, "batch": 4, "sequence": 32, "evaluations": 1},
+    "text": {"sequences": 8, "sequence": 32, "heldout_sequences": 8},
+}
+
+
+@pytest.fixture(scope="session")
+def sums(once: Once) -> tuple[Any, Path]:
+    """A pair for heads to learn from, barely trained, on sums: corpus/, target, draft and the target's text."""
+
+    from specrig.training.recipe import Recipe
+
+    recipe = Recipe.model_validate(SUMS)
+
+    def build(folder: Path) -> None:
+        from specrig.corpus.example import TASKS
+        from specrig.training.distil import train_draft
+        from specrig.training.language_model import train_target
+        from specrig.training.target_text import write_text
+
+        rows = [
+            {
+                "task": TASKS[n % 4],
+                "prompt": f"{n} and {n + 7} make",
+                "completion": f" {2 * n + 7}, more than {n}",
+                "instruction": f"Add {n} and {n + 7}",
+            }
+            for n in range(400)
+        ]
+        (folder / "corpus").mkdir()
+        for name, part in (("train", rows[:360]), ("heldout", rows[360:])):
+            lines = [
+                json.dumps({**row, "text": row["prompt"] + row["completion"], "source": "-"}) + "\n" for row in part
+            ]
+            (folder / "corpus" / f"{name}.jsonl").write_text("".join(lines))
+        train_target(recipe, folder / "corpus", folder, folder / "target", progress=False)
+        write_text(recipe, folder / "corpus", folder, folder / "target")
+        train_draft(recipe, folder / "corpus", folder, folder / "target", progress=False)
+
+    return recipe, once("sums", build)

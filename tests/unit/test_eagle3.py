@@ -4,7 +4,6 @@ output.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specrig.training.eagle import measured
-from specrig.training.eagle3 import Layer, head_loss, train_head
-from specrig.training.eagle3_recipe import Eagle3Training
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -24,20 +20,16 @@ from specrig.decoding.drafters.eagle3 import Eagle3
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context
-from specrig.heads import acceptance
-from specrig.heads.base import TrainingError
+from specrig.heads.eagle3 import Eagle3 as Eagle3Recipe
 from specrig.heads.eagle3 import choose_aux_layers
 from specrig.heads.eagle3.module import Eagle3Head, head_config, load, random_tensors, save
-from specrig.heads.learner import Texts
+from specrig.heads.eagle3.training import Eagle3Learner
 from specrig.heads.teacher import Teacher
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.training import llama
-from specrig.training.checkpoint import State
 from specrig.training.llama import Llama
-from specrig.training.optimizer import Optimizer
-from specrig.training.recipe import Optimisation, Recipe, Shape
-from specrig.training.stages import STAGES, TEXT
+from specrig.training.recipe import Shape
 
 V, D = 23, 16
 CONFIG = LlamaConfig(
@@ -103,8 +95,8 @@ def test_the_layer_reads_three_streams_and_feeds_its_own_output_back(source, dir
         states = source(torch.tensor([row[:-1]]), output_hidden_states=True).hidden_states
     streams = torch.cat([states[layer] for layer in (0, 2, 3)], -1)
     torch.testing.assert_close(target.aux_hidden_states, streams, atol=1e-4, rtol=1e-4)
-    head.begin(context(row), head.fuse(target.aux_hidden_states))
-    logits, output = head.advance(context(row))
+    head.begin([row], head.fuse(target.aux_hidden_states))
+    logits, output = head.advance([row])
     g = streams[0] @ tensors["fc.weight"].T
     expected = by_hand(tensors, head, torch.tensor(row[1:]), g)
     torch.testing.assert_close(output[0], expected[-1], atol=1e-4, rtol=1e-4)
@@ -113,36 +105,6 @@ def test_the_layer_reads_three_streams_and_feeds_its_own_output_back(source, dir
     _, further = head.step(torch.tensor([3]), output)
     longer = by_hand(tensors, head, torch.tensor([*row[1:], 3]), torch.cat((g, expected[-1:])))
     torch.testing.assert_close(further[0], longer[-1], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("reduced", [None, 9])
-def test_the_checkpoint_is_what_vllm_loads(target, tmp_path: Path, reduced: int | None) -> None:
-    config = head_config(target.config, reduced)
-    save(tmp_path, config, random_tensors(config, 1))
-    tensors = load_file(tmp_path / "model.safetensors")
-    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
-        "fc.weight": (D, 3 * D),
-        "midlayer.self_attn.q_proj.weight": (D, 2 * D),
-        "midlayer.self_attn.k_proj.weight": (D // 2, 2 * D),
-        "midlayer.self_attn.v_proj.weight": (D // 2, 2 * D),
-        "midlayer.self_attn.o_proj.weight": (D, D),
-        "midlayer.mlp.gate_proj.weight": (24, D),
-        "midlayer.mlp.up_proj.weight": (24, D),
-        "midlayer.mlp.down_proj.weight": (D, 24),
-        "midlayer.input_layernorm.weight": (D,),
-        "midlayer.hidden_norm.weight": (D,),
-        "midlayer.post_attention_layernorm.weight": (D,),
-        "norm.weight": (D,),
-        "lm_head.weight": (reduced or V, D),
-        **({"d2t": (reduced,)} if reduced else {}),
-    }
-    assert all(tensor.dtype == (torch.int64 if name == "d2t" else torch.float32) for name, tensor in tensors.items())
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert written["num_hidden_layers"] == 1 and written["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert (written["hidden_size"], written["vocab_size"], written["model_type"]) == (D, V, "llama")
-    assert written["draft_vocab_size"] == (reduced or V) and written["tie_word_embeddings"] is False
-    assert written["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0, 2, 3], "use_aux_hidden_state": True}
-    assert load(tmp_path, target).aux_layers == (0, 2, 3)
 
 
 def test_the_three_streams_differ_whatever_the_depth() -> None:
@@ -157,10 +119,6 @@ def test_the_three_streams_differ_whatever_the_depth() -> None:
 def test_wrong_checkpoints_are_refused(target, tmp_path: Path) -> None:
     config = head_config(target.config, 9)
     tensors = random_tensors(config, 1)
-    with pytest.raises(DecodingError, match=r"nothing: no EAGLE-3 head there"):
-        load(tmp_path / "nothing", target)
-    with pytest.raises(DecodingError, match=r"not an EAGLE-3 head of this target: lm_head\.weight is missing"):
-        Eagle3Head(config, {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}, target)
     for offsets in (torch.full((9,), V), torch.tensor([1, *[0] * 8])):
         with pytest.raises(DecodingError, match="d2t maps outside the 23 tokens or twice"):
             Eagle3Head(config, tensors | {"d2t": offsets}, target)
@@ -175,96 +133,40 @@ def test_wrong_checkpoints_are_refused(target, tmp_path: Path) -> None:
 
 
 TINY = Shape(layers=3, hidden=32, heads=2, intermediate=48, context=64)
-TRAINING = Eagle3Training(steps=150, rollout=3)
 
 
 def test_the_training_head_is_the_decoding_head(tmp_path: Path) -> None:
     model = Llama(TINY, V).initialise(0)
     llama.save(model, tmp_path, (0,))
-    tutor = Teacher(LlamaForCausalLM.from_pretrained(tmp_path), (V,), torch.device("cpu"))
-    layer = Layer(tutor, torch.tensor([0, 3, 4, 11, 20, 22]))
-    layer.initialise(1)
+    teacher = Teacher(LlamaForCausalLM.from_pretrained(tmp_path), (V,), torch.device("cpu"))
+    layer = Eagle3Learner(Eagle3Recipe(), teacher, teacher, torch.tensor([0, 3, 4, 11, 20, 22]), 1)
     with torch.no_grad():
         for weight in layer.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
     target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))
     target.start(1, 64)
-    layer.save(tmp_path / "head", target.config)
+    layer.save(tmp_path / "head")
     head = load(tmp_path / "head", target)
     tokens = torch.randint(0, V, (1, 12), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
-        states = model(tokens, layer.streams)
+        states = model(tokens, layer.aux_layers)
         embedded = F.embedding(tokens[:, 1:], model.embedding)
         steps = list(layer(embedded, states[:, :-1], 3))
         # Step j + 1's last entry is what the head drafts after true features up to j positions before the end.
         for back in range(3):
             row = tokens[0, : 12 - back].tolist()
-            head.begin(context(row), head.fuse(states[:, : len(row) - 1, : 3 * 32]))
-            logits, output = head.advance(context(row))
+            head.begin([row], head.fuse(states[:, : len(row) - 1, : 3 * 32]))
+            logits, output = head.advance([row])
             for token in tokens[0, 12 - back :]:
                 logits, output = head.step(token.unsqueeze(0), output)
             torch.testing.assert_close(steps[back][0, -1], output[0], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(layer.logits(steps[back][0, -1]), logits[0], atol=1e-4, rtol=1e-4)
-            assert head.named(torch.arange(6)).tolist() == [0, 3, 4, 11, 20, 22]
+            assert head.target_ids(torch.arange(6)).tolist() == [0, 3, 4, 11, 20, 22]
 
 
 def pair_of(target: Any, folder: Path) -> Any:
     """Resources with a target and one head."""
     return SimpleNamespace(target=target, head=lambda _: folder)
-
-
-def test_a_head_learns_a_deterministic_target(tmp_path: Path) -> None:
-    # A target that counts: it is taught next = (token + step) mod V, with the step that the text shows.
-    model = Llama(TINY, V).initialise(0)
-    generator = torch.Generator().manual_seed(1)
-
-    def texts(rows: int) -> Tensor:
-        start, stride = torch.randint(0, V, (2, rows, 1), generator=generator)
-        return (start + (stride % 5 + 1) * torch.arange(33)) % V
-
-    optimizer = Optimizer(model, Optimisation(steps=150))
-    for _ in range(150):
-        tokens = texts(8)
-        F.cross_entropy(model.logits(model(tokens[:, :-1])).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
-    llama.save(model, tmp_path, (0,))
-    tutor = Teacher(LlamaForCausalLM.from_pretrained(tmp_path), (V,), torch.device("cpu"))
-    layer = Layer(tutor)
-    layer.initialise(2)
-    optimizer = Optimizer(layer, Optimisation(steps=TRAINING.steps, lr=TRAINING.lr, matrix_lr=TRAINING.matrix_lr))
-    losses = []
-    for _ in range(TRAINING.steps):
-        tokens = texts(8)
-        batch = Texts(tokens, torch.ones_like(tokens, dtype=torch.bool))
-        loss = head_loss(layer, tutor, batch, tutor.states(tokens, layer.streams), TRAINING)
-        losses.append(loss.item())
-        loss.backward()
-        optimizer.step()
-    assert sum(losses[-10:]) < 0.1 * sum(losses[:10])
-    tokens = texts(16)
-    counted = torch.zeros_like(tokens, dtype=torch.bool)
-    counted[:, 4:] = True
-    assert (
-        min(
-            acceptance.accuracies(*measured(layer, tutor, Texts(tokens, counted), tutor.states(tokens, layer.streams)))[
-                :3
-            ]
-        )
-        > 0.9
-    )
-
-    target = cached_model(LlamaForCausalLM.from_pretrained(tmp_path))
-    layer.save(tmp_path / "head", target.config)
-    pair = pair_of(target, tmp_path / "head")
-    prompts = [[3, 5, 7, 9], [2, 3, 4, 5, 6, 7]]
-    plain = generate(
-        target, Autoregressive(Autoregressive.Options(), pair), prompts, k=0, max_new_tokens=30, temperature=0
-    )
-    for nodes in (0, 12):
-        drafter = Eagle3(Eagle3.Options(nodes=nodes, top_k=4), pair)
-        found = generate(target, drafter, prompts, k=4, max_new_tokens=30, temperature=0)
-        assert [row.tokens for row in found] == [row.tokens for row in plain]
-        assert all(len(row.rounds) <= 8 for row in found)  # 29 tokens at up to 5 a round
 
 
 def test_a_reduced_vocabulary_drafts_its_tokens_only_and_keeps_the_output(target, tmp_path: Path) -> None:
@@ -312,8 +214,8 @@ def test_a_published_head_with_a_mask_of_its_tokens_is_read(target, tmp_path: Pa
     save_file(load_file(tmp_path / "model.safetensors") | {"t2d": reached}, tmp_path / "model.safetensors")
     head = load(tmp_path, target)
     target.start(1, 64)
-    head.begin(context([5, 9]), torch.zeros(1, 1, D))
-    assert head.named(torch.arange(9)).tolist() == reached.nonzero().flatten().tolist()
+    head.begin([[5, 9]], torch.zeros(1, 1, D))
+    assert head.target_ids(torch.arange(9)).tolist() == reached.nonzero().flatten().tolist()
 
 
 def test_a_head_that_lists_its_tokens_in_any_order_drafts_the_same(target, tmp_path: Path) -> None:
@@ -328,65 +230,15 @@ def test_a_head_that_lists_its_tokens_in_any_order_drafts_the_same(target, tmp_p
             target.vocab_size = text_tokens
             head = Eagle3Head(config, some, target)
             target.start(1, 64)
-            head.begin(context([5, 9]), torch.ones(1, 1, D))
-            logits, _ = head.advance(context([5, 9]))
-            drafts.append((head.named(torch.arange(logits.shape[-1])).tolist(), logits))
+            head.begin([[5, 9]], torch.ones(1, 1, D))
+            logits, _ = head.advance([[5, 9]])
+            drafts.append((head.target_ids(torch.arange(logits.shape[-1])).tolist(), logits))
     assert [names for names, _ in drafts] == 2 * [[*range(0, 17, 2)], [*range(0, 13, 2)]]
     torch.testing.assert_close([logits for _, logits in drafts[:2]], [logits for _, logits in drafts[2:]])
 
 
-@pytest.fixture
-def pair(sums: tuple[Recipe, Path]) -> tuple[Recipe, Path]:
-    settings = Eagle3Training(steps=20, batch=4, corpus_sequences=16, draft_vocabulary=250)
-    return sums[0].model_copy(update={"eagle3": settings}), sums[1]
-
-
-def begun(folder: Path, out: Path) -> Path:
-    """A pair's folder with a target and its text."""
-    out.mkdir()
-    for name in ("target", TEXT):
-        (out / name).symlink_to(folder / name)
-    return out
-
-
-class Killed(BaseException):
-    pass
-
-
-def test_the_stage_trains_with_a_falling_loss_and_goes_on_after_a_kill(
-    pair: tuple[Recipe, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe, folder = pair
-    stage = STAGES["eagle3"]
-    assert (stage.module, stage.function, stage.keys) == (train_head.__module__, train_head.__name__, ("eagle3",))
-    whole, cut = begun(folder, tmp_path / "whole"), begun(folder, tmp_path / "cut")
-    train_head(recipe, folder / "corpus", whole, whole / "target", progress=False)
-    rows = [json.loads(line) for line in (whole / "eagle3" / "training.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in rows if "loss" in row]
-    assert len(losses) == recipe.eagle3.steps and sum(losses[-5:]) < sum(losses[:5])
-    assert len(rows[-1]["acceptance"]) == 5 and all(0 <= share <= 1 for share in rows[-1]["acceptance"])
-
-    def save_and_die(state: State, step: int) -> None:
-        if step == 7:
-            state.save(step)
-            raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(State, "keep", save_and_die)
-        train_head(recipe, folder / "corpus", cut, cut / "target", progress=False)
-    assert not (cut / "eagle3").exists()
-    taken: list[int] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(State, "keep", lambda state, step: taken.append(step))
-        train_head(recipe, folder / "corpus", cut, cut / "target", progress=False)
-    assert taken == list(range(8, recipe.eagle3.steps + 1))
-    one, two = (load_file(made / "eagle3" / "model.safetensors") for made in (whole, cut))
-    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    assert one["d2t"].shape == (250,)
-    load(whole / "eagle3", cached_model(LlamaForCausalLM.from_pretrained(folder / "target")))
-
-
 def test_a_target_of_two_layers_is_refused(tmp_path: Path) -> None:
     llama.save(Llama(TINY.model_copy(update={"layers": 2}), V).initialise(0), tmp_path, (0,))
-    with pytest.raises(TrainingError, match="a target of 2 has too few"):
-        Layer(Teacher(LlamaForCausalLM.from_pretrained(tmp_path), (0,), torch.device("cpu")))
+    teacher = Teacher(LlamaForCausalLM.from_pretrained(tmp_path), (0,), torch.device("cpu"))
+    with pytest.raises(DecodingError, match="a target of 2 has too few"):
+        Eagle3Learner(Eagle3Recipe(), teacher, teacher, None, 0)

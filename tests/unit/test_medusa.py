@@ -5,7 +5,6 @@ acceptance.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from specrig.training.medusa import train_draft_heads, train_heads, train_jointly
-from specrig.training.medusa_heads import Heads, heads_loss, rank_accuracies
-from specrig.training.medusa_recipe import JointTraining, MedusaTraining
 from transformers import AutoModelForCausalLM
 
 from specrig.decoding.drafters import registry
@@ -26,12 +22,16 @@ from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context, Drafter, Generation
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
+from specrig.heads.medusa import JointTraining
+from specrig.heads.medusa import Medusa as MedusaRecipe
 from specrig.heads.medusa import module as checkpoint
+from specrig.heads.medusa.training import MedusaLearner
 from specrig.heads.teacher import Teacher
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 from specrig.training import llama
+from specrig.training.fit import fit, train_jointly
 from specrig.training.language_model import next_token_loss
 from specrig.training.llama import Llama
 from specrig.training.optimizer import Optimizer
@@ -39,7 +39,7 @@ from specrig.training.recipe import Optimisation, Recipe, Shape
 from specrig.training.stages import TEXT
 
 PERIOD = 29
-SETTINGS = MedusaTraining(
+SETTINGS = MedusaRecipe(
     heads=3,
     own_lm_heads=False,
     steps=20,
@@ -84,28 +84,25 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lent, list[list[f
     """A tiny model that knows `cycles`, with four trained heads and their measured accuracies."""
     folder = tmp_path_factory.mktemp("counter")
     model = Llama(Shape(layers=1, hidden=64, heads=2, intermediate=96, context=128), PERIOD).initialise(0)
-    settings = MedusaTraining(heads=4, own_lm_heads=True)
+    settings = MedusaRecipe(heads=4, own_lm_heads=True)
     schedule = Optimisation(steps=80, batch=8, sequence=32, lr=0.01)
     optimizer, loss_of = Optimizer(model, schedule), next_token_loss(model)
     for step in range(schedule.steps):
         loss_of(cycles(8 + step, 33)).backward()
         optimizer.step()
     llama.save(model, folder, (0,))
-    tutor = Teacher(AutoModelForCausalLM.from_pretrained(folder), (PERIOD,), torch.device("cpu"))
-    heads = Heads(tutor, settings)
+    teacher = Teacher(AutoModelForCausalLM.from_pretrained(folder), (PERIOD,), torch.device("cpu"))
+    heads = MedusaLearner(settings, teacher, teacher, None, 3)
     optimizer = Optimizer(heads, schedule)
     for step in range(schedule.steps):
         texts = cycles(8 + step, 33)
-        hidden = tutor.states(texts)
-        heads_loss(heads, heads.output, hidden, hidden, heads.output, everything(texts), settings).backward()
+        hidden = teacher.states(texts)
+        heads.loss(everything(texts), hidden, hidden).backward()
         optimizer.step()
     texts = cycles(7, 33)
-    accuracies = rank_accuracies(heads, tutor, everything(texts), tutor.states(texts))
-    config = checkpoint.heads_config(
-        hidden=64, vocabulary=PERIOD, heads=4, measured={"accuracy": accuracies[1:], "first": accuracies[0]}
-    )
-    (folder / "heads").mkdir()
-    checkpoint.save(folder / "heads", config, heads.tensors())
+    heads.measured(everything(texts), teacher.states(texts))
+    accuracies = [heads.first, *heads.ranks]
+    heads.save(folder / "heads")
     return Lent(folder), accuracies
 
 
@@ -266,46 +263,19 @@ def pair(sums: tuple[Recipe, Path]) -> tuple[Recipe, Path]:
     return sums[0].model_copy(update={"medusa": SETTINGS}), sums[1]
 
 
-def trained_again(train: Callable[..., None], recipe: Recipe, folder: Path, out: Path) -> Path:
-    """`out` with the pair's models but the heads, and what `train` adds."""
-    out.mkdir()
-    for name in ("target", "draft", TEXT):
-        (out / name).symlink_to(folder / name)
-    train(recipe, folder / "corpus", out, out / "target", progress=False)
-    return out
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_heads_train_reproducibly_with_a_falling_loss(pair: tuple[Recipe, Path], tmp_path: Path, own: bool) -> None:
-    folder, settings = pair[1], SETTINGS.model_copy(update={"own_lm_heads": own})
-    recipe = pair[0].model_copy(update={"medusa": settings})
-    heads, again = (trained_again(train_heads, recipe, folder, tmp_path / name) / "medusa" for name in ("one", "two"))
-    one, two = (load_file(found / "model.safetensors") for found in (heads, again))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    rows = [json.loads(line) for line in (heads / "training.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in rows if "loss" in row]
-    assert len(losses) == settings.steps and sum(losses[-5:]) < sum(losses[:5])
-    measured = json.loads((heads / "config.json").read_text())["specrig"]
-    assert rows[-1]["accuracy"] == [shares[0] for shares in measured["accuracy"]]
-    assert len(measured["accuracy"]) == 3 and all(len(shares) == 10 for shares in measured["accuracy"])
-    assert (
-        measured["first"][0] > 0.95
-    )  # the model wrote the text: its own next token is its first choice (bfloat16 aside)
-    assert all(0 <= sum(shares) <= 1.0001 for shares in measured["accuracy"])
-    assert ("lm_heads.0.weight" in one) == own
-    checkpoint.load(heads, cached_model(AutoModelForCausalLM.from_pretrained(folder / "target")))
-
-
-def test_the_drafts_heads_learn_from_the_target(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
-    recipe, folder = pair
-    trained = trained_again(train_draft_heads, recipe, folder, tmp_path / "pair") / "draft_medusa"
-    heads = checkpoint.load(trained, cached_model(AutoModelForCausalLM.from_pretrained(folder / "draft")))
-    assert heads.count == 3 and 0 < heads.first[0] < 1  # the draft's own next token is not always the target's
-
-
 def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
     recipe, folder = pair
-    base = trained_again(train_heads, recipe, folder, tmp_path / "base")
+    base = tmp_path / "base"
+    base.mkdir()
+    for name in ("target", TEXT):
+        (base / name).symlink_to(folder / name)
+    with pytest.raises(TrainingError, match="no trained medusa there"):
+        train_jointly(recipe, folder / "corpus", base, tmp_path / "joint", base / "target", progress=False)
+    fit("medusa", recipe, folder / "corpus", base, base / "target", progress=False)
+    measured = json.loads((base / "medusa" / "config.json").read_text())["specrig"]
+    assert len(measured["accuracy"]) == 3 and all(len(shares) == 10 for shares in measured["accuracy"])
+    assert all(0 <= sum(shares) <= 1.0001 for shares in measured["accuracy"])
+    assert measured["first"][0] > 0.95, "the model wrote the text: its next token is its first choice (bfloat16 aside)"
     train_jointly(recipe, folder / "corpus", base, tmp_path / "joint", base / "target", progress=False)
     assert sorted(path.name for path in (tmp_path / "joint").iterdir()) == [".states", "medusa", "target"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "joint" / "target")
@@ -319,12 +289,3 @@ def test_joint_training_yields_a_target_and_its_heads(pair: tuple[Recipe, Path],
     for name in ("target", "medusa"):
         rows = [json.loads(line) for line in (tmp_path / "joint" / name / "training.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows if "loss" in row] == list(range(1, SETTINGS.joint.steps + 1))
-
-
-def test_heads_without_a_model_are_refused(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="no trained target there"):
-        train_heads(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "target", progress=False)
-    (tmp_path / "target").symlink_to(pair[1] / "target")
-    (tmp_path / TEXT).symlink_to(pair[1] / TEXT)
-    with pytest.raises(TrainingError, match="no trained medusa there"):
-        train_jointly(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "joint", tmp_path / "target", progress=False)

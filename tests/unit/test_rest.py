@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from specrig.decoding.drafters.rest import Rest, tree
+from specrig.decoding.drafters.rest import Rest
 from specrig.decoding.sampling import Sampler
 from specrig.decoding.types import Context
 from specrig.heads.rest import module as rest
@@ -93,9 +93,9 @@ def test_drafts_by_hand(tmp_path: Path) -> None:
     # too short.
     assert draft.lengths == [1, 0, 0, 0] and draft.tokens.tolist() == [[4], [0], [0], [0]]
     # Of four occurrences of `1 2` one ends a text, two go on with 4, one with 3.
-    assert tree(drafter.store, [1, 2], drafter.options, 1) == ([4, 3], [-1, -1])
+    assert drafter.store.tree([1, 2], 16, 2, 4, 1) == ([4, 3], [-1, -1])
     # Of equally probable ones that of the lower continuation comes first, and what follows it: 3, then `1 2` behind it.
-    assert tree(drafter.store, [1, 2], drafter.options, 3) == ([4, 3, 1, 2], [-1, -1, 1, 2])
+    assert drafter.store.tree([1, 2], 16, 2, 4, 3) == ([4, 3, 1, 2], [-1, -1, 1, 2])
     empty = Context([[0, 3]], [False], Sampler(0.0, [0]), [3])
     assert drafter.propose(empty, 3).tokens.shape == (1, 0)
 

@@ -1,9 +1,8 @@
-"""What hydra, rest and layer_skip draft with, made from a target and the text that it wrote."""
+"""What rest and layer_skip draft with, made from a target and the text that it wrote."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,41 +10,38 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from specrig.training.hydra import train_heads
-from specrig.training.hydra_recipe import HydraTraining
-from specrig.training.layer_skip import Search, excerpts, predicted, search
-from specrig.training.layer_skip_recipe import LayerSkipSearch
-from specrig.training.rest import DEPTH, expected, make_datastore, written
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.heads.base import TrainingError
-from specrig.heads.hydra import module as hydra
+from specrig.heads.layer_skip import LayerSkip
 from specrig.heads.layer_skip import module as layer_skip
+from specrig.heads.layer_skip.training import Search, excerpts, predicted
 from specrig.heads.learner import Texts
 from specrig.heads.rest import module as rest
+from specrig.heads.rest.training import DEPTH, expected, written
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
+from specrig.training.fit import fit
 from specrig.training.recipe import Recipe
-from specrig.training.stages import STAGES, TEXT
+from specrig.training.stages import TEXT
 from specrig.training.target_text import read_text
 
 
 @pytest.fixture
 def pair(sums: tuple[Recipe, Path]) -> tuple[Recipe, Path]:
     settings = {
-        "hydra": HydraTraining(heads=3, steps=20, batch=4, corpus_sequences=16),
-        "layer_skip": LayerSkipSearch(texts=4, tokens=32, most=0.7, candidates=2),
+        "layer_skip": LayerSkip(texts=4, tokens=32, most=0.7, candidates=2),
     }
     return sums[0].model_copy(update=settings), sums[1]
 
 
-def made(train: Callable[..., None], recipe: Recipe, folder: Path, out: Path) -> Path:
-    """`out` with the pair's text, and what `train` adds."""
+def made(name: str, recipe: Recipe, folder: Path, out: Path) -> Path:
+    """`out` with the pair's text, and what is made of it."""
     out.mkdir()
     (out / TEXT).symlink_to(folder / TEXT)
-    train(recipe, folder / "corpus", out, folder / "target", progress=False)
+    fit(name, recipe, folder / "corpus", out, folder / "target", progress=False)
     return out
 
 
@@ -63,47 +59,11 @@ def decoded(method: str, target: CachedModel, out: Path, prompts: list[list[int]
     return generate(target, drafter, prompts, k=k, max_new_tokens=24, temperature=0)
 
 
-@pytest.mark.parametrize("method", ["hydra", "rest", "layer_skip"])
-def test_what_is_missing_is_said(pair: tuple[Recipe, Path], tmp_path: Path, method: str) -> None:
-    stage = STAGES[method]
-    train = {"hydra": train_heads, "rest": make_datastore, "layer_skip": search}[method]
-    assert (stage.module, stage.function, stage.needs) == (train.__module__, train.__name__, ("target",))
-    with pytest.raises(TrainingError, match="the target's text is missing"):
-        train(pair[0], pair[1] / "corpus", tmp_path, pair[1] / "target", progress=False)
-    (tmp_path / TEXT).symlink_to(pair[1] / TEXT)
-    with pytest.raises(TrainingError, match="no trained target there"):
-        train(pair[0], pair[1] / "corpus", tmp_path, tmp_path / "target", progress=False)
-
-
-@pytest.mark.parametrize("drafted", [None, 200])
-def test_hydra_heads_train_reproducibly_with_a_falling_loss(
-    pair: tuple[Recipe, Path], tmp_path: Path, drafted: int | None
-) -> None:
-    settings = pair[0].hydra.model_copy(update={"draft_vocabulary": drafted})
-    recipe, folder = pair[0].model_copy(update={"hydra": settings}), pair[1]
-    one, two = (made(train_heads, recipe, folder, tmp_path / name) / "hydra" for name in ("one", "two"))
-    tensors, again = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
-    assert all(torch.equal(tensors[name], again[name]) for name in tensors)
-    assert ("token_map" in tensors) == (drafted is not None)
-    assert tensors["heads.1.res_connection.weight"][:, 32:].abs().max() > 0, "what it reads of the tokens is learnt"
-    rows = curve(one)
-    losses = [row["loss"] for row in rows if "loss" in row]
-    assert len(losses) == settings.steps and sum(losses[-5:]) < sum(losses[:5])
-    target = loaded(folder)
-    heads = hydra.load(one, target)
-    assert len(heads.accuracy) == 3 and all(0 <= sum(shares) <= 1.0001 for shares in heads.accuracy)
-    assert rows[-1]["acceptance"][0] == pytest.approx(heads.accuracy[0][0], abs=2e-3)
-    assert 1 <= rows[-1]["tau_sim"] <= 4
-    (found,) = decoded("hydra", target, tmp_path / "one", [[5, 9, 11]], 3)
-    (plain,) = decoded("autoregressive", target, tmp_path, [[5, 9, 11]], 0)
-    assert found.tokens == plain.tokens
-
-
 def test_a_datastore_holds_what_the_target_wrote_and_says_what_to_expect(
     pair: tuple[Recipe, Path], tmp_path: Path
 ) -> None:
     recipe, folder = pair
-    out = made(make_datastore, recipe, folder, tmp_path / "pair")
+    out = made("rest", recipe, folder, tmp_path / "pair")
     target, text = loaded(folder), read_text(out)
     store = rest.load(out / "rest", target)
     whole = written(text.train, prompts=True)
@@ -127,23 +87,17 @@ def test_what_fills_a_row_up_is_no_text() -> None:
     assert written(Texts(tokens, own), prompts=True) == [[7, 7, 1, 2, 0], [7, 1, 2, 3, 4, 5]]
 
 
-def test_the_search_is_reproducible_and_its_set_is_the_best_on_its_way(
-    pair: tuple[Recipe, Path], tmp_path: Path
-) -> None:
+def test_the_set_that_is_found_is_the_best_on_its_way(pair: tuple[Recipe, Path], tmp_path: Path) -> None:
     recipe, folder = pair
-    one, two = (made(search, recipe, folder, tmp_path / name) / "layer_skip" for name in ("one", "two"))
+    one = made("layer_skip", recipe, folder, tmp_path / "one") / "layer_skip"
     target = loaded(folder)
     skipped = layer_skip.load(one, target)
-    assert skipped == layer_skip.load(two, target)
     rows = curve(one)
     assert [len(row["skipped"]) for row in rows] == [1, 2], "0.7 of three layers"
     best = max(rows, key=lambda row: row["predicted_speedup"])
     assert best["skipped"] == skipped
     table = load_file(one / "model.safetensors")["agreement"]
     assert table.shape == (2, 3) and (table >= 0).sum(1).tolist() == [3, 2]
-    (found,) = decoded("layer_skip", target, tmp_path / "one", [[5, 9, 11]], 3)
-    (plain,) = decoded("autoregressive", target, tmp_path, [[5, 9, 11]], 0)
-    assert found.tokens == plain.tokens
 
 
 def test_excerpts_hold_what_the_target_wrote() -> None:

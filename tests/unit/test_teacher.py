@@ -25,9 +25,10 @@ from transformers import (
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.engines.native import Native
-from specrig.heads import acceptance, teacher
+from specrig.heads import acceptance
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts, draft_ids
+from specrig.heads.teacher import copy_tokenizer, end_tokens, load_teacher
 from specrig.models.pair import PairFiles
 from specrig.runtime.linear import Linear
 from specrig.training import stages
@@ -90,7 +91,7 @@ def made(kind: str, tokenizer: Path, folder: Path) -> Path:
     """A random model of that architecture with the tokenizer of another folder."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(CONFIGS[kind]).save_pretrained(folder)
-    teacher.copy_tokenizer(tokenizer, folder)
+    copy_tokenizer(tokenizer, folder)
     return folder
 
 
@@ -108,13 +109,13 @@ def trained(
 
 
 def test_a_teacher_says_what_the_model_says(trained: tuple[Path, Path]) -> None:
-    tutor = teacher.load(trained[0], torch.device("cpu"))
+    teacher = load_teacher(trained[0], torch.device("cpu"))
     tokens = torch.randint(0, V, (2, 40), generator=torch.Generator().manual_seed(1))
-    found = tutor.states(tokens, (1, 2))
+    found = teacher.states(tokens, (1, 2))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        said = tutor.model(input_ids=tokens, output_hidden_states=True)
-        logits = tutor.logits(found[..., -D:])
-    assert found.shape == (2, 40, 3 * D) and tutor.eos == (0,)
+        said = teacher.model(input_ids=tokens, output_hidden_states=True)
+        logits = teacher.logits(found[..., -D:])
+    assert found.shape == (2, 40, 3 * D) and teacher.eos == (0,)
     for part, expected in zip(found.split(D, -1), (*said.hidden_states[1:3], said.hidden_states[-1]), strict=True):
         assert torch.equal(part, expected.to(part.dtype))
     torch.testing.assert_close(logits.float(), said.logits.float())
@@ -142,12 +143,12 @@ def test_what_was_trained_decodes_losslessly(trained: tuple[Path, Path], tiny_pa
 
 
 def test_the_text_is_what_the_target_says(trained: tuple[Path, Path], tiny_pair: Path) -> None:
-    text, tutor = read_text(trained[1]), teacher.load(trained[0], torch.device("cpu"))
+    text, teacher = read_text(trained[1]), load_teacher(trained[0], torch.device("cpu"))
     prompts = heldout_prompts(RECIPE, tiny_pair / "corpus", trained[0])
     for row, prompt in enumerate(prompts):
         assert text.heldout.tokens[row, : len(prompt)].tolist() == prompt
         assert not text.heldout.written[row, : len(prompt)].any() and text.heldout.written[row, len(prompt)]
-    best = tutor.logits(tutor.states_of(text.heldout.tokens[:, :-1])).argmax(-1)
+    best = teacher.logits(teacher.states_of(text.heldout.tokens[:, :-1])).argmax(-1)
     agree = (best == text.heldout.tokens[:, 1:])[text.heldout.written[:, 1:]]
     assert agree.float().mean() > 0.9  # written in bfloat16
 
@@ -160,7 +161,7 @@ def test_the_curves_tell_the_acceptance_to_expect(trained: tuple[Path, Path]) ->
 
 
 def test_medusa_2_trains_any_target_with_its_heads(tiny_pair: Path, tmp_path: Path) -> None:
-    from specrig.training.medusa import train_jointly
+    from specrig.training.fit import train_jointly
 
     target = made("qwen3", tiny_pair / "models/target", tmp_path / "given")
     write_text(RECIPE, tiny_pair / "corpus", tmp_path / "base", target)
@@ -198,30 +199,30 @@ def test_an_end_token_inside_a_prompt_ends_no_text() -> None:
 def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
     trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tutor, texts = teacher.load(trained[0], torch.device("cpu")), read_text(trained[1]).train.tokens
+    teacher, texts = load_teacher(trained[0], torch.device("cpu")), read_text(trained[1]).train.tokens
     monkeypatch.setattr("specrig.training.states.SHARD", 3 * 2 * texts.shape[1] * D)  # three texts a shard
     run, model = tmp_path / "run", tmp_path / "model"
     run.mkdir()
     shutil.copytree(trained[0], model)
-    stored = StoredStates(run, model, tutor, texts, (1,))
+    stored = StoredStates(run, model, teacher, texts, (1,))
     rows = torch.tensor([len(texts) - 1, 0, 2])
-    torch.testing.assert_close(stored[rows], tutor.states(texts[rows], (1,)).bfloat16(), atol=0.1, rtol=0.05)
+    torch.testing.assert_close(stored[rows], teacher.states(texts[rows], (1,)).bfloat16(), atol=0.1, rtol=0.05)
     files = sorted((tmp_path / ".states").glob("*.safetensors"))
     assert len(files) == 2 * -(-len(texts) // 3), "a file for each stream"
     before = [file.stat().st_mtime_ns for file in files]
-    StoredStates(run, model, tutor, texts, (1,))
+    StoredStates(run, model, teacher, texts, (1,))
     assert [file.stat().st_mtime_ns for file in files] == before
-    last = StoredStates(run, model, tutor, texts)
+    last = StoredStates(run, model, teacher, texts)
     assert torch.equal(last[rows], stored[rows].chunk(2, -1)[1])
     assert sorted((tmp_path / ".states").glob("*.safetensors")) == files, (
         "the pair's other trainings find them, streams by streams"
     )
     weights = model / "model.safetensors"
     save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
-    StoredStates(run, model, tutor, texts, (1,))
+    StoredStates(run, model, teacher, texts, (1,))
     assert [file.stat().st_mtime_ns for file in files] != before, "of another model they are others"
     monkeypatch.setattr("specrig.training.states.KEPT", 0)
-    StoredStates(run, model, tutor, texts)
+    StoredStates(run, model, teacher, texts)
     assert (
         list((run / ".states").glob("*.safetensors")) and sorted((tmp_path / ".states").glob("*.safetensors")) == files
     ), "large ones go with the training"
@@ -311,12 +312,12 @@ def test_a_model_that_cannot_teach_is_refused(tiny_pair: Path, tmp_path: Path) -
     config = CohereConfig(**GROUPED | {"tie_word_embeddings": True}, logit_scale=0.1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "cohere")
     with pytest.raises(TrainingError, match="a cohere model scales or caps its logits"):
-        teacher.load(tmp_path / "cohere", torch.device("cpu"))
+        load_teacher(tmp_path / "cohere", torch.device("cpu"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(TrainingError, match="transformers cannot load this model"):
-        teacher.load(tmp_path / "empty", torch.device("cpu"))
+        load_teacher(tmp_path / "empty", torch.device("cpu"))
     CONFIGS["llama"].save_pretrained(tmp_path / "endless")
     settings = json.loads((tmp_path / "endless/config.json").read_text())
     (tmp_path / "endless/config.json").write_text(json.dumps({**settings, "eos_token_id": None}))
     with pytest.raises(TrainingError, match="no eos_token_id"):
-        teacher.end_tokens(tmp_path / "endless")
+        end_tokens(tmp_path / "endless")

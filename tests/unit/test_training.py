@@ -16,9 +16,10 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specrig.corpus import gather as corpus
-from specrig.heads import losses, teacher
+from specrig.heads import losses
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
+from specrig.heads.teacher import load_teacher
 from specrig.training import llama, run
 from specrig.training.checkpoint import State
 from specrig.training.distil import distillation_loss, train_draft
@@ -152,24 +153,24 @@ def test_heldout_loss_is_the_mean_over_real_tokens() -> None:
 def test_distillation_loss_is_zero_only_for_the_teacher_itself(tmp_path: Path) -> None:
     model, student = random_model(0), random_model(7)
     llama.save(model, tmp_path, (0,))
-    tutor = teacher.load(tmp_path, torch.device("cpu"))
+    teacher = load_teacher(tmp_path, torch.device("cpu"))
     tokens = torch.randint(0, 97, (2, 17), generator=torch.Generator().manual_seed(0))
-    batch = Texts(tokens, torch.ones_like(tokens, dtype=torch.bool)), tutor.states(tokens[:, :-1])
+    batch = Texts(tokens, torch.ones_like(tokens, dtype=torch.bool)), teacher.states(tokens[:, :-1])
     divergence, plain = Distillation(kl_weight=1.0), Distillation(kl_weight=0.0)
     same, other = (
-        distillation_loss(model, tutor, divergence)(batch),
-        distillation_loss(student, tutor, divergence)(batch),
+        distillation_loss(model, teacher, divergence)(batch),
+        distillation_loss(student, teacher, divergence)(batch),
     )
     assert 0 <= same.item() < 1e-3 < 0.01 < other.item()
     torch.testing.assert_close(
-        distillation_loss(student, tutor, plain)(batch), next_token_loss(student)(tokens), atol=1e-3, rtol=1e-3
+        distillation_loss(student, teacher, plain)(batch), next_token_loss(student)(tokens), atol=1e-3, rtol=1e-3
     )
     # Of what the target did not write nothing is learnt.
     half = Texts(tokens, batch[0].written & (torch.arange(17) < 9))
     first = Texts(tokens[:, :9], half.written[:, :9])
     torch.testing.assert_close(
-        distillation_loss(student, tutor, divergence)((half, batch[1])),
-        distillation_loss(student, tutor, divergence)((first, batch[1][:, :8])),
+        distillation_loss(student, teacher, divergence)((half, batch[1])),
+        distillation_loss(student, teacher, divergence)((first, batch[1][:, :8])),
         atol=1e-2,
         rtol=1e-2,
     )

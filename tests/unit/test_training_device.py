@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from specrig.training import stages
-from specrig.training.medusa import train_jointly
+from specrig.training.fit import train_jointly
 from specrig.training.recipe import TINY, Recipe
 from specrig.training.target_text import read_text, write_text
 

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from specrig import heads
-from specrig.decoding.types import DecodingError
 from specrig.heads import acceptance
 from specrig.heads.base import LearntHead, TrainingError
 from specrig.heads.learner import Learner, States, Texts
 from specrig.heads.teacher import Teacher, copy_tokenizer, load_teacher, moved
+from specrig.runtime.types import DecodingError
 from specrig.training.optimizer import Optimizer
 from specrig.training.recipe import Optimisation, Recipe
 from specrig.training.run import Curve, Run, model_folder, training

@@ -38,19 +38,19 @@ class Eagle(Drafter):
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the head with the prompts' features."""
-        self.head.begin(context, hidden)
+        self.head.begin(context.tokens, hidden)
 
     def propose(self, context: Context, k: int) -> Draft:
         """Sample k tokens a row, each on the feature predicted for the one before."""
         import torch
 
         sampler = context.sampler
-        logits, feature = self.head.advance(context)
+        logits, feature = self.head.advance(context.tokens, context.done)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         for step in range(k):
             place, q = sampler.next(logits, [depth > step for depth in context.depths])
-            token = self.head.named(place)
+            token = self.head.target_ids(place)
             tokens.append(token)
             if q is not None:
                 probs.append(q)
@@ -63,7 +63,7 @@ class Eagle(Drafter):
     def observe(self, verdict: Verdict) -> None:
         """Keep the true features of what was accepted."""
         assert verdict.hidden is not None
-        self.head.learn(verdict.hidden, verdict)
+        self.head.accept(verdict.hidden, verdict.paths)
 
     def passes(self) -> dict[int, tuple[int, float]]:
         """The head's bare forward passes."""

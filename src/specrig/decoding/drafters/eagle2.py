@@ -105,7 +105,7 @@ class Eagle2(Eagle):
         import torch
 
         # Level 1: the root's w children, [B, w]. They hang on the context, -1.
-        logits, feature = self.head.advance(context)
+        logits, feature = self.head.advance(context.tokens, context.done)
         # Beyond the best `nodes` of a level nothing can be chosen: its betters on that level would fill the tree.
         width = min(self.options.top_k, self.options.nodes, logits.shape[-1])
         best, value, q = self._children(context, logits.unsqueeze(1), width)
@@ -150,11 +150,15 @@ class Eagle2(Eagle):
         """
         if context.sampler.greedy:
             best = logits.float().log_softmax(-1).topk(width, -1)
-            return self.head.named(best.indices), best.values, None
+            return self.head.target_ids(best.indices), best.values, None
         counts = [0 if done else logits.shape[1] for done in context.done]
         places, q = context.sampler.candidates(logits, width, counts)
         assert q is not None
         # The j-th draw: (1 - DRAWN) times the j-th highest probability, and DRAWN more for the first.
         worth = (1 - DRAWN) * q.topk(width, -1).values
         worth[..., 0] += DRAWN
-        return self.head.named(places), worth.clamp_(max=1.0).log(), q  # rounding must not put a child above its parent
+        return (
+            self.head.target_ids(places),
+            worth.clamp_(max=1.0).log(),
+            q,
+        )  # rounding must not put a child above its parent

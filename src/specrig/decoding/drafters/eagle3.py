@@ -50,7 +50,7 @@ class Eagle3(Eagle2):
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the head with the prompts' fused features."""
         assert aux_hidden_states is not None
-        self.head.begin(context, self.head.fuse(aux_hidden_states))
+        self.head.begin(context.tokens, self.head.fuse(aux_hidden_states))
 
     def propose(self, context: Context, k: int) -> Draft:
         """A chain of k tokens or a tree of k levels."""
@@ -59,4 +59,4 @@ class Eagle3(Eagle2):
     def observe(self, verdict: Verdict) -> None:
         """Keep the fused features of what was accepted."""
         assert verdict.aux_hidden_states is not None
-        self.head.learn(self.head.fuse(verdict.aux_hidden_states), verdict)
+        self.head.accept(self.head.fuse(verdict.aux_hidden_states), verdict.paths)

@@ -137,7 +137,7 @@ class Hydra(Medusa):
                 assert q is not None
                 probs.append(q)
             # The table of choices [B, m · width] -> the level's nodes [B, n].
-            nodes = heads.named(chosen.flatten(1)[:, constant(level.places if ranked else level.draws, device)])
+            nodes = heads.target_ids(chosen.flatten(1)[:, constant(level.places if ranked else level.draws, device)])
             tokens.append(nodes)
             if level.opened:
                 grown = heads.embed(nodes[:, constant(level.opened, device)])

@@ -31,8 +31,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specrig.decoding.types import Context, Verdict
-from specrig.heads.checkpoint import Shapes, check_places, faults, read, untrained, write
+from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, read, untrained, write
 from specrig.heads.layer import layer_like, layer_of
 from specrig.runtime.attention import FULL
 from specrig.runtime.decode_pass import compile_passes
@@ -74,7 +73,7 @@ class EagleHead(LlamaModel):
         self.embedding, self.head = shared(target)
         if (drafted := (getattr(config, "specrig", None) or {}).get("drafted")) is not None:
             places = torch.tensor(drafted, device=self.device)
-            check_places(places, target.vocab_size, "specrig.drafted in its config")
+            check_vocabulary(places, target.vocab_size, "specrig.drafted in its config")
             self.cut_to(places)
             self.head = self.head.select_outputs(self._every)
         self.take_weights(
@@ -137,38 +136,36 @@ class EagleHead(LlamaModel):
             self.vocab_size = bisect_left(self._ids, V)
             self.vocabulary = self._every[: self.vocab_size]
 
-    def named(self, drafted: Tensor) -> Tensor:
-        """The target's tokens that places in the head's own vocabulary stand for, of any shape."""
-        return drafted if self.vocabulary is None else self.vocabulary[drafted]
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's ids of tokens of the head's own vocabulary, of any shape."""
+        return draft_ids if self.vocabulary is None else self.vocabulary[draft_ids]
 
-    def begin(self, context: Context, features: Tensor) -> None:
+    def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
         """Run the prompts' entries but for each row's last, which `advance` runs. features: `[B, P, D]`, rows
         left-aligned.
         """
         self.offer_first(self.target.vocab_size)
         self.start_like(self.target)
         self._above = None
-        last = [
-            len(tokens) - 2 for tokens in context.tokens
-        ]  # the prompt's last position: its feature yields the first draft
+        last = [len(tokens) - 2 for tokens in rows]  # the prompt's last position: its feature yields the first draft
         if max(last) > 0:
-            rows = [tokens[1 : end + 1] for tokens, end in zip(context.tokens, last, strict=True)]
-            self._take(rows, features[:, : max(last)])
+            entries = [list(tokens[1 : end + 1]) for tokens, end in zip(rows, last, strict=True)]
+            self._take(entries, features[:, : max(last)])
         self._base = list(self.lengths)
         self.watch.clear()
         self._wait(features, [[end] for end in last])
 
-    def advance(self, context: Context) -> tuple[Tensor, Tensor]:
+    def advance(self, rows: Sequence[Sequence[int]], done: Sequence[bool] = ()) -> tuple[Tensor, Tensor]:
         """Run the entries of the tokens that were accepted; returns next-token logits `[B, Vd]` and the last token's
-        predicted feature `[B, D]`.
+        predicted feature `[B, D]`. rows: the contexts; done: which of them are over, none by default.
         """
-        rows = [
-            [] if done else tokens[-count:]
-            for tokens, done, count in zip(context.tokens, context.done, self._counts, strict=True)
+        accepted = [
+            [] if over else list(tokens[-count:])
+            for tokens, over, count in zip(rows, done or [False] * len(rows), self._counts, strict=True)
         ]
-        logits, features = self._take(rows, self._features)
+        logits, features = self._take(accepted, self._features)
         self._base = list(self.lengths)
-        return logits[:, 0], at_each(features, [max(len(row) - 1, 0) for row in rows])
+        return logits[:, 0], at_each(features, [max(len(row) - 1, 0) for row in accepted])
 
     def step(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Run one drafted token a row, `[B]`, with the predicted `features` `[B, D]` before it; returns logits `[B,
@@ -202,14 +199,14 @@ class EagleHead(LlamaModel):
         self.cache.truncate(self._base)
         self._above = None
 
-    def learn(self, hidden: Tensor, verdict: Verdict) -> None:
+    def accept(self, hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
         """Drop the predicted entries, and set aside for `advance` the true features of the last token and the accepted
         path.
 
         hidden: `[B, n + 1, D]`, the target's states at the root and every node.
         """
         self.rewind()
-        self._wait(hidden, [[0, *(node + 1 for node in path)] for path in verdict.paths])
+        self._wait(hidden, [[0, *(node + 1 for node in path)] for path in paths])
 
     def _wait(self, features: Tensor, positions: list[list[int]]) -> None:
         """Set aside the features at `positions[b]` of each row b for the next `advance`."""

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from specrig.decoding.types import DecodingError
 from specrig.heads.base import Foreign, Sizes
 from specrig.heads.eagle import LayerHead
+from specrig.runtime.types import DecodingError
 
 
 def choose_aux_layers(layers: int) -> tuple[int, int, int]:

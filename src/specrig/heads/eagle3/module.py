@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
-from specrig.heads.checkpoint import Shapes, check_places, untrained, write
+from specrig.heads.checkpoint import Shapes, check_vocabulary, untrained, write
 from specrig.heads.eagle import module as eagle
 from specrig.heads.eagle.module import EagleHead, layer_shapes, load_as
 from specrig.heads.eagle3 import choose_aux_layers
@@ -57,7 +57,7 @@ class Eagle3Head(EagleHead):
             )
         self.aux_layers = read_aux_layers(self.config, target.layers)
         if "d2t" in tensors:
-            check_places(torch.arange(len(tensors["d2t"])) + tensors["d2t"], self.config.vocab_size, "d2t")
+            check_vocabulary(torch.arange(len(tensors["d2t"])) + tensors["d2t"], self.config.vocab_size, "d2t")
 
     def tensor_shapes(self) -> Shapes:
         """What its checkpoint must hold."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
-from specrig.heads.checkpoint import Shapes, check_places, faults, normal, read, write
+from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, normal, read, write
 from specrig.heads.eagle.module import shared
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
@@ -78,9 +78,9 @@ class HydraHeads:
         """Vd, how many tokens they can draft."""
         return self.target.vocab_size if self.vocabulary is None else len(self.vocabulary)
 
-    def named(self, places: Tensor) -> Tensor:
-        """The target's tokens that places in the heads' vocabulary stand for, of any shape."""
-        return places if self.vocabulary is None else self.vocabulary[places]
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's ids of tokens of the heads' vocabulary, of any shape."""
+        return draft_ids if self.vocabulary is None else self.vocabulary[draft_ids]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The target's embeddings `[..., D]` of `tokens` `[...]`."""
@@ -178,4 +178,4 @@ def _check(config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None
     if wrong := faults(tensors, shapes(config)):
         raise DecodingError("not Hydra heads of one layer each: " + wrong)
     if (drafted := tensors.get("token_map")) is not None:
-        check_places(drafted, target.vocab_size, "token_map")
+        check_vocabulary(drafted, target.vocab_size, "token_map")

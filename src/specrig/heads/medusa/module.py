@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
-from specrig.heads.checkpoint import check_places, faults, normal, read, write
+from specrig.heads.checkpoint import check_vocabulary, faults, normal, read, write
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
@@ -193,4 +193,4 @@ def _check(config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:
     if wrong := faults(tensors, expected):
         raise DecodingError("not Medusa heads of one residual layer each: " + wrong)
     if (drafted := tensors.get("token_map")) is not None:
-        check_places(drafted, model.vocab_size, "token_map")
+        check_vocabulary(drafted, model.vocab_size, "token_map")

@@ -1,0 +1,406 @@
+"""The contract of every head: it is made, goes on to the bit after a kill, is what other engines load, is refused for
+another target, and one that is right is accepted in full.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from references import of_rounds
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from specrig import heads
+from specrig.decoding.drafters import registry
+from specrig.decoding.loop import generate
+from specrig.heads import acceptance
+from specrig.heads.base import LearntHead, TrainingError
+from specrig.heads.eagle import module as eagle
+from specrig.heads.eagle3 import module as eagle3
+from specrig.heads.hydra import module as hydra
+from specrig.heads.learner import Texts
+from specrig.heads.medusa import module as medusa
+from specrig.heads.teacher import Teacher
+from specrig.runtime.transformers_model import cached_model
+from specrig.runtime.types import DecodingError
+from specrig.training.checkpoint import State
+from specrig.training.fit import fit
+from specrig.training.llama import Llama, save
+from specrig.training.optimizer import Optimizer
+from specrig.training.recipe import Optimisation, Recipe, Shape
+from specrig.training.stages import FILES, STAGES, TEXT
+
+NAMES = sorted(heads.trained())
+LEARNT = sorted(name for name, kind in heads.trained().items() if issubclass(kind, LearntHead))
+SHORT = {"steps": 8, "batch": 4, "corpus_sequences": 16, "draft_vocabulary": 250, "evaluations": 2}
+MADE = {"layer_skip": {"texts": 4, "tokens": 32, "most": 0.7, "candidates": 2}}
+"""What nothing trains has keys of its own."""
+
+
+def recipe_of(sums: tuple[Recipe, Path], name: str) -> Recipe:
+    """The recipe of the pair, with a short training of a head."""
+    kind = heads.trained()[name]
+    keys = SHORT if name in LEARNT else MADE.get(name)
+    return sums[0].model_copy(update={kind.name: kind.model_validate(keys)} if keys else {})
+
+
+def made(sums: tuple[Recipe, Path], name: str, out: Path) -> Path:
+    """A pair's folder with the head, which is made there."""
+    out.mkdir(exist_ok=True)
+    for part in ("target", "draft", TEXT):
+        if not (out / part).exists():
+            (out / part).symlink_to(sums[1] / part)
+    fit(name, recipe_of(sums, name), sums[1] / "corpus", out, out / "target", progress=False)
+    return out
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(
+    request: pytest.FixtureRequest, sums: tuple[Recipe, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """The name of a head, and the folder of a pair for which it was made."""
+    return request.param, made(sums, request.param, tmp_path_factory.mktemp(request.param) / "pair")
+
+
+def model_of(name: str, folder: Path) -> Any:
+    """The model that the head is for."""
+    part = "draft" if name.startswith("draft_") else "target"
+    return cached_model(AutoModelForCausalLM.from_pretrained(folder / part))
+
+
+def lent(target: Any, draft: Any, folder: Path) -> Any:
+    """Resources of a drafter: heads lie in the folders of their names."""
+    return SimpleNamespace(target=target, model=lambda _: draft, head=lambda name: folder / name)
+
+
+def drafter(method: str, resources: Any, **options: Any) -> Any:
+    return registry()[method](registry()[method].Options.model_validate(options), resources)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+
+
+def equal(one: Path, two: Path) -> bool:
+    first, second = (load_file(folder / "model.safetensors") for folder in (one, two))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_it_is_made_and_its_curve_says_what_to_expect(pair: tuple[str, Path]) -> None:
+    name, folder = pair
+    assert all((folder / name / file).is_file() for file in FILES)
+    assert STAGES[name].needs[-1] == "target" and STAGES[name].modules[-1].startswith("specrig.heads.")
+    rows = lines(folder / name)
+    if name in LEARNT:
+        losses = [row["loss"] for row in rows if "loss" in row]
+        assert len(losses) == SHORT["steps"] and sum(losses[-2:]) < sum(losses[:2])
+        measured = [row for row in rows if "acceptance" in row]
+        assert [row["step"] for row in measured] == [4, 8], "evenly spread, the last at the end"
+        for row in measured:
+            assert row["tau_sim"] == pytest.approx(acceptance.expected(row["acceptance"]), abs=2e-3)
+    heads.part(name, "module").load(folder / name, model_of(name, folder))
+
+
+def test_it_drafts_losslessly(pair: tuple[str, Path]) -> None:
+    name, folder = pair
+    target, draft = (cached_model(AutoModelForCausalLM.from_pretrained(folder / part)) for part in ("target", "draft"))
+    resources = lent(target, draft, folder)
+
+    def outputs(method: str, k: int) -> list[list[int]]:
+        found = generate(target, drafter(method, resources), [[5, 9, 11], [7]], k=k, max_new_tokens=20, temperature=0)
+        return [row.tokens for row in found]
+
+    methods = [method for method, kind in registry().items() if name in kind.needs]
+    assert methods, "no drafter uses it"
+    for method in methods:
+        assert outputs(method, 3) == outputs("autoregressive", 0), method
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_it_goes_on_after_a_kill_to_the_same_bits(
+    pair: tuple[str, Path], sums: tuple[Recipe, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is also made again to the same bits."""
+    name, folder = pair
+    if name in LEARNT:
+
+        def save_and_die(state: State, step: int) -> None:
+            if step == 5:
+                state.save(step)
+                raise Killed
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(State, "keep", save_and_die)
+            made(sums, name, tmp_path / "pair")
+        assert not (tmp_path / "pair" / name).exists()
+    taken: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "keep", lambda state, step: taken.append(step))
+        again = made(sums, name, tmp_path / "pair")
+    assert taken == ([6, 7, 8] if name in LEARNT else [])
+    assert equal(folder / name, again / name)
+    assert (folder / name / "config.json").read_text() == (again / name / "config.json").read_text()
+    assert sorted(path.name for path in (again / name).iterdir()) == sorted(FILES)
+
+
+def test_what_is_missing_is_said(sums: tuple[Recipe, Path], tmp_path: Path) -> None:
+    for name in NAMES:
+        recipe, corpus = recipe_of(sums, name), sums[1] / "corpus"
+        out = tmp_path / name
+        out.mkdir()
+        with pytest.raises(TrainingError, match="the target's text is missing"):
+            fit(name, recipe, corpus, out, sums[1] / "target", progress=False)
+        (out / TEXT).symlink_to(sums[1] / TEXT)
+        lacks = "draft" if name.startswith("draft_") else "target"
+        with pytest.raises(TrainingError, match=f"no trained {lacks} there"):
+            fit(name, recipe, corpus, out, out / "target", progress=False)
+
+
+def test_another_target_or_another_build_is_refused(pair: tuple[str, Path], tmp_path: Path) -> None:
+    name, folder = pair
+    load = heads.part(name, "module").load
+    config = LlamaConfig(
+        vocab_size=310, hidden_size=48, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+    )  # fmt: skip
+    other = cached_model(LlamaForCausalLM(config).eval())
+    with pytest.raises(DecodingError, match=str(folder / name)):
+        load(folder / name, other)
+    own = model_of(name, folder)
+    with pytest.raises(DecodingError, match=r"nothing: no .* there"):
+        load(tmp_path / "nothing", own)
+    if name in LEARNT:
+        (tmp_path / "cut").mkdir()
+        tensors = load_file(folder / name / "model.safetensors")
+        lost = next(key for key, value in tensors.items() if value.dim() > 1)
+        from safetensors.torch import save_file
+
+        save_file({key: value for key, value in tensors.items() if key != lost}, tmp_path / "cut/model.safetensors")
+        (tmp_path / "cut/config.json").write_text((folder / name / "config.json").read_text())
+        with pytest.raises(DecodingError, match=f"{lost} is missing"):
+            load(tmp_path / "cut", own)
+        tensors[lost] = tensors[lost][:, 1:].contiguous()
+        save_file(tensors, tmp_path / "cut/model.safetensors")
+        with pytest.raises(DecodingError, match=rf"{lost} is \[.*\] instead of"):
+            load(tmp_path / "cut", own)
+
+
+D, V, INNER = 32, 270, 48
+"""The sizes of the target of `sums`; its corpus yields no more tokens."""
+
+
+def layer(name: str, reads: int) -> dict[str, list[int]]:
+    attention = {f"{name}.self_attn.{part}_proj.weight": [D, reads] for part in "qkv"}
+    inner = {f"{name}.mlp.{part}_proj.weight": [INNER, D] for part in ("gate", "up")}
+    down = {f"{name}.self_attn.o_proj.weight": [D, D], f"{name}.mlp.down_proj.weight": [D, INNER]}
+    return attention | inner | down | {f"{name}.post_attention_layernorm.weight": [D]}
+
+
+EXPORTS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
+    "medusa": (
+        {"model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": D, "vocab_size": V, "truncated_vocab_size": 250,
+         "num_heads": 4, "num_hidden_layers": 1, "medusa_fc_bias": True, "original_lm_head": False},
+        {f"blocks.{head}.layers.0.weight": [D, D] for head in range(4)} | {f"blocks.{head}.layers.0.bias": [D] for head in range(4)}
+        | {f"lm_heads.{head}.weight": [250, D] for head in range(4)} | {"token_map": [250]},
+    ),
+    "eagle": (
+        {"model_type": "llama", "architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": D, "vocab_size": V},
+        {"fc.weight": [D, 2 * D]} | layer("layers.0", D),
+    ),
+    "eagle3": (
+        {"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "hidden_size": D, "vocab_size": V,
+         "draft_vocab_size": 250, "tie_word_embeddings": False,
+         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}},
+        {"fc.weight": [D, 3 * D], "norm.weight": [D], "lm_head.weight": [250, D], "d2t": [250]} | layer("midlayer", 2 * D)
+        | {f"midlayer.{norm}.weight": [D] for norm in ("input_layernorm", "hidden_norm")},
+    ),
+}  # fmt: skip
+"""Head -> the keys of config.json and the tensors that vLLM and the others read: to the letter."""
+
+
+def test_the_checkpoint_is_what_other_engines_load(pair: tuple[str, Path]) -> None:
+    name, folder = pair
+    assert {kind for kind, recipe in heads.registry().items() if recipe.foreign} == set(EXPORTS)
+    if name not in EXPORTS:
+        return
+    keys, shapes = EXPORTS[name]
+    assert keys.items() <= json.loads((folder / name / "config.json").read_text()).items()
+    tensors = load_file(folder / name / "model.safetensors")
+    assert {key: list(tensor.shape) for key, tensor in tensors.items()} == shapes
+    for key, tensor in tensors.items():
+        assert tensor.dtype == (torch.int64 if key in ("token_map", "d2t") else torch.float32), key
+
+
+PERIOD = 24
+
+
+def cycles(rows: int, width: int) -> Tensor:
+    """Token 13x + 1 follows token x, modulo PERIOD, from different starts: `[rows, width]`."""
+    texts = [torch.randint(PERIOD, (rows,), generator=torch.Generator().manual_seed(rows))]
+    for _ in range(width - 1):
+        texts.append((13 * texts[-1] + 1) % PERIOD)
+    return torch.stack(texts, 1)
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target that has learnt to go round the cycle."""
+    folder = tmp_path_factory.mktemp("knowing")
+    model = Llama(Shape(layers=3, hidden=32, heads=2, intermediate=48, context=128), PERIOD).initialise(0)
+    optimizer = Optimizer(model, Optimisation(steps=60, batch=8, lr=0.01))
+    for step in range(60):
+        texts = cycles(8 + step, 33)
+        logits = model.logits(model(texts[:, :-1]))
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), texts[:, 1:].flatten()).backward()
+        optimizer.step()
+    (folder / "target").mkdir()
+    save(model, folder / "target", (0,))
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNT if not name.startswith("draft_")])
+def test_a_head_learns_a_target_that_can_be_known(knowing: Path, tmp_path: Path, name: str) -> None:
+    """An offset by one anywhere (loss, measuring, prefill, observe) would leave its acceptance near nothing."""
+    settings = heads.registry()[name].model_validate({"steps": 150, "lr": 1e-2})
+    teacher = Teacher(AutoModelForCausalLM.from_pretrained(knowing / "target"), (PERIOD,), torch.device("cpu"))
+    learner = heads.learner_class(name)(settings, teacher, teacher, None, 3)
+    optimizer = Optimizer(learner, Optimisation(steps=150, lr=settings.lr, matrix_lr=settings.matrix_lr))
+    for step in range(150):
+        texts = cycles(8 + step, 33)
+        states = teacher.states(texts, learner.aux_layers)
+        batch = Texts(texts, torch.ones_like(texts, dtype=torch.bool))
+        learner.loss(batch, states, states[..., -teacher.hidden :]).backward()
+        optimizer.step()
+    texts = cycles(7, 33)
+    heldout = Texts(texts, torch.ones_like(texts, dtype=torch.bool))
+    found = acceptance.accuracies(*learner.measured(heldout, teacher.states(texts, learner.aux_layers)))
+    assert min(found[:3]) > 0.9
+    learner.save(tmp_path / name)
+    target = cached_model(AutoModelForCausalLM.from_pretrained(knowing / "target"))
+    prompts = [cycles(1, 9)[0].tolist(), [5]]
+    for method, kind in registry().items():
+        if kind.needs != (name,):
+            continue
+        rows = generate(
+            target, drafter(method, lent(target, None, tmp_path)), prompts, k=3, max_new_tokens=30, temperature=0
+        )
+        for row, prompt in zip(rows, prompts, strict=True):
+            assert all(after == (13 * before + 1) % PERIOD for before, after in pairwise([prompt[-1], *row.tokens]))
+            assert len(row.rounds) <= 10, (method, "29 tokens at up to 4 a round")
+
+
+def following(steps: int) -> Tensor:
+    """`[PERIOD, D]`: reads token x's direction as the token that comes `steps` later in the cycle x -> 13x + 1."""
+    matrix = torch.zeros(PERIOD, D)
+    for token in range(PERIOD):
+        after = token
+        for _ in range(steps):
+            after = (13 * after + 1) % PERIOD
+        matrix[after, token] = 1.0
+    return matrix
+
+
+def silenced(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Layers that add nothing to the stream."""
+    return {name: torch.zeros_like(t) if "o_proj" in name or "down_proj" in name else t for name, t in tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def cycle() -> Any:
+    """A target that goes round a cycle of 24 tokens: its stream is the token's own direction, its LM head names the
+    successor.
+    """
+    config = LlamaConfig(
+        vocab_size=PERIOD, hidden_size=D, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    weights = silenced(model.state_dict())
+    weights["model.embed_tokens.weight"] = torch.eye(PERIOD, D)
+    weights["lm_head.weight"] = following(1)
+    model.load_state_dict(weights)
+    return model
+
+
+def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
+    """Heads that are right by construction, as far as one of the two things they read goes: a wrong one, a place off,
+    and they fail.
+    """
+    if kind == "medusa":
+        config = medusa.heads_config(hidden=D, vocabulary=PERIOD, heads=4)
+        tensors = {name: torch.zeros(shape) for name, shape in medusa.shapes(config).items()}
+        tensors |= {f"lm_heads.{head}.weight": following(head + 2) for head in range(4)}
+        medusa.save(folder, config, tensors)
+    elif kind == "hydra":
+        config = hydra.heads_config(hidden=D, vocabulary=PERIOD, heads=4)
+        tensors = {name: torch.zeros(shape) for name, shape in hydra.shapes(config).items()}
+        for head in range(4):
+            # Which part of the input names the last token drafted so far: its own embedding, or the state, some steps
+            # on.
+            part = (
+                torch.eye(D)
+                if reads == "token"
+                else torch.nn.functional.pad(following(head + 1), (0, 0, 0, D - PERIOD))
+            )
+            at = -D if reads == "token" else 0
+            tensors[f"heads.{head}.res_connection.weight"][:, at : at + D or None] = part
+        hydra.save(folder, config, tensors)
+    elif kind == "eagle":
+        config = eagle.head_config(target.config)
+        tensors = silenced(eagle.random_tensors(config, 0))
+        # The embedding stands first: the next token's direction comes from the token itself, or from the feature one
+        # step on.
+        step = torch.nn.functional.pad(following(1), (0, 0, 0, D - PERIOD))
+        tensors["fc.weight"] = torch.cat(
+            (8 * torch.eye(D), 0 * step) if reads == "token" else (torch.zeros(D, D), step), 1
+        )
+        eagle.save(folder, config, tensors)
+    else:
+        config = eagle3.head_config(target.config)
+        tensors = silenced(eagle3.random_tensors(config, 0))
+        parts = [torch.eye(D) if reads == stream else torch.zeros(D, D) for stream in ("low", "middle", "high")]
+        tensors |= {"fc.weight": torch.cat(parts, 1), "lm_head.weight": following(2)}
+        eagle3.save(folder, config, tensors)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "k", "reads"),
+    [
+        ("medusa", {}, 4, ""),
+        ("medusa", {"tree": (1,)}, 4, ""),
+        ("medusa", {"tree": (1,), "acceptance": "typical"}, 4, ""),
+        *(("hydra", options, 4, reads) for options in ({}, {"tree": (1,)}) for reads in ("token", "state")),
+        ("medusa_draft", {}, 5, ""),
+        ("medusa_draft", {"tree": (3, 1)}, 5, ""),
+        *(("eagle", {}, 4, reads) for reads in ("token", "feature")),
+        *(("eagle2", {"nodes": 12, "top_k": 3}, 4, reads) for reads in ("token", "feature")),
+        # Without attention this head cannot tell how far it has come, so it is right about the first token only.
+        *(("eagle3", {}, 1, reads) for reads in ("low", "middle", "high")),
+    ],
+)
+def test_a_head_that_knows_the_text_is_always_accepted(
+    cycle: Any, tmp_path: Path, method: str, options: dict[str, Any], k: int, reads: str
+) -> None:
+    target, draft = cached_model(cycle), cached_model(cycle)
+    for name in registry()[method].needs:
+        if name != "draft":
+            (tmp_path / name).mkdir()
+            exact_head(name.removeprefix("draft_"), reads, target, tmp_path / name)
+    resources = lent(target, draft, tmp_path)
+    exact = drafter(method, resources, **options)
+    prompts = [[3, 16], [9], [1, 6, 7, 12, 13]]
+    for found, prompt in zip(
+        generate(target, exact, prompts, k=k, max_new_tokens=32, temperature=0), prompts, strict=True
+    ):
+        assert all(after == (13 * before + 1) % PERIOD for before, after in pairwise([prompt[-1], *found.tokens]))
+        assert set(of_rounds(found)) == {k}
