@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter
 from specrig.engines.http.launch import free_port
+from specrig.engines.http.remote_draft import RemoteDraft
 from specrig.heads import initialise
 from specrig.heads.eagle3 import module as eagle3
 from specrig.runtime.model import CachedModel
