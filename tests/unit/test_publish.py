@@ -20,7 +20,7 @@ from specrig.cli import main
 from specrig.measurement.records import SCHEMA_VERSION
 from specrig.results.study_data import read_study
 from specrig.sharing import archive, publish, scrub
-from specrig.sharing.manifest import PublicationError, entries, read_manifest
+from specrig.sharing.manifest import PublicationError, file_hashes, read_manifest
 from specrig.sharing.publish import publish as publish_study
 from specrig.sharing.publish import unpacked
 from specrig.sharing.table_differences import compare_csv
@@ -122,7 +122,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def write_hashes(folder: Path) -> None:
-    """Make the digests agree again, as somebody would who wants a change to pass."""
+    """Make the hashes agree again, as somebody would who wants a change to pass."""
     for index in (folder / "records").rglob("index.json"):
         cells: dict[str, list[str]] = {}
         for _, line in archive.read_lines(index.parent):
@@ -132,7 +132,7 @@ def write_hashes(folder: Path) -> None:
             entry["sha256"] = sha256("".join(f"{line}\n" for line in cells[slug]).encode()).hexdigest()
         index.write_text(json.dumps(content))
     manifest = read_manifest(folder)
-    manifest.files = entries(folder)
+    manifest.files = file_hashes(folder)
     (folder / "manifest.json").write_text(manifest.model_dump_json())
 
 
@@ -208,7 +208,7 @@ def test_every_replicate_is_published_and_read_back(publication: Path) -> None:
     ]
 
 
-def test_a_changed_number_in_a_table_is_named_even_with_new_digests(
+def test_a_changed_number_in_a_table_is_named_even_with_new_hashes(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = copy / "tables" / "cells.csv"
@@ -216,7 +216,7 @@ def test_a_changed_number_in_a_table_is_named_even_with_new_digests(
     table.loc[3, "speedup"] *= 1.001
     table.to_csv(path, index=False)
     assert main(["verify", str(copy)]) == 1
-    assert "tables/cells.csv: digest\n    not the bytes that were published" in capsys.readouterr().out
+    assert "tables/cells.csv: hash\n    changed since it was published" in capsys.readouterr().out
     write_hashes(copy)
     good, lines = checked(copy)
     row = table.loc[3]
@@ -247,7 +247,7 @@ def test_a_changed_token_count_is_named(copy: Path, forged: bool) -> None:
     slug = "code-k2-t0-b1"
     assert not good
     assert f"cell {slug}, prompt {record['prompt_id']}, run:" in text and "its rounds emitted" in text
-    assert (f"cell {slug}: not the records that index.json has the digest of" in text) is not forged
+    assert (f"cell {slug}: records whose hash is not the one in index.json" in text) is not forged
     assert "task code, temperature 0.0, batch_size 1, column acceptance_length: published" in text
 
 
@@ -286,7 +286,7 @@ def test_missing_extra_and_broken_files_are_named(copy: Path) -> None:
     good, lines = checked(copy)
     text = "\n".join(lines)
     assert not good
-    assert "tables/speedup.md: digest\n    missing" in text and "notes.txt: digest\n    not in the manifest" in text
+    assert "tables/speedup.md: hash\n    missing" in text and "notes.txt: hash\n    not in the manifest" in text
     assert "records.jsonl.gz: cannot be unpacked" in text and "tables: not recomputed" in text
 
 
@@ -319,8 +319,8 @@ def test_a_publication_is_rendered_anew_from_its_own_records(copy: Path) -> None
     assert {name for name in after if after[name] != before[name]} <= {"manifest.json"}
     assert checked(copy)[0]
     change_record(copy, lambda record: record["run"]["tokens"].pop())
-    with pytest.raises(PublicationError, match=r"records.jsonl.gz is not what was published"):
-        publish.render_again(copy)
+    with pytest.raises(PublicationError, match=r"records.jsonl.gz was changed since it was published"):
+        publish.rerender(copy)
 
 
 @pytest.mark.parametrize("folder", PUBLISHED, ids=[path.name for path in PUBLISHED])
@@ -359,7 +359,7 @@ def test_what_is_not_finished_or_in_the_way_is_not_published(workplace: Path) ->
 
 def test_a_trace_that_slips_through_stops_the_publication(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(archive.compressed('{"x": 1}\n{"x": "/srv/jdoe42/y"}\n'))
-    with pytest.raises(PublicationError, match=r"a.jsonl.gz:2 would tell '/srv/jdoe42'"):
+    with pytest.raises(PublicationError, match=r"a.jsonl.gz:2 holds '/srv/jdoe42'"):
         scrub.check_no_traces(tmp_path, ["/srv/jdoe42"], [])
     scrub.check_no_traces(tmp_path, ["/srv/jdoe4"], [])
 

@@ -16,8 +16,8 @@ from specrig import tracking
 from specrig.cell import Cell
 from specrig.measurement.records import Probe, read_records, write_records
 from specrig.reporting.tables.files import write_tables
-from specrig.tracking import MARKER, Tracked, sqlite_store, track, tracking_uri
-from specrig.tracking.views import TAG
+from specrig.tracking import FAILURE_FILE, TrackingResult, sqlite, track, tracking_uri
+from specrig.tracking.experiment import VIEW_TAG
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def ids(study: Path) -> dict[str, list[str]]:
 
 
 def test_a_study_and_again_and_changed(study: Path) -> None:
-    assert track(study) == Tracked(added=4)
+    assert track(study) == TrackingResult(added=4)
     first = runs(study)
     assert set(first) == {"native/embedded", METHOD, *CELLS}
     [pair], [method], [child] = first["native/embedded"], first[METHOD], first[CELLS[1]]
@@ -84,7 +84,7 @@ def test_a_study_and_again_and_changed(study: Path) -> None:
     assert files(study, pair) == ["study.json", "tables"]
     assert files(study, method) == ["environment.json"]
 
-    assert track(study) == Tracked(kept=4)
+    assert track(study) == TrackingResult(kept=4)
     assert ids(study) == {key: [run.info.run_id for run in found] for key, found in first.items()}
 
     cells = [
@@ -93,7 +93,7 @@ def test_a_study_and_again_and_changed(study: Path) -> None:
     keep = {path.name: path.read_bytes() for path in study.rglob("*k2*.jsonl")}
     write_job(study, cells, prompts=3, length=24, seed=5)
     next(study.rglob("*k2*.jsonl")).write_bytes(keep["code-k2-t0-b1.jsonl"])
-    assert track(study) == Tracked(replaced=4), "a method that changed takes its cells along"
+    assert track(study) == TrackingResult(replaced=4), "a method that changed takes its cells along"
     [after] = runs(study)[CELLS[1]]
     assert after.info.run_id != child.info.run_id
     assert after.data.tags["mlflow.parentRunId"] == ids(study)[METHOD][0] != method.info.run_id
@@ -121,7 +121,9 @@ def test_the_saved_views_list_runs_with_what_their_columns_show(study: Path) -> 
     client = MlflowClient(tracking_uri(study))
     experiment = client.get_experiment_by_name("tracked")
     views = {
-        name.removeprefix(TAG): json.loads(value) for name, value in experiment.tags.items() if name.startswith(TAG)
+        name.removeprefix(VIEW_TAG): json.loads(value)
+        for name, value in experiment.tags.items()
+        if name.startswith(VIEW_TAG)
     }
     found = {}
     for key, view in views.items():
@@ -144,12 +146,12 @@ def test_the_saved_views_list_runs_with_what_their_columns_show(study: Path) -> 
     )
 
     mine = json.dumps({"name": "mine"})
-    client.set_experiment_tag(experiment.experiment_id, TAG + "methods", mine)
-    client.delete_experiment_tag(experiment.experiment_id, TAG + "cells")
+    client.set_experiment_tag(experiment.experiment_id, VIEW_TAG + "methods", mine)
+    client.delete_experiment_tag(experiment.experiment_id, VIEW_TAG + "cells")
     track(study)
     tags = client.get_experiment(experiment.experiment_id).tags
-    assert tags[TAG + "methods"] == mine, "a view that a person changed stays"
-    assert TAG + "cells" in tags
+    assert tags[VIEW_TAG + "methods"] == mine, "a view that a person changed stays"
+    assert VIEW_TAG + "cells" in tags
 
 
 def test_runs_name_the_prompts_and_have_the_times_of_measuring(study: Path) -> None:
@@ -191,7 +193,7 @@ def test_what_the_audit_said_stands_in_the_runs(study: Path) -> None:
     (study / "audit" / "records.csv").write_text(
         f"{verdict}native,embedded,draft_model,,code,0.0,token identity,2,3,,True,fine\n"
     )
-    assert track(study, report) == Tracked(added=4)
+    assert track(study, report) == TrackingResult(added=4)
     [pair] = runs(study)["native/embedded"]
     assert "report.html" in files(study, pair)
     assert runs(study)[METHOD][0].data.metrics["speedup"] > 0
@@ -199,7 +201,7 @@ def test_what_the_audit_said_stands_in_the_runs(study: Path) -> None:
     (study / "audit" / "records.csv").write_text(
         f"{verdict}native,embedded,draft_model,,code,0.0,token identity,2,3,,False,bad\n"
     )
-    assert track(study, report) == Tracked(replaced=4)
+    assert track(study, report) == TrackingResult(replaced=4)
     for key in (METHOD, *CELLS):
         [run] = runs(study)[key]
         assert run.data.tags["audit"] == "failed"
@@ -212,21 +214,21 @@ def test_a_run_that_was_cut_is_replaced(study: Path) -> None:
     client = MlflowClient(tracking_uri(study))
     key = CELLS[1]
     client.set_terminated(runs(study)[key][0].info.run_id, status="FAILED")
-    assert track(study) == Tracked(replaced=1, kept=3)
+    assert track(study) == TrackingResult(replaced=1, kept=3)
     assert [run.info.status for run in runs(study)[key]] == ["FINISHED"]
 
 
-def test_no_sqlite_store_on_storage_that_machines_share(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = sqlite_store.file_system(study)
+def test_no_sqlite_on_storage_that_machines_share(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = sqlite.file_system(study)
     if not kind:
         pytest.skip("this machine does not say what its file systems are")
-    assert kind not in sqlite_store.SHARED, "the tests run on a disk of this machine"
-    assert not Path("/proc/self").exists() or sqlite_store.file_system(Path("/proc")) == "proc"
-    monkeypatch.setattr(sqlite_store, "SHARED", frozenset([kind]))
+    assert kind not in sqlite.SHARED, "the tests run on a disk of this machine"
+    assert not Path("/proc/self").exists() or sqlite.file_system(Path("/proc")) == "proc"
+    monkeypatch.setattr(sqlite, "SHARED", frozenset([kind]))
     done = track(study)
     assert f"shared by machines ({kind})" in done.error and "MLFLOW_TRACKING_URI" in done.error
     monkeypatch.undo()
-    assert track(study) == Tracked(added=4)
+    assert track(study) == TrackingResult(added=4)
 
 
 def test_the_users_store_is_used(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,14 +246,14 @@ def test_a_broken_store_costs_a_warning_only(study: Path, capsys: pytest.Capture
     done = track(study)
     assert done.error
     assert "tracking failed" in capsys.readouterr().err
-    assert "specrig track --study" in (study / MARKER).read_text()
+    assert "specrig track --study" in (study / FAILURE_FILE).read_text()
 
 
 def test_a_dead_server_costs_a_warning_only(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert track(study).error
-    assert (study / MARKER).is_file()
+    assert (study / FAILURE_FILE).is_file()
 
 
 def test_a_locked_store_costs_a_warning_only(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,15 +261,15 @@ def test_a_locked_store_costs_a_warning_only(study: Path, monkeypatch: pytest.Mo
     next(study.rglob("*k2*.jsonl")).touch()
     (study / "tables" / "cells.csv").write_text("changed")
     monkeypatch.setattr(
-        tracking, "_fill", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("database is locked"))
+        tracking, "_log_content", lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("database is locked"))
     )
     assert "database is locked" in track(study).error
-    assert (study / MARKER).is_file()
+    assert (study / FAILURE_FILE).is_file()
     monkeypatch.undo()
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     done = track(study)
     assert not done.error and done.added == 0
-    assert not (study / MARKER).exists()
+    assert not (study / FAILURE_FILE).exists()
 
 
 def test_loss_curves_are_runs_too(study: Path) -> None:
@@ -275,7 +277,7 @@ def test_loss_curves_are_runs_too(study: Path) -> None:
     folder.mkdir(parents=True)
     lines = [{"step": 0, "seconds": 1.0, "loss": 5.0}, {"step": 9, "seconds": 9.4, "heldout": {"code": 4.0}}]
     (folder / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert track(study) == Tracked(added=5)
+    assert track(study) == TrackingResult(added=5)
     [run] = runs(study)["training/embedded/draft"]
     assert run.data.tags["mlflow.parentRunId"] == ids(study)["native/embedded"][0]
     assert run.data.metrics["loss"] == 5.0 and run.data.metrics["heldout/code"] == 4.0

@@ -21,10 +21,10 @@ def publish(
     to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
 ) -> None:
     """Publish a finished study for others to check: compressed records, tables, figures, report; no weights or prompts."""
-    from specrig.sharing.publish import publish, render_again
+    from specrig.sharing.publish import publish, rerender
 
     if config.is_dir():
-        typer.echo(render_again(config))
+        typer.echo(rerender(config))
         return
     folder, notes = publish(load(config), name, to)
     for note in notes:

@@ -43,14 +43,14 @@ def pack(study: StudyData, scores: Sequence[Score], folder: Path, names: Sequenc
     """
     left_out = ["prompts and references of every task"]
     _json(folder / "study.json", {**_public_study(study.config, names), "tables": _pack_rows(study, folder, names)})
-    own = _embedded_tasks(study.config)
+    embedded = _embedded_tasks(study.config)
     blanked = sorted(
-        {records[0].cell.task for _, _, records in study.files() if records and records[0].cell.task not in own}
+        {records[0].cell.task for _, _, records in study.files() if records and records[0].cell.task not in embedded}
     )
     if blanked:
         left_out.append(f"the outputs' texts of {', '.join(blanked)}, which may quote data of others (token ids stay)")
     for job in study.jobs:
-        _pack_job(job, study, folder, names, own)
+        _pack_job(job, study, folder, names, embedded)
     for path in sorted((study.folder / "audit").glob("*.csv")):
         write_atomically(folder / "audit" / path.name, scrub_text(path.read_text(encoding="utf-8"), names))
     _write_lines(folder, "scores", [score.model_dump_json() for score in scores])
@@ -91,11 +91,11 @@ def compressed(text: str) -> bytes:
 def read_scores(folder: Path) -> list[Score]:
     """The scores of a publication. Raises PublicationError for a broken file."""
     found = []
-    for place, line in read_lines(folder, "scores"):
+    for location, line in read_lines(folder, "scores"):
         try:
             found.append(Score.model_validate_json(line))
         except ValueError as error:
-            raise PublicationError(f"{place}: not a score ({str(error).splitlines()[0]})") from error
+            raise PublicationError(f"{location}: not a score ({str(error).splitlines()[0]})") from error
     return found
 
 
@@ -111,7 +111,7 @@ def read_lines(folder: Path, stem: str = "records") -> list[tuple[str, str]]:
     ]
 
 
-def _pack_job(job: MeasuredJob, study: StudyData, folder: Path, names: Sequence[str], own: set[str]) -> None:
+def _pack_job(job: MeasuredJob, study: StudyData, folder: Path, names: Sequence[str], embedded: set[str]) -> None:
     """Write one replicate of a job: its records, its index with digests of the published records, its environment."""
     there = replicate_folder(folder / "records" / Path(*job.key), job.replicate)
     index: dict[str, Any] = {"cells": {}, "failed": scrubbed(job.failed, names)}
@@ -119,7 +119,7 @@ def _pack_job(job: MeasuredJob, study: StudyData, folder: Path, names: Sequence[
     for slug, path in job.files.items():
         found = _lines(path.read_text(encoding="utf-8"))
         records = [json.loads(line) for line in found]
-        if records and records[0]["cell"]["task"] not in own:
+        if records and records[0]["cell"]["task"] not in embedded:
             found = [
                 json.dumps({**record, "text": "", "baseline_text": "", "ends": None}, separators=(",", ":"))
                 for record in records
@@ -139,18 +139,18 @@ def _pack_job(job: MeasuredJob, study: StudyData, folder: Path, names: Sequence[
 def _unpack_job(index_path: Path, folder: Path, out: Path) -> None:
     where = index_path.parent.relative_to(folder)
     cells: dict[str, list[str]] = {}
-    for place, line in read_lines(index_path.parent):
+    for location, line in read_lines(index_path.parent):
         try:
             version = json.loads(line).get("schema_version")
             if version not in SCHEMA_VERSIONS:
                 raise PublicationError(
-                    f"{place}: record schema {version}, this SpecRig reads {', '.join(map(str, SCHEMA_VERSIONS))}"
+                    f"{location}: record schema {version}, this SpecRig reads {', '.join(map(str, SCHEMA_VERSIONS))}"
                 )
             slug = Record.model_validate_json(line).cell.slug
         except (ValueError, AttributeError) as error:
             if isinstance(error, PublicationError):
                 raise
-            raise PublicationError(f"{place}: not a record ({str(error).splitlines()[0]})") from error
+            raise PublicationError(f"{location}: not a record ({str(error).splitlines()[0]})") from error
         cells.setdefault(slug, []).append(line)
     index = _read_json(index_path)
     for slug in index["cells"]:
@@ -179,18 +179,17 @@ def _parts(lines: Sequence[str]) -> list[bytes]:
 
 
 def _pack_rows(study: StudyData, folder: Path, names: Sequence[str]) -> dict[str, str | None]:
-    """Copy the tables that a study was read from, except those that reveal this machine; returns table -> new place."""
+    """Copy the tables that a study was read from, except those that reveal this machine; returns table -> file name."""
     found: dict[str, str | None] = {}
     for name in ROWS:
         source = Path((study.config.get("tables") or {}).get(name) or "")
         text = source.read_text(encoding="utf-8") if source.is_file() else None
         public = text is not None and scrub_text(text, names) == text
-        # A study needs places for its pairs and tasks even where the tables stay at home: its own rows then stand for
-        # them.
-        place = f"{name}{source.suffix if public else '.tsv'}"
-        found[name] = place if public or name != "reported" else None
+        # A study names tables of pairs and tasks even where these are not published: then its own rows replace them.
+        public_name = f"{name}{source.suffix if public else '.tsv'}"
+        found[name] = public_name if public or name != "reported" else None
         if public and text is not None:
-            write_atomically(folder / place, text)
+            write_atomically(folder / public_name, text)
     return found
 
 

@@ -1,6 +1,4 @@
-"""`specrig gallery`: the index of published studies, with a picture of what each found. Computed from the published
-records.
-"""
+"""`specrig gallery`: the index of published studies, with a figure of their speedups. Computed from the records."""
 
 from __future__ import annotations
 
@@ -9,31 +7,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
 
 from specrig.analysis.cells import row_dicts
 from specrig.measurement.records import write_atomically
+from specrig.reporting.figures.panels import SCREEN, make_panels, note_below, row_label, unused_hidden
+from specrig.reporting.figures.plots import TIMES
+from specrig.reporting.figures.style import INK, method_colour, rc
 from specrig.results.grid import Grid, GridEntry, interval, markdown, number
-from specrig.results.labels import BASELINES, method_name
+from specrig.results.labels import BASELINES, DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name
 from specrig.results.study_data import StudyData, read_study
 from specrig.results.study_results import StudyResults
 from specrig.results.summary import CROSS_FITTED, MEAN, base_setting, disturbed_in
-from specrig.sharing.gallery_figure import draw
 from specrig.sharing.manifest import FILE, PublicationError, read_manifest
 from specrig.sharing.publish import hardware, unpacked
 
-INDEX, PICTURE = "README.md", "headline.svg"
+INDEX, FIGURE = "README.md", "headline.svg"
 """The files that `write_gallery` writes."""
+LEAST = 2
+"""A pair with fewer methods is left out of the figure, unless there are no others."""
+COLUMNS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class PublishedPair:
     """What one published study found on one pair in one engine.
 
     speedups: the rows of `summary.speedup_summary` at the lowest temperature and smallest batch, without the baselines.
-    fair: for each of them, whether it is lossless, passed the audit and was not disturbed. report: the report's file,
-    compressed where it is large.
+    reliable: for each of them, whether it is lossless, passed the audit and was not disturbed. report: the report's
+    file, compressed where it is large.
     """
 
     folder: str
@@ -46,12 +56,12 @@ class Entered:
     commits: tuple[str, ...]
     date: str
     speedups: pd.DataFrame
-    fair: pd.Series
+    reliable: pd.Series
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The row of the fastest fair method; None where there is none."""
-        known = self.speedups[self.fair].dropna(subset=[CROSS_FITTED])
+        """The row of the fastest reliable method; None where there is none."""
+        known = self.speedups[self.reliable].dropna(subset=[CROSS_FITTED])
         return row_dicts(known.sort_values(CROSS_FITTED))[-1] if len(known) else None
 
 
@@ -60,29 +70,74 @@ def write_gallery(folder: Path) -> list[Path]:
 
     The same publications give the same bytes. Raises PublicationError where there is no publication, or a broken one.
     """
-    found = entered(folder)
+    found = published_pairs(folder)
     index = folder / INDEX
-    write_atomically(index, text(found))
-    return [index, draw_all(found, folder / PICTURE)]
+    write_atomically(index, index_markdown(found))
+    return [index, draw_figure(found, folder / FIGURE)]
 
 
-def draw_all(found: Sequence[Entered], path: Path) -> Path:
-    """Draw the picture of all entries as SVG; returns `path`."""
-    return draw(
-        [(f"{each.pair} in {each.engine}\n{each.machine}\n{each.folder}", each.speedups, each.fair) for each in found],
-        path,
-    )
+def draw_figure(pairs: Sequence[PublishedPair], path: Path) -> Path:
+    """Draw speedup by method with 95 % intervals, a panel for each pair: those with most methods first.
+
+    Writes SVG on white to `path`, the same bytes for the same records; returns `path`.
+    """
+    panels = [pair for pair in pairs if len(pair.speedups) >= LEAST] or list(pairs)
+    panels.sort(key=lambda pair: len(pair.speedups), reverse=True)
+    columns = min(len(panels), COLUMNS)
+    # Inches of each line of panels: its first panel has the most bars.
+    heights = [0.29 * len(pair.speedups) + 1.6 for pair in panels[::columns]]
+    with plt.rc_context({**rc(SCREEN.size), "savefig.bbox": "tight"}):
+        figure, axes = make_panels(
+            SCREEN,
+            len(heights),
+            columns,
+            width=7.6 / columns + 1.2,
+            height=sum(heights) / len(heights),
+            sharex=True,
+            height_ratios=heights,
+        )
+        used = unused_hidden(axes, len(panels))
+        for ax, pair in zip(used, panels, strict=True):
+            _bars(ax, pair)
+        axes[0][0].set_xlim(left=0)  # last: panels share the axis, and a limit ends its growing
+        for ax in used[-columns:]:  # the lowest of each column
+            ax.tick_params(labelbottom=True)
+            ax.set_xlabel("speedup over plain decoding,\ngeometric mean over tasks")
+        tables = [pair.speedups for pair in panels]
+        marks = [
+            note
+            for sign, note in (
+                (any(disturbed_in(rows, MEAN).any() for rows in tables), DISTURBED_NOTE),
+                (any(not rows["lossless"].all() for rows in tables), LOSSY_NOTE),
+            )
+            if sign
+        ]
+        note_below(figure, "\n".join(marks))
+        # The layout's last digits differ from process to process, and names in the file are digests of them.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for ax in used:
+            ax.set_position(tuple(np.round(ax.get_position().bounds, 6)))
+        temporary = path.with_name(f".{path.name}")
+        figure.savefig(
+            temporary,
+            format="svg",
+            facecolor="white",
+            metadata={"Date": None, "Title": "Speedup by method", "Creator": "SpecRig"},
+        )
+        plt.close(figure)
+    return temporary.replace(path)
 
 
-def entered(folder: Path) -> list[Entered]:
+def published_pairs(folder: Path) -> list[PublishedPair]:
     """What every publication in `folder` found, in the order of their names."""
     publications = sorted(path.parent for path in folder.glob(f"*/{FILE}"))
     if not publications:
         raise PublicationError(f"{folder} holds no published study: `specrig publish CONFIG` makes one")
-    return [each for publication in publications for each in _entered(publication)]
+    return [each for publication in publications for each in _published_pairs(publication)]
 
 
-def text(found: Sequence[Entered]) -> str:
+def index_markdown(found: Sequence[PublishedPair]) -> str:
     """The index in Markdown, which GitHub shows below the folder."""
     rows = [
         [
@@ -99,17 +154,18 @@ def text(found: Sequence[Entered]) -> str:
     ]
     caption = (
         "# Published studies\n\n"
-        f"![Speedup by method, with 95 % intervals, of every published study]({PICTURE})\n\n"
-        "Speedup over plain decoding of the fastest lossless method of each pair: geometric mean over tasks with its 95 % interval, at the lowest "
-        "temperature and the smallest batch, each half of the prompts at the k that the other half chose. Methods that the audit failed and disturbed "
-        "measurements do not count. `specrig verify FOLDER` computes a study's tables again from its records, `specrig compare FOLDER FOLDER` says "
-        "what two of them have different, and `specrig gallery` writes this page."
+        f"![Speedup by method, with 95 % intervals, of every published study]({FIGURE})\n\n"
+        "Speedup over plain decoding of the fastest lossless method of each pair: geometric mean over tasks with its "
+        "95 % interval, at the lowest temperature and the smallest batch, each half of the prompts at the k that the "
+        "other half chose. Methods that failed the audit and disturbed measurements do not count. `specrig verify "
+        "FOLDER` computes a study's tables again from its records, `specrig compare FOLDER FOLDER` compares two of "
+        "them, and `specrig gallery` writes this page."
     )
     header = ["machine", "pair", "engine", "fastest", "speedup", "tasks", "cells", "code", "measured", "study"]
     return markdown(Grid(header, rows, labels=4, trailing=3, caption=caption))
 
 
-def _entered(publication: Path) -> Iterator[Entered]:
+def _published_pairs(publication: Path) -> Iterator[PublishedPair]:
     manifest = read_manifest(publication)
     with unpacked(publication) as results:
         study = read_study(results)
@@ -117,9 +173,11 @@ def _entered(publication: Path) -> Iterator[Entered]:
         machine = ", ".join(hardware(study, generations=True))
         for (engine, pair), rows in results.speedups.groupby(["engine", "pair"], sort=False):
             drafting = base_setting(rows[~rows["method"].isin(list(BASELINES))])
-            fair = drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool) & ~disturbed_in(drafting, MEAN)
+            reliable = (
+                drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool) & ~disturbed_in(drafting, MEAN)
+            )
             cells = int(((results.cells["engine"] == engine) & (results.cells["pair"] == pair)).sum())
-            yield Entered(
+            yield PublishedPair(
                 publication.name,
                 next(name for name in sorted(manifest.files) if name.startswith("report.html")),
                 machine,
@@ -133,11 +191,11 @@ def _entered(publication: Path) -> Iterator[Entered]:
                     default="–",
                 ),
                 drafting,
-                fair,
+                reliable,
             )
 
 
-def _headline(each: Entered) -> list[GridEntry]:
+def _headline(each: PublishedPair) -> list[GridEntry]:
     """What the fastest method is, its speedup, and over how many tasks."""
     best = each.best
     if best is None:
@@ -160,3 +218,36 @@ def _dtype(study: StudyData, engine: str, pair: str) -> str:
         if (job.engine, job.pair) == (engine, pair)
     ]
     return ", ".join(dict.fromkeys(str(each) for each in found if each))
+
+
+def _bars(ax: Axes, pair: PublishedPair) -> None:
+    """One bar a method, the fastest on top; pale where the method is lossy, failed the audit or was disturbed."""
+    rows = pair.speedups
+    frame = (
+        rows.assign(_reliable=pair.reliable, _disturbed=disturbed_in(rows, MEAN))
+        .dropna(subset=[CROSS_FITTED])
+        .sort_values(CROSS_FITTED, ascending=False)
+    )
+    names = [f"{row_label(row)}{f' {DISTURBED_SIGN}' if row['_marked'] else ''}" for row in row_dicts(frame)]
+    palette = dict(zip(names, map(method_colour, frame["method"]), strict=True))
+    sns.barplot(
+        x=frame[CROSS_FITTED].to_numpy(),
+        y=names,
+        hue=names,
+        palette=palette,
+        saturation=1,
+        legend=False,
+        errorbar=None,
+        ax=ax,
+    )
+    for bar, kept in zip(ax.patches, frame["_fair"], strict=False):
+        bar.set_alpha(1.0 if kept else 0.35)
+    values = frame[CROSS_FITTED].to_numpy(dtype=float)
+    low, high = (frame[f"{CROSS_FITTED}_{end}"].to_numpy(dtype=float) for end in ("low", "high"))
+    spread = np.nan_to_num(np.abs(np.vstack([values - low, high - values])))
+    ax.errorbar(values, np.arange(len(names)), xerr=spread, fmt="none", ecolor=INK, elinewidth=1.1, capsize=2.5)
+    ax.axvline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    ax.xaxis.set_major_formatter(TIMES)
+    ax.grid(axis="y", visible=False)
+    ax.set_title(f"{pair.pair} in {pair.engine}\n{pair.machine}\n{pair.folder}", loc="left")
+    ax.set_ylabel("")

@@ -1,4 +1,4 @@
-"""`manifest.json` of a publication: the code that made it, the code that measured, and the digest of every file."""
+"""`manifest.json` of a publication: the code that made it, the code that measured, and the hash of every file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ LIBRARIES = ("numpy", "pandas", "scipy")
 
 
 class PublicationError(ValueError):
-    """Raised for a study that cannot be published or a publication that cannot be read. It says which file and what to
-    do.
-    """
+    """A study cannot be published, or a publication cannot be read. The message names the file and what to do."""
 
 
-class Entry(BaseModel):
-    """The digest and size of one file."""
+class FileHash(BaseModel):
+    """The hash and size of one file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,7 +42,7 @@ class Manifest(BaseModel):
     measured_with: list[str] = Field(default_factory=list)
     """The commits of the code that made the records."""
     specrig: str
-    """Version of the code that made the tables. `commit`: empty for an installed wheel. `dirty`: uncommitted changes."""
+    """Version of the code that made the tables. commit: empty for an installed wheel. dirty: uncommitted changes."""
     commit: str = ""
     dirty: bool = False
     libraries: dict[str, str] = Field(default_factory=dict)
@@ -53,8 +51,8 @@ class Manifest(BaseModel):
     """Name of a table -> its columns when it was published."""
     left_out: list[str] = Field(default_factory=list)
     """Descriptions of what was left out of the publication."""
-    files: dict[str, Entry] = Field(default_factory=dict)
-    """Path in the folder -> digest and size, for all files except the manifest itself."""
+    files: dict[str, FileHash] = Field(default_factory=dict)
+    """Path in the folder -> hash and size, for all files except the manifest itself."""
 
     @property
     def code(self) -> str:
@@ -65,8 +63,8 @@ class Manifest(BaseModel):
         return f"SpecRig {self.specrig}{commit}"
 
 
-def present(**fields: Any) -> Manifest:
-    """A manifest with the given fields, and with version, commit and libraries of the running code."""
+def current_manifest(**fields: Any) -> Manifest:
+    """A manifest with `fields`, and with version, commit and libraries of the running code."""
     git = code_version()
     return Manifest(
         specrig=__version__,
@@ -77,15 +75,15 @@ def present(**fields: Any) -> Manifest:
     )
 
 
-def entries(folder: Path) -> dict[str, Entry]:
-    """Path below `folder` -> digest and size, for every file except the manifest."""
+def file_hashes(folder: Path) -> dict[str, FileHash]:
+    """Path below `folder` -> hash and size, for every file except the manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / FILE)
-    return {path.relative_to(folder).as_posix(): _entry(path) for path in paths}
+    return {path.relative_to(folder).as_posix(): _file_hash(path) for path in paths}
 
 
-def _entry(path: Path) -> Entry:
+def _file_hash(path: Path) -> FileHash:
     content = path.read_bytes()
-    return Entry(sha256=sha256(content).hexdigest(), bytes=len(content))
+    return FileHash(sha256=sha256(content).hexdigest(), bytes=len(content))
 
 
 def read_manifest(folder: Path) -> Manifest:

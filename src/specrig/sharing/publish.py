@@ -23,7 +23,7 @@ from specrig.results.machine import processor_name
 from specrig.results.names import TABLES as OWN_TABLES
 from specrig.results.study_data import StudyData, read_study
 from specrig.sharing.archive import LIMIT, compressed, pack, read_scores, unpack
-from specrig.sharing.manifest import FILE, PublicationError, entries, present, read_manifest
+from specrig.sharing.manifest import FILE, PublicationError, current_manifest, file_hashes, read_manifest
 from specrig.sharing.scrub import check_no_traces, machine_names, machine_paths
 from specrig.sharing.table_differences import compare_csv, header
 from specrig.study.study import Study
@@ -36,7 +36,7 @@ def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
     """Publish a finished study in the folder `to`/`name`; returns this folder and notes for the user.
 
     name: None means `<hardware>-<study>`. The folder is written completely or not at all, and replaces an older
-    publication of the same study. The notes say what was left out, and which of the study's own tables differ from the
+    publication of the same study. The notes list what was left out, and which of the study's own tables differ from the
     published ones. Raises PublicationError for a study that is not finished, for one that ran on several machines and
     has no `name`, where another folder is in the way, and for any text that would reveal this machine.
     """
@@ -57,24 +57,24 @@ def publish(study: Study, name: str | None, to: Path) -> tuple[Path, list[str]]:
         differences, _ = compare_csv(own, target, stem) if own.is_file() else ([], [])
         if differences:
             notes.append(
-                f"{own} is not what the records give now ({len(differences)} differences, e.g. {differences[0]})"
+                f"{own} does not follow from the records ({len(differences)} differences, e.g. {differences[0]})"
             )
     return target, notes
 
 
-def render_again(target: Path) -> Path:
+def rerender(target: Path) -> Path:
     """Compute a publication's tables, figures and report again from its own records; returns `target`.
 
     This brings a publication up to date after the code has changed. Raises PublicationError for records that were
     changed since they were published.
     """
     manifest = read_manifest(target)
-    found = entries(target)
+    found = file_hashes(target)
     sources = {name for name in manifest.files if not _is_computed(name)}
     changed = sorted(name for name in sources if found.get(name) != manifest.files[name])
     if changed:
         raise PublicationError(
-            f"{target / changed[0]} is not what was published: restore it, `specrig verify` says more"
+            f"{target / changed[0]} was changed since it was published: restore it; `specrig verify` shows more"
         )
     with _replacing(target) as folder:
         for name in sorted(sources):
@@ -103,7 +103,7 @@ def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str
     check_no_traces(folder, paths, names)
     with unpacked(folder) as results:
         data = read_study(results)
-        manifest = present(
+        manifest = current_manifest(
             study=data.name,
             hardware=", ".join(hardware(data)),
             measured_with=sorted(
@@ -111,7 +111,7 @@ def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str
             ),
             columns={stem: header(folder, stem) for stem in TABLES},
             left_out=left_out,
-            files=entries(folder),
+            files=file_hashes(folder),
         )
     write_atomically(folder / FILE, manifest.model_dump_json(indent=1) + "\n")
 
@@ -122,7 +122,7 @@ def _is_computed(name: str) -> bool:
 
 
 def render(folder: Path) -> None:
-    """Write the tables, figures and report of a packed study into its folder, computed from the files in this folder."""
+    """Write the tables, figures and report of a packed study into its folder, computed from the files in it."""
     with unpacked(folder) as results:
         for path in compute_tables(folder, results):
             if path.suffix != ".tex":
@@ -170,8 +170,8 @@ def hardware(study: StudyData, *, generations: bool = False) -> list[str]:
 
 
 def _check_finished(study: Study) -> None:
-    """Raise PublicationError unless every cell was measured or has failed with a reason, and the study was audited."""
-    again = "finish it first: the same `make` or `snakemake` command goes on from where it was"
+    """Raise PublicationError unless every cell was measured or failed with a reason, and the study was audited."""
+    again = "finish it first: the same `make` or `snakemake` command continues it"
     if not (study.root / "study.json").is_file():
         raise PublicationError(f"{study.root}: no results there; {again}")
     jobs = {(job.key, job.replicate): job for job in read_study(study.root).jobs}
@@ -185,7 +185,7 @@ def _check_finished(study: Study) -> None:
         raise PublicationError(f"{study.root}: {len(missing)} cells are not measured, e.g. {missing[0]}; {again}")
     if not (study.root / "audit" / "records.csv").is_file():
         raise PublicationError(
-            f"{study.root}/audit/records.csv is not there, and a study is published with its audit; {again}"
+            f"{study.root}/audit/records.csv does not exist, and a study is published with its audit; {again}"
         )
 
 
@@ -208,8 +208,8 @@ def _divide(folder: Path) -> None:
             path.unlink()
         if packed.stat().st_size > LIMIT:
             raise PublicationError(
-                f"{packed.relative_to(folder)}: {packed.stat().st_size / LIMIT:.1f} MiB, more than the 1 MiB a file may have; "
-                "publish a study of fewer cells"
+                f"{packed.relative_to(folder)}: {packed.stat().st_size / LIMIT:.1f} MiB; a file may have 1 MiB. "
+                "Publish a study of fewer cells"
             )
 
 

@@ -1,4 +1,4 @@
-"""Remove from published files what reveals the machine: its paths, its name, its user's name, addresses of its servers."""
+"""Remove from published files what reveals the machine: paths, names of machine and user, addresses of servers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,8 @@ from typing import Any
 from specrig.sharing.manifest import PublicationError
 
 GENERIC = {
-    "root",
-    "user",
-    "users",
-    "ubuntu",
-    "debian",
-    "admin",
-    "runner",
-    "jovyan",
-    "docker",
-    "localhost",
-    "specrig",
-    "snakemake",
+    *("root", "user", "users", "ubuntu", "debian", "admin"),
+    *("runner", "jovyan", "docker", "localhost", "specrig", "snakemake"),
 }
 """Common names of users and machines, which identify nobody."""
 HIDDEN = "hidden"
@@ -44,7 +34,7 @@ def machine_names() -> list[str]:
 
 
 def machine_paths(*more: Path) -> list[str]:
-    """The folders of this machine that no published file may name: the home folder, the working directory and `more`."""
+    """The folders that no published file may name: the home folder, the working directory and `more`."""
     found = {str(path.expanduser().resolve()) for path in (Path.home(), Path.cwd(), *more)}
     return sorted(path for path in found if path.count("/") + path.count("\\") > 1 or path == str(Path.home()))
 
@@ -68,9 +58,7 @@ def scrub_text(text: str, names: Iterable[str]) -> str:
 
 
 def without_addresses(value: Any) -> Any:
-    """A copy of a JSON value with every http address replaced by `SERVER`, to hide the servers that a study was
-    measured on.
-    """
+    """A copy of a JSON value with every http address replaced by `SERVER`."""
     if isinstance(value, dict):
         return {key: without_addresses(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -98,6 +86,6 @@ def check_no_traces(folder: Path, paths: Iterable[str], names: Iterable[str]) ->
             if found is not None:
                 line = text.count("\n", 0, found.start()) + 1
                 raise PublicationError(
-                    f"{where}:{line} would tell {found.group()!r}, which belongs to this machine; rename what the study calls so "
-                    "(a pair, a task, a row's notes), or report it where it comes from SpecRig itself"
+                    f"{where}:{line} holds {found.group()!r}, which identifies this machine; rename it in the study (a "
+                    "pair, a task, a row's notes), or report it where it comes from SpecRig itself"
                 )

@@ -15,7 +15,7 @@ KEYS = ["id", *IDENTITY, "source", "scorer"]
 """The columns that identify a row; those are used that a table has."""
 TOLERANCE = 1e-9
 """Numbers with a smaller relative difference count as equal, because another processor may sum in another order."""
-Found = tuple[list[str], list[str]]
+TableDifferences = tuple[list[str], list[str]]
 """(differences, remarks), each a list of lines for readers."""
 
 
@@ -30,7 +30,7 @@ def header(folder: Path, stem: str) -> list[str]:
     return list(_read(table_path(folder, f"{stem}.csv")).columns)
 
 
-def compare_csv(recomputed: Path, folder: Path, stem: str) -> Found:
+def compare_csv(recomputed: Path, folder: Path, stem: str) -> TableDifferences:
     """What differs between the published table `stem` of `folder` and the CSV file `recomputed`.
 
     A column that only the published table has is a difference. A column that only the recomputed table has is a remark,
@@ -49,7 +49,7 @@ def compare_csv(recomputed: Path, folder: Path, stem: str) -> Found:
     keys = [name for name in KEYS if name in columns]
     theirs, mine = _by_key(published, keys), _by_key(ours, keys)
     if theirs is None or mine is None:  # rows without names of their own: their places name them
-        theirs, mine = _by_place(published), _by_place(ours)
+        theirs, mine = _by_position(published), _by_position(ours)
         keys = ["row"]
     for key in theirs.keys() - mine.keys():
         differences.append(f"row {_named(keys, key)}: published, and the records do not give it")
@@ -60,7 +60,8 @@ def compare_csv(recomputed: Path, folder: Path, stem: str) -> Found:
             one, other = theirs[key][column], mine[key][column]
             if not _same(one, other):
                 differences.append(
-                    f"row {_named(keys, key)}, column {column}: published {one or 'nothing'}, the records give {other or 'nothing'}"
+                    f"row {_named(keys, key)}, column {column}: published {one or 'nothing'}, "
+                    f"the records give {other or 'nothing'}"
                 )
     return differences, remarks
 
@@ -74,7 +75,8 @@ def compare_text(recomputed: Path, published: Path) -> list[str]:
         for theirs, ours in cells:
             if theirs != ours:
                 differences.append(
-                    f"line {number}: published {theirs.strip() or 'nothing'}, the records give {ours.strip() or 'nothing'}"
+                    f"line {number}: published {theirs.strip() or 'nothing'}, "
+                    f"the records give {ours.strip() or 'nothing'}"
                 )
     return differences
 
@@ -91,7 +93,7 @@ def _by_key(frame: pd.DataFrame, keys: list[str]) -> dict[tuple[str, ...], dict[
     return found if keys and len(found) == len(rows) else None
 
 
-def _by_place(frame: pd.DataFrame) -> dict[tuple[str, ...], dict[str, str]]:
+def _by_position(frame: pd.DataFrame) -> dict[tuple[str, ...], dict[str, str]]:
     return {(str(number),): row for number, row in enumerate(row_dicts(frame), 1)}
 
 

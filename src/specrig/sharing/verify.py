@@ -1,4 +1,4 @@
-"""`specrig verify`: recompute a publication's tables from its records with the present code, without a model or a GPU."""
+"""`specrig verify`: recompute a publication's tables from its records with this code, without a model or a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specrig.measurement.records import SCHEMA_VERSIONS, Record
 from specrig.sharing.archive import read_lines
-from specrig.sharing.manifest import FILE, Manifest, PublicationError, entries, present, read_manifest
+from specrig.sharing.manifest import FILE, Manifest, PublicationError, current_manifest, file_hashes, read_manifest
 from specrig.sharing.publish import TABLES, compute_tables, unpacked
 from specrig.sharing.table_differences import compare_csv, compare_text, table_path
 
@@ -49,11 +49,11 @@ def verify(folder: Path, show: Callable[[str], None]) -> Verification:
     show: takes each line of the report. Raises PublicationError for a folder that is no publication, or whose records
     have a schema that this code does not read.
     """
-    manifest, now = read_manifest(folder), present(study="", hardware="")
+    manifest, now = read_manifest(folder), current_manifest(study="", hardware="")
     if manifest.record_schema not in SCHEMA_VERSIONS:
         raise PublicationError(
-            f"{folder / FILE}: record schema {manifest.record_schema}, this {now.code} reads {', '.join(map(str, SCHEMA_VERSIONS))}; "
-            f"verify with the code that made it, {manifest.code}"
+            f"{folder / FILE}: record schema {manifest.record_schema}, this {now.code} reads "
+            f"{', '.join(map(str, SCHEMA_VERSIONS))}; verify with the code that made it, {manifest.code}"
         )
     measured = ", ".join(commit[:12] for commit in manifest.measured_with) or "not recorded"
     show(f"{folder}: {manifest.study} on {manifest.hardware}")
@@ -63,45 +63,45 @@ def verify(folder: Path, show: Callable[[str], None]) -> Verification:
     total, done, findings = 1 + len(jobs) + 2 * len(TABLES), 0, []
     for finding in steps:
         findings.append(finding)
-        if finding.checked != "digest":  # a file whose digest differs is a line more
+        if finding.checked != "hash":  # a file whose hash differs has a line of its own
             done += 1
         sign = "✗" if finding.differences else "✓"
         show(f"[{done}/{total}] {sign} {finding.file}: {finding.checked}")
         for line in [*finding.differences, *finding.remarks]:
             show(f"    {line}")
     show(
-        "· figures, report.html: their digests alone are checked, as are the audit and the scores, which need models and references"
+        "· figures, report.html, audit and scores: only their hashes are checked; audit and scores need models and "
+        "references"
     )
     found = Verification(manifest, now, findings)
     if found.wrong and (manifest.specrig, manifest.commit) != (now.specrig, now.commit):
         show(
-            f"The code is not the one that made it. To tell a changed publication from changed code: git checkout {manifest.commit or manifest.specrig}"
+            "Other code made this publication. To see whether the publication or the code was changed: git checkout "
+            f"{manifest.commit or manifest.specrig}"
         )
     elif any(finding.remarks for finding in findings):
-        show(
-            f"The present code computes more than {manifest.code} did; all that was published follows from the records."
-        )
+        show(f"This code computes more than {manifest.code} did; all that was published follows from the records.")
     show(f"{found.wrong} differences" if found.wrong else "All published tables follow from the published records.")
     return found
 
 
 def _files(folder: Path, manifest: Manifest) -> list[Finding]:
-    """Check every file against its digest; the findings count the files that agree and name the others."""
-    found = entries(folder)
+    """Check the hash of every file; the findings count the files that agree and name the others."""
+    found = file_hashes(folder)
     bad = {
-        name: "not the bytes that were published"
+        name: "changed since it was published"
         for name in found
         if name in manifest.files and found[name] != manifest.files[name]
     }
     bad |= dict.fromkeys(manifest.files.keys() - found.keys(), "missing")
     bad |= dict.fromkeys(found.keys() - manifest.files.keys(), "not in the manifest")
     good = len(manifest.files.keys() & found.keys()) - sum(name in found and name in manifest.files for name in bad)
-    whole = Finding(FILE, f"{good} of {len(manifest.files)} files have their digest")
-    return [whole, *(Finding(name, "digest", [why]) for name, why in sorted(bad.items()))]
+    whole = Finding(FILE, f"{good} of {len(manifest.files)} files have the published hash")
+    return [whole, *(Finding(name, "hash", [why]) for name, why in sorted(bad.items()))]
 
 
 def _records(folder: Path, index_path: Path) -> Finding:
-    """Check a job's records against the digests in its index, and each record's tokens against its rounds."""
+    """Check a job's records against the hashes in its index, and each record's tokens against its rounds."""
     job = index_path.parent
     finding = Finding(job.relative_to(folder).as_posix(), "")
     try:
@@ -111,17 +111,17 @@ def _records(folder: Path, index_path: Path) -> Finding:
         finding.checked, finding.differences = "not readable", [str(error)]
         return finding
     cells: dict[str, list[str]] = {}
-    for place, line in lines:
+    for location, line in lines:
         try:
             record = Record.model_validate_json(line)
         except ValueError as error:
-            finding.differences.append(f"{place}: not a record ({str(error).splitlines()[0]})")
+            finding.differences.append(f"{location}: not a record ({str(error).splitlines()[0]})")
             continue
         cells.setdefault(record.cell.slug, []).append(line)
-        finding.differences += [f"{place}: {what}" for what in _miscounted(record)]
+        finding.differences += [f"{location}: {what}" for what in _miscounted(record)]
     for slug, entry in index.items():
         if sha256("".join(f"{line}\n" for line in cells.get(slug, [])).encode()).hexdigest() != entry["sha256"]:
-            finding.differences.append(f"cell {slug}: not the records that index.json has the digest of")
+            finding.differences.append(f"cell {slug}: records whose hash is not the one in index.json")
     finding.differences += [
         f"cell {slug}: records that index.json does not name" for slug in cells.keys() - index.keys()
     ]
@@ -130,9 +130,7 @@ def _records(folder: Path, index_path: Path) -> Finding:
 
 
 def _miscounted(record: Record) -> list[str]:
-    """The places where the rounds of a record do not account for its tokens. Engines that report no rounds are not
-    checked.
-    """
+    """Where the rounds of a record do not add up to its tokens. Engines that report no rounds are not checked."""
     found = []
     for side, run in (("run", record.run), ("baseline", record.baseline)):
         emitted = run.prefill_tokens + sum(run.rounds.emitted)
@@ -140,7 +138,8 @@ def _miscounted(record: Record) -> list[str]:
         first_is_round = run.rounds.emitted[:1] == [run.prefill_tokens] and sum(run.rounds.emitted) == len(run.tokens)
         if run.rounds.emitted and emitted != len(run.tokens) and not first_is_round:
             found.append(
-                f"cell {record.cell.slug}, prompt {record.prompt_id}, {side}: {len(run.tokens)} tokens, its rounds emitted {emitted}"
+                f"cell {record.cell.slug}, prompt {record.prompt_id}, {side}: {len(run.tokens)} tokens, "
+                f"its rounds emitted {emitted}"
             )
     return found
 

@@ -1,9 +1,8 @@
-"""Enter a study into MLflow, in one process and after measuring.
+"""Log a study to MLflow, in one process and after measuring.
 
-Each study is an experiment, each method in a setting a run, each cell a run below its method's, and each pair a run
-with the tables and the report (see `entries`). MLflow chooses the ids of runs, and names are not unique. A run is
-therefore identified by its tags `cell` and `record_sha`: a finished run with the same two tags is kept, any other run
-of the same cell is replaced. Tracking may fail; measurements do not depend on it.
+Each study is an experiment. `study_runs` lists its runs. MLflow chooses the ids of runs, and names are not unique, so a
+run is identified by its tags `cell` and `record_sha`: a finished run with the same two tags is kept, any other run of
+the same cell is replaced. Tracking may fail; measurements do not depend on it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from specrig.measurement.records import replicate_of, write_atomically
 from specrig.results.study_data import StudyData, read_study
-from specrig.tracking.entries import EXPERIMENT, entries
-from specrig.tracking.entry import NOTE, Entry, Prompts
-from specrig.tracking.sqlite_store import try_store
-from specrig.tracking.views import saved_views
+from specrig.tracking.experiment import DESCRIPTION, saved_views
+from specrig.tracking.run_content import NOTE, PromptDataset, RunContent
+from specrig.tracking.sqlite import check_sqlite
+from specrig.tracking.study_runs import study_runs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,18 +34,17 @@ SQLITE = "sqlite:///"
 ARTIFACTS = "mlartifacts"
 """The name of the folder beside the study's own store that holds the files of its runs."""
 SERVED = "mlflow-artifacts:/"
-"""How MLflow names a file in the folder that its server is started with (`make ui`): so a study's folder may be moved."""
-MARKER = "tracking-failed.txt"
-"""The name of the file that a failure leaves in the study's folder. It says why tracking failed and how to repeat it."""
+"""MLflow's address of a file in the folder of its server (`make ui`), so that a study's folder may be moved."""
+FAILURE_FILE = "tracking-failed.txt"
+"""File in the study's folder that states why tracking failed and how to repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tracked:
-    """What a call of `track` did.
+class TrackingResult:
+    """The outcome of `track`.
 
-    added: number of new runs. replaced: number of runs replaced because their records changed. kept: number of
-    unchanged runs.
-    error: why tracking failed, empty if it did not.
+    added, replaced, kept: numbers of runs that are new, that had other records, that are unchanged. error: why tracking
+    failed; empty if it did not.
     """
 
     added: int = 0
@@ -55,27 +53,27 @@ class Tracked:
     error: str = ""
 
 
-def track(study_dir: Path, report: Path | None = None) -> Tracked:
+def track(study_dir: Path, report: Path | None = None) -> TrackingResult:
     """Bring MLflow up to date with `results/<study>` and its report. Never raises: no measurement may be lost because
     of MLflow.
 
     Writes to `MLFLOW_TRACKING_URI` if it is set, else to `mlflow.db` and `ARTIFACTS` in the study's folder. A failure
-    prints a warning, writes the file `MARKER` and returns with `error` set. The next successful call deletes that file.
+    prints a warning, writes `FAILURE_FILE` and returns with `error` set. The next successful call deletes that file.
     """
     study_dir = study_dir.resolve()
-    marker = study_dir / MARKER
+    marker = study_dir / FAILURE_FILE
     try:
         done = _track(read_study(study_dir), report)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
         message = (
             f"MLflow tracking failed ({reason}).\nMeasurements, tables and report are complete without it. "
-            f"To enter the runs later: specrig track --study {study_dir / 'study.json'}"
+            f"To log the runs later: specrig track --study {study_dir / 'study.json'}"
         )
         print(f"warning: {message}", file=sys.stderr)
         if study_dir.is_dir():
             write_atomically(marker, message + "\n")
-        return Tracked(error=reason)
+        return TrackingResult(error=reason)
     marker.unlink(missing_ok=True)
     print(f"MLflow: {done.added} runs added, {done.replaced} replaced, {done.kept} as they were")
     return done
@@ -86,14 +84,14 @@ def tracking_uri(study_dir: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{study_dir.resolve() / 'mlflow.db'}"
 
 
-def _track(study: StudyData, report: Path | None) -> Tracked:
+def _track(study: StudyData, report: Path | None) -> TrackingResult:
     client = _client(study.folder)
     experiment = _experiment(client, study)
     runs = _runs(client, experiment)
     counts = {"added": 0, "replaced": 0, "kept": 0}
-    for entry in entries(study, report):
-        _ensure(client, experiment, runs, entry, None, counts)
-    return Tracked(counts["added"], counts["replaced"], counts["kept"])
+    for content in study_runs(study, report):
+        _log_run(client, experiment, runs, content, None, counts)
+    return TrackingResult(counts["added"], counts["replaced"], counts["kept"])
 
 
 def _client(study_dir: Path) -> MlflowClient:
@@ -105,15 +103,15 @@ def _client(study_dir: Path) -> MlflowClient:
         logging.getLogger(name).setLevel(logging.WARNING)
     uri = tracking_uri(study_dir)
     if uri.startswith(SQLITE):
-        try_store(Path(uri.removeprefix(SQLITE)))
+        check_sqlite(Path(uri.removeprefix(SQLITE)))
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
 
 
 def _experiment(client: MlflowClient, study: StudyData) -> str:
-    # A kind for versions of MLflow whose pages choose by it what an experiment opens on; for others the views.
-    tags = {"mlflow.experimentKind": "custom_model_development", NOTE: EXPERIMENT, **saved_views()}
+    # Some versions of MLflow choose by the kind which page an experiment opens on; the others have the views.
+    tags = {"mlflow.experimentKind": "custom_model_development", NOTE: DESCRIPTION, **saved_views()}
     found = client.get_experiment_by_name(study.name)
     if found is None:
         location = None if os.environ.get("MLFLOW_TRACKING_URI") else SERVED
@@ -139,62 +137,60 @@ def _runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
             return found
 
 
-def _ensure(
+def _log_run(
     client: MlflowClient,
     experiment: str,
     runs: dict[str, list[Run]],
-    entry: Entry,
+    content: RunContent,
     parent: str | None,
     counts: dict[str, int],
 ) -> None:
-    """Enter a run and those below it unless they are there. A run that is replaced takes those below it along."""
-    found = runs.get(entry.key, [])
-    current = [run for run in found if _is_current(run, entry) and run.data.tags.get("mlflow.parentRunId") == parent][
+    """Log a run and those below it, unless they are there. Where a run is replaced, so are those below it."""
+    found = runs.get(content.key, [])
+    current = [run for run in found if _is_current(run, content) and run.data.tags.get("mlflow.parentRunId") == parent][
         :1
     ]
     for run in found:
         if run not in current:
-            # Of a record that has changed, or of a tracker that was cut: out of sight, in MLflow's bin.
+            # Its record has changed, or its tracking was interrupted: into MLflow's bin.
             client.set_tag(run.info.run_id, "superseded", "true")
             client.delete_run(run.info.run_id)
     counts["kept" if current else "replaced" if found else "added"] += 1
     if current:
         own = current[0].info.run_id
     else:
-        tags = {"cell": entry.key} | ({"mlflow.parentRunId": parent} if parent else {})
-        begin = entry.measured[0] if entry.measured else None  # None: now
-        own = client.create_run(experiment, run_name=entry.name, tags=tags, start_time=begin).info.run_id
-    for child in entry.children:
-        _ensure(client, experiment, runs, child, own, counts)
+        tags = {"cell": content.key} | ({"mlflow.parentRunId": parent} if parent else {})
+        begin = content.measured[0] if content.measured else None  # None: now
+        own = client.create_run(experiment, run_name=content.name, tags=tags, start_time=begin).info.run_id
+    for child in content.children:
+        _log_run(client, experiment, runs, child, own, counts)
     if not current:  # last, so that a run says FINISHED only when those below it are in
-        _fill(client, own, entry)
+        _log_content(client, own, content)
 
 
-def _is_current(run: Run, entry: Entry) -> bool:
-    return run.info.status == "FINISHED" and run.data.tags.get("record_sha") == entry.content
+def _is_current(run: Run, content: RunContent) -> bool:
+    return run.info.status == "FINISHED" and run.data.tags.get("record_sha") == content.record_sha
 
 
-def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
-    """Log an entry: values in batches, then artifacts, then sha and FINISHED, so that an interrupted run never looks
-    complete.
-    """
+def _log_content(client: MlflowClient, run: str, content: RunContent) -> None:
+    """Log values in batches, then artifacts, then sha and FINISHED: an interrupted run never looks complete."""
     from mlflow.entities import Metric, Param, RunTag
 
     now = int(time.time() * 1000)
-    metrics = [Metric(name, value, now, 0) for name, value in entry.metrics.items() if math.isfinite(value)]
-    metrics += [Metric(name, y, now, x) for name, line in entry.series.items() for x, y in line if math.isfinite(y)]
-    params = [Param(name, str(value)[:6000]) for name, value in entry.params.items()]
-    tags = [RunTag(name, value[:5000]) for name, value in entry.tags.items() if value]
+    metrics = [Metric(name, value, now, 0) for name, value in content.metrics.items() if math.isfinite(value)]
+    metrics += [Metric(name, y, now, x) for name, line in content.series.items() for x, y in line if math.isfinite(y)]
+    params = [Param(name, str(value)[:6000]) for name, value in content.params.items()]
+    tags = [RunTag(name, value[:5000]) for name, value in content.tags.items() if value]
     for part in _chunks(metrics, 1000):
         client.log_batch(run, metrics=part)
     for part in _chunks(params, 100):
         client.log_batch(run, params=part)
     for part in _chunks(tags, 100):
         client.log_batch(run, tags=part)
-    if entry.prompts:
-        client.log_inputs(run, datasets=[_dataset(prompts) for prompts in entry.prompts])
+    if content.datasets:
+        client.log_inputs(run, datasets=[_dataset(each) for each in content.datasets])
     own = _own_folder(client, run)
-    for path in entry.artifacts:
+    for path in content.artifacts:
         name = path.parent.name
         folder = (
             name if name in ("tables", "figures") or replicate_of(name) else None
@@ -204,8 +200,8 @@ def _fill(client: MlflowClient, run: str, entry: Entry) -> None:
             shutil.copyfile(path, own / (folder or "") / path.name)
         else:
             client.log_artifact(run, str(path), artifact_path=folder)
-    client.set_tag(run, "record_sha", entry.content)
-    client.set_terminated(run, status="FINISHED", end_time=entry.measured[1] if entry.measured else None)
+    client.set_tag(run, "record_sha", content.record_sha)
+    client.set_terminated(run, status="FINISHED", end_time=content.measured[1] if content.measured else None)
 
 
 def _own_folder(client: MlflowClient, run: str) -> Path | None:
@@ -216,7 +212,7 @@ def _own_folder(client: MlflowClient, run: str) -> Path | None:
     return Path(client.tracking_uri.removeprefix(SQLITE)).parent / ARTIFACTS / files.removeprefix(SERVED)
 
 
-def _dataset(prompts: Prompts) -> DatasetInput:
+def _dataset(prompts: PromptDataset) -> DatasetInput:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     profile = json.dumps({"num_rows": prompts.count})

@@ -56,13 +56,14 @@ def notes(comparison: StudyComparison) -> tuple[str, ...]:
     """How to read the tables."""
     if not comparison.common:
         return (
-            "Speedup: over plain decoding of the same pair on the same machine. τ: tokens that a pass of the target emits.",
-            "Another pair is another question: a larger target gains more from an accepted draft, and a better draft is "
-            "accepted more often. So no row is a change, and none is tested.",
+            "Speedup: over plain decoding of the same pair on the same machine. τ: tokens that a pass of the target "
+            "emits.",
+            "Another pair is another question: a larger target gains more from an accepted draft, and a better draft "
+            "is accepted more often. So no row is a change, and none is tested.",
         )
     return (
-        "A and B are the speedups in each study's report. B / A is the whole change. The relative change is relative to "
-        "the median cell's, because a slower day moves all cells alike. Relative changes are tested.",
+        "A and B are the speedups in each study's report. B / A is the whole change. The relative change is relative "
+        "to the median cell's, because a slower day moves all cells alike. Relative changes are tested.",
         "Prompts are compared one by one where the larger study has all prompts of the smaller one (the same id and "
         "length in tokens). Otherwise all prompts of A are compared with all of B, as independent samples (Welch).",
         "τ: tokens that a pass of the target emits. Its change is the change of acceptance; the rest of a speedup's "
@@ -99,9 +100,9 @@ def _coverage(comparison: StudyComparison) -> str:
     )
     share = percent(ours / of_ours if of_ours else float("nan"))
     return (
-        f"{ours} of {of_ours} of A's {percent(INTERVAL)} intervals of speedup hold B's estimate ({share}), and {theirs} "
-        f"of {of_theirs} of B's hold A's. Where nothing changed, expect {percent(expected)} on other prompts, and more "
-        f"on the same.{narrow}"
+        f"{ours} of {of_ours} of A's {percent(INTERVAL)} intervals of speedup hold B's estimate ({share}), and "
+        f"{theirs} of {of_theirs} of B's hold A's. Where nothing changed, expect {percent(expected)} on other prompts, "
+        f"and more on the same.{narrow}"
     )
 
 
@@ -180,7 +181,8 @@ def _smallest_visible(comparison: StudyComparison) -> str:
             "leave it out, are too narrow."
         )
     elif min(runs) == 1:
-        source = f"How much a run changes a single cell is known from {'AB'[runs.index(max(runs))]} alone, and taken to hold for both."
+        known_from = "AB"[runs.index(max(runs))]
+        source = f"How much a run changes a single cell is known from {known_from} alone, and taken to hold for both."
     else:
         source = "How much a run changes a single cell is estimated from the runs of both."
     if not known:
@@ -194,7 +196,8 @@ def _smallest_visible(comparison: StudyComparison) -> str:
 def _disturbed(cells: Sequence[CellComparison]) -> str:
     counts = [sum(cell.disturbed[side] for cell in cells) for side in (0, 1)]
     return (
-        f"Disturbed while they were measured (‡): {counts[0]} of these cells in A, {counts[1]} in B; a change of their speed means little."
+        f"Disturbed while they were measured (‡): {counts[0]} of these cells in A, {counts[1]} in B; "
+        "a change of their speed means little."
         if any(counts)
         else ""
     )
@@ -217,8 +220,8 @@ def _no_common_cell(comparison: StudyComparison) -> str:
         else "no combination of engine, pair, method, k and task ran in both"
     )
     return (
-        f"A and B have no cell in common, so nothing here is a change from A to B: {reason}. A cell is one engine, pair, "
-        "method, k, task, temperature, batch size and set of options."
+        f"A and B have no cell in common, so nothing here is a change from A to B: {reason}. A cell is one engine, "
+        "pair, method, k, task, temperature, batch size and set of options."
     )
 
 

@@ -188,7 +188,7 @@ def _options(a: StudyData, b: StudyData) -> list[SetupDifference]:
 
 
 def _code(a: StudyData, b: StudyData, methods: Sequence[MethodKey]) -> list[SetupDifference]:
-    """The commits. They can change nothing where the records have the same digest, which holds the code that measures."""
+    """The commits. They can change nothing where the records have the same digest of the code that measures."""
     values = {key: (_commit(a.environments[key]), _commit(b.environments[key])) for key in methods}
     same = {key: _same_digests(a, b, key) for key in methods}
     return [

@@ -1,4 +1,4 @@
-"""Find the study that a user means: a results folder, a published study, or a config whose results lie in `results/`."""
+"""Find the study of a path: a results folder, a published study, or a config whose results lie in `results/`."""
 
 from __future__ import annotations
 

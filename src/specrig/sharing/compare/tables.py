@@ -29,15 +29,10 @@ from specrig.sharing.compare.study_comparison import CellComparison, StudyCompar
 LEVELS = ("engine", "pair", "temperature", "batch_size")
 """The levels that a table shows where they have more than one value."""
 LENGTH = "mean_acceptance_length"
-VALUES = [
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "acceptance_length",
-    "tokens_per_s",
-    "baseline_tokens_per_s",
-    "disturbed",
-]
+VALUES = (
+    *("speedup", "speedup_low", "speedup_high", "acceptance_length"),
+    *("tokens_per_s", "baseline_tokens_per_s", "disturbed"),
+)
 """The columns of the table of cells that the values of a cell hold for A and B."""
 
 
@@ -49,7 +44,10 @@ def setup_table(comparison: StudyComparison) -> Grid:
         for each in comparison.differences
     ]
     if comparison.common:
-        caption = "What differs besides the results, of what was recorded. Acceptance follows from models, prompts, sampling and code alone."
+        caption = (
+            "What differs besides the results, of what was recorded. Acceptance follows from models, prompts, sampling "
+            "and code alone."
+        )
         return Grid(["what differs", "A", "B", "it can change", "methods"], rows, labels=5, caption=caption)
     caption = "What differs between the studies besides the pairs, of what was recorded."
     return Grid(["what differs", "A", "B", "it can change"], [row[:-1] for row in rows], labels=4, caption=caption)

@@ -1,6 +1,4 @@
-"""Where an SQLite store may lie: in a file that can be written, on storage that this machine does not share with
-others.
-"""
+"""Where an SQLite store may lie: in a file that can be written, on storage that no other machine shares."""
 
 from __future__ import annotations
 
@@ -11,25 +9,20 @@ from pathlib import Path
 import psutil
 
 SHARED = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "wekafs", "pvfs2"}
-)
-"""Types of file systems that several machines write to; besides them those of FUSE in `SHARED_FUSE`."""
-SHARED_FUSE = frozenset(
-    f"fuse.{name}" for name in ("sshfs", "glusterfs", "ceph", "juicefs", "lustre", "s3fs", "rclone")
-)
+    ["nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "wekafs", "pvfs2"]
+) | {f"fuse.{name}" for name in ["sshfs", "glusterfs", "ceph", "juicefs", "lustre", "s3fs", "rclone"]}
+"""Types of file systems that several machines write to."""
 
 
-def try_store(path: Path) -> None:
-    """Raise OSError where an SQLite store cannot be kept; MLflow itself would retry for a hundred seconds, or lose
-    runs.
+def check_sqlite(path: Path) -> None:
+    """Raise OSError where an SQLite store cannot be kept: MLflow would retry for 100 seconds, or lose runs.
 
-    SQLite's locks do not hold between the machines that share a file system (https://sqlite.org/lockingv3.html, section
-    6).
+    SQLite's locks do not hold between machines that share a file system (https://sqlite.org/lockingv3.html, section 6).
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         kind = file_system(path.parent)
-        if kind in SHARED | SHARED_FUSE:
+        if kind in SHARED:
             raise OSError(
                 f"{path} is on storage shared by machines ({kind}), where SQLite can lose runs: "
                 "name a server, MLFLOW_TRACKING_URI=http://HOST:PORT, or a folder of this machine, results: PATH"
