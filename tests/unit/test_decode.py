@@ -15,7 +15,7 @@ from rich.console import Console
 
 from specrig import cli
 from specrig.cell import Cell
-from specrig.cli.decode_view import Page, Side
+from specrig.cli.decode_view import GenerationView, LiveGeneration
 from specrig.decoding.types import Round
 from specrig.engines.native import Native
 from specrig.models.pair import PairFiles
@@ -90,16 +90,16 @@ def test_it_prints_the_text_and_what_the_colours_mean(study: Path, capsys: pytes
         (["--k", "40"], "--k: k = 40 is outside 1 to 16"),
         (["--option", "nodes=3"], "--option nodes: unknown option"),
         (["--option", "acceptance=[exact, block]"], "one cell runs"),
-        (["--option", "acceptance"], "no name=value"),
+        (["--option", "acceptance"], "not name=value"),
         (["--pair", "embeded"], "did you mean 'embedded'?"),
         (["--method", "hydra"], "does not make it"),
         ([], "the target of 'embedded' is not there yet"),
-        (["--draft", "x"], "--draft goes with --target"),
+        (["--draft", "x"], "--draft needs --target"),
         (["--target", "./nowhere"], "no model folder ./nowhere"),
         (["--pair", "embedded", "--target", "x/y"], "not both"),
         (["--target", "owner/name", "--method", "draft_model"], "--draft FOLDER"),
         (["--target", "models/small.gguf"], "a GGUF file, which a study converts first"),
-        (["--target", "owner/name", "--head", "eagle"], "no name=FOLDER"),
+        (["--target", "owner/name", "--head", "eagle"], "not name=FOLDER"),
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(
@@ -146,13 +146,13 @@ class Letters:
 
 
 def test_who_wrote_what_and_the_figures_while_it_grows() -> None:
-    side = Side("draft_model", Writing(Letters()))
+    side = LiveGeneration("draft_model", Writing(Letters()))
     console = Console(force_terminal=True, width=60, height=10, file=io.StringIO(), record=True)
-    with Page(console, [side]):
-        side.tell(0, [ord("a")], None)
+    with GenerationView(console, [side]):
+        side.on_tokens(0, [ord("a")], None)
         assert side.tokens_per_s is None and side.acceptance_rate is None
-        side.tell(0, list(map(ord, "bcd")), Round(4, 4, 2, 3))
-        side.tell(0, list(map(ord, "e")), Round(4, 4, 3, 1, cut=True))  # the stop rule cut two accepted tokens off
+        side.on_tokens(0, list(map(ord, "bcd")), Round(4, 4, 2, 3))
+        side.on_tokens(0, list(map(ord, "e")), Round(4, 4, 3, 1, cut=True))  # the stop rule cut two accepted tokens off
     assert [(span.text, span.source) for span in side.writing.spans] == [
         ("a", "target"),
         ("bc", "draft"),

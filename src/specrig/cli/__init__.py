@@ -1,7 +1,6 @@
-"""The command line `specrig`: one verb a stage. A verb imports its stage when it is called, so that planning loads no
-torch.
+"""The command line `specrig`: one verb a stage. A verb imports its stage when it is called, so planning needs no torch.
 
-Errors that the user can mend are printed in a few lines with the fix. The exit code is then 2; after Ctrl-C it is 130.
+Errors that the user can fix are printed in a few lines, with the fix. The exit code is then 2; after Ctrl-C it is 130.
 SPECRIG_DEBUG=1 shows the traceback instead.
 """
 
@@ -61,11 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        return _explain("interrupted", "Finished cells are kept; the same command goes on from there.", INTERRUPTED)
+        return _print_error("interrupted", "Finished cells are kept; the same command continues.", INTERRUPTED)
     except typer.Exit as stop:
         return stop.exit_code
     except Exception as error:
-        # Wrong usage; by its face, since typer's own copy of click is private.
+        # Wrong usage. Recognised by its attributes, since typer's own copy of click is private.
         if hasattr(error, "show") and isinstance(code := getattr(error, "exit_code", None), int):
             error.show()
             return code
@@ -73,25 +72,25 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         # SpecRig's own exceptions are written for the user: they name the place and the fix.
         if type(error).__module__.split(".")[0] == "specrig":
-            return _explain(type(error).__name__, str(error), 2)
+            return _print_error(type(error).__name__, str(error), 2)
         if isinstance(error, OSError) or FULL in str(error):  # safetensors has an error of its own
-            name, said = getattr(error, "filename", None), getattr(error, "strerror", None) or str(error)
-            reason = f"{name}: {said}" if name else f"{said}{_free(arguments)}"
-            return _explain(
+            name, text = getattr(error, "filename", None), getattr(error, "strerror", None) or str(error)
+            reason = f"{name}: {text}" if name else f"{text}{_free_space(arguments)}"
+            return _print_error(
                 "cannot read or write", f"{reason}\n    → check the path, its permissions and the free space", 2
             )
         reason = f"{type(error).__name__}: {str(error) or 'no message'}"
-        return _explain("unexpected error", f"{reason}\n    → SPECRIG_DEBUG=1 shows where; please report it", 1)
+        return _print_error("unexpected error", f"{reason}\n    → SPECRIG_DEBUG=1 shows where; please report it", 1)
 
 
-def _free(arguments: Sequence[str]) -> str:
-    """The free space where a command line writes, for an error that does not say which disk is full."""
+def _free_space(arguments: Sequence[str]) -> str:
+    """The free space where a command line writes, for an error that does not name the full disk."""
     files = [Path(word) for word in arguments if "/" in word and Path(word).is_file()]
     folders = dict.fromkeys([*(file.parent for file in files), Path.cwd(), Path(tempfile.gettempdir())])
     return "; free: " + ", ".join(f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB in {folder}" for folder in folders)
 
 
-def _explain(title: str, message: str, code: int) -> int:
+def _print_error(title: str, message: str, code: int) -> int:
     console = Console(stderr=True, highlight=False)
     console.print(f"✗ {title}", style="bold red", markup=False)
     console.print(message, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The arguments that several verbs of the command line share, and the reading of their study. No torch here."""
+"""The arguments that several verbs share, and the reading of their study. No torch here."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ PairName = Annotated[str, typer.Option(help="Row of pairs.tsv")]
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON on standard output: dataclasses and models as objects, paths as text, NaN as null, numpy's
-    numbers as numbers.
-    """
+    """Print a value as JSON on standard output: dataclasses and models as objects, paths as text, NaN as null."""
     typer.echo(to_json(value, indent=1, inf_nan_mode="null", fallback=lambda number: number.item()).decode())
 
 

@@ -1,6 +1,4 @@
-"""Generations that grow on a terminal: each token coloured by who wrote it, acceptance and speed as they stand. No
-torch here.
-"""
+"""Shows generations as they grow: each token coloured by who wrote it, with acceptance and speed. No torch here."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ if TYPE_CHECKING:
     from specrig.decoding.types import Generation, Round
 
 STYLES: dict[Source, str] = {"draft": "green underline", "target": ""}
-"""How the tokens of each writer look; underlined too, for terminals without colour."""
-BELOW = 6
-"""Lines of a terminal that the text leaves free while it grows."""
+"""Style of the tokens of each writer; underlined for terminals without colour."""
+MARGIN = 6
+"""Lines of a terminal that growing text leaves free."""
 
 
 @dataclass
-class Side:
-    """One generation as far as it has come. `decode_s` is None until it has ended."""
+class LiveGeneration:
+    """One generation so far. decode_s: None until it has ended."""
 
     method: str
     writing: Writing
@@ -37,12 +35,10 @@ class Side:
     ttft_s: float | None = None
     stop: str = ""
     _began: float = 0.0
-    _showing_s: float = 0.0
+    _display_s: float = 0.0
 
-    def tell(self, row: int, tokens: Sequence[int], one: Round | None) -> None:
-        """Take the tokens of a round (`decoding.types.TokenCallback`). The time that showing them takes does not count as
-        decoding.
-        """
+    def on_tokens(self, row: int, tokens: Sequence[int], one: Round | None) -> None:
+        """Take the tokens of a round, a `TokenCallback`. The time to show them does not count as decoding."""
         began = perf_counter()
         if one is None:
             self._began = began
@@ -52,18 +48,18 @@ class Side:
         for place, token in enumerate(tokens):
             self.writing.add(token, "draft" if place < accepted else "target", len(self.rounds))
         self.changed()
-        self._showing_s += perf_counter() - began
+        self._display_s += perf_counter() - began
 
     def end(self, generation: Generation) -> None:
-        """The generation is over: its times are known, and bytes that became no character are shown as they are."""
-        self.decode_s = max(0.0, generation.decode_s - self._showing_s)
+        """Take the times of the finished generation; bytes that became no character are shown as they are."""
+        self.decode_s = max(0.0, generation.decode_s - self._display_s)
         self.ttft_s, self.stop = generation.ttft_s, generation.stop
         self.changed()
 
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens a second of decoding, the first token and its prefill left out; None before there are any."""
-        spent = self.decode_s if self.decode_s is not None else perf_counter() - self._began - self._showing_s
+        spent = self.decode_s if self.decode_s is not None else perf_counter() - self._began - self._display_s
         count = len(self.writing.tokens) - 1
         return count / spent if count > 0 and spent > 0 else None
 
@@ -80,11 +76,11 @@ class Side:
         return sum(full) / len(full) if full else None
 
     def text(self) -> Text:
-        """What is written, coloured by who wrote it."""
+        """The text so far, coloured by who wrote it."""
         return Text.assemble(*((span.text, STYLES[span.source]) for span in self.writing.spans))
 
     def status(self) -> str:
-        """The figures in one line."""
+        """Counts, acceptance and speed in one line."""
         parts = [f"{len(self.writing.tokens)} tokens in {len(self.rounds)} passes"]
         if (rate := self.acceptance_rate) is not None:
             parts[0] += f", {self.acceptance_length:.2f} a pass" if self.acceptance_length else ""
@@ -94,21 +90,15 @@ class Side:
             parts.append(f"{speed:.0f} tokens/s" if speed >= 10 else f"{speed:.2g} tokens/s")
         return " · ".join(parts)
 
-    def described(self) -> dict[str, Any]:
-        """Everything about it, as JSON holds it."""
+    def as_values(self) -> dict[str, Any]:
+        """All of it as values for JSON."""
         return {
             "method": self.method,
             "text": "".join(span.text for span in self.writing.spans),
             "tokens": self.writing.tokens,
             "spans": [{"text": span.text, "source": span.source, "round": span.round} for span in self.writing.spans],
             "rounds": [
-                {
-                    "drafted": one.drafted,
-                    "depth": one.depth,
-                    "accepted": one.accepted,
-                    "emitted": one.emitted,
-                    "cut": one.cut,
-                }
+                {name: getattr(one, name) for name in ("drafted", "depth", "accepted", "emitted", "cut")}
                 for one in self.rounds
             ],
             "stop": self.stop,
@@ -120,47 +110,45 @@ class Side:
         }
 
 
-class Page:
-    """Shows sides next to each other while they grow. Where the output is no terminal it shows them once, when all is
-    done.
-    """
+class GenerationView:
+    """Shows generations next to each other while they grow; where the output is no terminal, once at the end."""
 
-    def __init__(self, console: Console, sides: Sequence[Side]) -> None:
-        self.console, self.sides = console, sides
+    def __init__(self, console: Console, generations: Sequence[LiveGeneration]) -> None:
+        self.console, self.generations = console, generations
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
-        for side in sides:
-            side.changed = self._show
+        for generation in generations:
+            generation.changed = self._show
 
-    def __enter__(self) -> Page:
+    def __enter__(self) -> GenerationView:
         if self.console.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self.console.is_terminal:
-            self._live.update(self._whole(), refresh=True)
+            self._live.update(self._rendered(), refresh=True)
             self._live.stop()
         else:
-            self.console.print(self._whole())
+            self.console.print(self._rendered())
 
     def _show(self) -> None:
         if self.console.is_terminal:
-            self._live.update(self._whole(most=max(1, self.console.height - BELOW)), refresh=True)
+            self._live.update(self._rendered(most=max(1, self.console.height - MARGIN)), refresh=True)
 
-    def _whole(self, most: int | None = None) -> RenderableType:
-        """All sides. most: lines of text that fit, so that the end is shown while it grows; None: all."""
-        width = (self.console.width - 3 * (len(self.sides) - 1)) // len(self.sides)
-        if len(self.sides) == 1:
-            return _column(self.sides[0], self.console, width, most)
+    def _rendered(self, most: int | None = None) -> RenderableType:
+        """All generations. most: show so many last lines of text; None: all."""
+        width = (self.console.width - 3 * (len(self.generations) - 1)) // len(self.generations)
+        if len(self.generations) == 1:
+            return _column(self.generations[0], self.console, width, most)
         table = Table(box=None, show_header=True, pad_edge=False, padding=(0, 3, 0, 0))
-        for side in self.sides:
-            table.add_column(side.method, width=width, overflow="fold")
-        table.add_row(*(_column(side, self.console, width, most) for side in self.sides))
+        for each in self.generations:
+            table.add_column(each.method, width=width, overflow="fold")
+        table.add_row(*(_column(each, self.console, width, most) for each in self.generations))
         return table
 
 
-def _column(side: Side, console: Console, width: int, most: int | None) -> Group:
-    text: RenderableType = side.text()
+def _column(generation: LiveGeneration, console: Console, width: int, most: int | None) -> Group:
+    text: RenderableType = generation.text()
     if most is not None:
-        text = Text("\n").join(side.text().wrap(console, width)[-most:])
-    return Group(text, Text(f"\n{side.status()}", style="dim"))
+        text = Text("\n").join(generation.text().wrap(console, width)[-most:])
+    return Group(text, Text(f"\n{generation.status()}", style="dim"))

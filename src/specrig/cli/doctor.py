@@ -1,6 +1,4 @@
-"""The verb `specrig doctor`: what this machine has, what is missing and how to get it, and what the default study costs
-here.
-"""
+"""The verb `specrig doctor`: what this machine has, what is missing and how to get it, and the cost of a study here."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ RESULTS_BYTES = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line. good: False where something is wrong or too little, None for what may be missing; fix: what to do about
-    it.
-    """
+    """One line. good: False where something is wrong or too little, None where it may be missing. fix: what to do."""
 
     topic: str
     good: bool | None
@@ -44,12 +40,12 @@ class Check:
 
 
 def doctor(
-    config: Annotated[Path, typer.Argument(help="The study whose cost is asked for")] = DEFAULT,
+    config: Annotated[Path, typer.Argument(help="Study whose cost is estimated")] = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Examine this machine: PyTorch's build, GPU, kernels, engines, hub, disk, and what the default study costs here.
+    """Check this machine: PyTorch, GPU, kernels, engines, hub, disk, and the cost of a study here.
 
-    The exit code is 1 where something is wrong that the study needs.
+    The exit code is 1 if something that the study needs is wrong.
     """
     study = load(config)
     checks = []
@@ -73,7 +69,7 @@ def _show(check: Check, console: Console) -> None:
 
 
 def _checks(study: Study) -> Iterator[Check]:
-    yield _itself()
+    yield _installation()
     yield from _torch()
     yield from _gpu()
     yield from _kernels()
@@ -82,7 +78,7 @@ def _checks(study: Study) -> Iterator[Check]:
     yield from _cost(study)
 
 
-def _itself() -> Check:
+def _installation() -> Check:
     from specrig import __version__
     from specrig.provenance.environment import code_version, processor
     from specrig.results.machine import processor_name
@@ -103,7 +99,7 @@ def _torch() -> Iterator[Check]:
     kind = f"CUDA {build['cuda']}" if build["cuda"] else "CPU"
     text = f"{build['version']}, {kind} build, {build['threads']} threads, {build['cpu_capability']}"
     without_gpu = NVIDIA_DRIVER.exists() and not build["cuda"]
-    fix = "there is an NVIDIA driver: install a CUDA build of torch to use the GPU" if without_gpu else ""
+    fix = "this machine has an NVIDIA driver: install a CUDA build of torch to use the GPU" if without_gpu else ""
     yield Check("torch", not without_gpu, text, fix)
 
 
@@ -115,7 +111,7 @@ def _gpu() -> Iterator[Check]:
     if not torch.cuda.is_available():
         wrong = NVIDIA_DRIVER.exists() and torch.version.cuda is not None
         fix = (
-            "the driver is there and torch finds no GPU: compare `nvidia-smi` with torch's CUDA version"
+            "torch finds no GPU although there is a driver: compare `nvidia-smi` with torch's CUDA version"
             if wrong
             else ""
         )
@@ -131,7 +127,7 @@ def _gpu() -> Iterator[Check]:
 
 
 def _kernels() -> Iterator[Check]:
-    """What the native loop multiplies and attends with here."""
+    """The kernels of the native engine."""
     import torch
 
     from specrig.runtime.compiled import library
@@ -143,11 +139,8 @@ def _kernels() -> Iterator[Check]:
             "memory-efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
         }
         found = ", ".join(name for name, on in kinds.items() if on) or "plain only"
-        yield Check(
-            "kernels",
-            True,
-            f"attention: {found}; bfloat16: {'yes' if torch.cuda.is_bf16_supported() else 'no'}; passes replayed as CUDA graphs",
-        )
+        bfloat16 = "yes" if torch.cuda.is_bf16_supported() else "no"
+        yield Check("kernels", True, f"attention: {found}; bfloat16: {bfloat16}; passes replayed as CUDA graphs")
         return
     made = library() is not None
     text = (
@@ -180,11 +173,11 @@ def _engines(study: Study) -> Iterator[Check]:
 
     for name, engine in registry().items():
         missing = engine.missing()
-        wanted = name in study.engines
+        needed = name in study.engines
         text = f"{name}: {'ready' if missing is None else missing.partition(':')[0]}"
         text += " (untested on hardware)" if engine.untested else ""
         fix = "" if missing is None else missing.partition(":")[2].strip()
-        yield Check("engines", True if missing is None else False if wanted else None, text, fix)
+        yield Check("engines", True if missing is None else False if needed else None, text, fix)
 
 
 def _hub(study: Study) -> Check:
@@ -207,13 +200,13 @@ def _hub(study: Study) -> Check:
         reached, text = answer.status_code < 500, f"answers with {answer.status_code}"
     except requests.RequestException as error:
         reached, text = False, f"cannot be reached ({type(error).__name__})"
-    use = "this study needs it" if needed else "this study needs nothing of it"
+    use = "this study needs it" if needed else "this study does not need it"
     fix = "" if reached else "set HF_ENDPOINT to a mirror, or fill the cache elsewhere and set HF_HUB_OFFLINE=1"
     return Check("hub", True if reached else False if needed else None, f"{text}, {token}; {use}{extra}", fix)
 
 
 def _cost(study: Study) -> Iterator[Check]:
-    """Disk, memory and time of the study on this machine, from its own bandwidth and speed as they are now."""
+    """Disk, memory and time of the study on this machine, from its bandwidth and speed as they are now."""
     import psutil
 
     from specrig.planning.estimate import extent, hours, pair_sizes, size_text, time_text, training_cost
@@ -221,13 +214,13 @@ def _cost(study: Study) -> Iterator[Check]:
 
     sizes, cost = pair_sizes(study), training_cost(study)
     folder = next(path for path in (study.root, *study.root.absolute().parents) if path.exists())
-    free, wanted = shutil.disk_usage(folder).free, cost.disk + RESULTS_BYTES
+    free, needed = shutil.disk_usage(folder).free, cost.disk + RESULTS_BYTES
     fix = "free some, or choose another disk: --config results=PATH"
     yield Check(
         "disk",
-        free > wanted,
-        f"{size_text(free)} free, {study.study} wants about {size_text(wanted)}",
-        "" if free > wanted else fix,
+        free > needed,
+        f"{size_text(free)} free, {study.study} needs about {size_text(needed)}",
+        "" if free > needed else fix,
     )
     device = resolve_device(study.device)
     if device == "cpu":
@@ -237,7 +230,7 @@ def _cost(study: Study) -> Iterator[Check]:
         yield Check(
             "memory",
             available > most,
-            f"{size_text(available)} available, {study.study} wants up to {size_text(most)}",
+            f"{size_text(available)} available, {study.study} needs up to {size_text(most)}",
             fix,
         )
     now = probe(device)

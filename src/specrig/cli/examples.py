@@ -1,4 +1,4 @@
-"""Examples for the help of each verb. They stand here together, so that a test can try that every one of them parses."""
+"""Examples for the help of each verb, in one place, so that a test can parse all of them."""
 
 from __future__ import annotations
 

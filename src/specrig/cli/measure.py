@@ -1,4 +1,4 @@
-"""The verbs of the command line that measure and audit. Each imports its stage when it is called."""
+"""The verbs that measure and audit. Each imports its stage when it is called."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ def measure(
     study: StudyFile,
     engine: Annotated[str, typer.Option()],
     pair: Annotated[str, typer.Option()],
-    method: Annotated[
-        list[str] | None, typer.Option(help="May be given several times; without it, every method of the study")
-    ] = None,
-    replicate: Annotated[int, typer.Option(help="Which time of `replicates`, from 0")] = 0,
+    method: Annotated[list[str] | None, typer.Option(help="Repeatable. Default: every method of the study")] = None,
+    replicate: Annotated[int, typer.Option(help="Number of the replicate, from 0")] = 0,
 ) -> None:
-    """Measure, in one process, those cells of an engine and a pair that are not measured yet."""
+    """Measure the missing cells of an engine and a pair, in one process."""
     from specrig.measurement.runner import measure
 
     loaded = load(study)
@@ -70,8 +68,8 @@ def audit(study: StudyFile = DEFAULT) -> None:
     loaded = load(study)
     records, out = study_records(loaded.root / "records", loaded.replicates), loaded.root / "audit" / "records.csv"
     audit_records(loaded, records, loaded.root, out)
-    if said := identity(pd.read_csv(out)):
-        typer.echo(said)
+    if text := identity(pd.read_csv(out)):
+        typer.echo(text)
 
 
 def audit_exact(

@@ -1,4 +1,4 @@
-"""The verbs that plan a study: what it will run, where its results are, which method to take, what the tables may hold."""
+"""The verbs that plan a study: its cells, its paths, advice, pinned revisions, methods, schemas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specrig.cli.arguments import DEFAULT, ConfigFile, Json, load, print_json
 
 
 def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
-    """Check a study; list the cells it will measure and, with the reasons, the cells that no engine can run."""
+    """Check a study and list its cells, also those that no engine can run, with the reasons."""
     from specrig.planning.plan import described, plan_of
     from specrig.planning.plan_view import show_plan
 
@@ -24,7 +24,7 @@ def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
 
 
 def where(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
-    """Say where a study's report and results are."""
+    """Print the paths of a study's report and results."""
     study = load(config)
     if as_json:
         print_json({"report": study.report, "results": study.root})
@@ -35,17 +35,13 @@ def where(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
 def advise(
     pair: Annotated[str, typer.Argument(help="Row of the table of pairs")],
     device: Annotated[str | None, typer.Option(help="e.g. 'RTX 4090', '2x H100'")] = None,
-    study: Annotated[Path | None, typer.Option(help="results/<study>, whose measurements come first")] = None,
-    pairs: Annotated[Path, typer.Option(help="The table of pairs")] = Path("configs/pairs.tsv"),
-    reported: Annotated[Path, typer.Option(help="What others measured")] = Path("configs/reported.csv"),
-    trained_by: Annotated[
-        Path, typer.Option(help="The study whose recipe trains the pair, where --study does not say")
-    ] = DEFAULT,
+    study: Annotated[Path | None, typer.Option(help="results/<study>, whose measurements are preferred")] = None,
+    pairs: Annotated[Path, typer.Option(help="Table of pairs")] = Path("configs/pairs.tsv"),
+    reported: Annotated[Path, typer.Option(help="Table of reported figures")] = Path("configs/reported.csv"),
+    trained_by: Annotated[Path, typer.Option(help="Study that trains the pair, where --study does not")] = DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Say which method and k to use for a pair, and why: from a study's measurements, or else from a model of the
-    hardware.
-    """
+    """Advise a method and k for a pair, with reasons: from a study's measurements, else from a cost model."""
     from specrig.planning.advice import advise
     from specrig.planning.advice_view import show_advice
 
@@ -58,11 +54,9 @@ def advise(
 
 def pin(
     config: ConfigFile = Path("configs/hub.yaml"),
-    check: Annotated[
-        bool, typer.Option("--check", help="Only tell; exit code 1 where something is not pinned")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 if a revision is missing")] = False,
 ) -> None:
-    """Write the hub's current commit into the tables for each model and data set that a study uses without a revision."""
+    """Pin the models and data sets of a study: write the hub's current commits into its tables."""
     from specrig.planning.pins import pin
 
     if not pin(load(config), Console(), check=check):
@@ -79,8 +73,8 @@ def methods(as_json: Json = False) -> None:
         show_methods(Console())
 
 
-def schema(folder: Annotated[Path, typer.Option(help="Where to write")] = Path("workflow/schemas")) -> None:
-    """Write the JSON schemas of studies and tables, by which editors complete and check them."""
+def schema(folder: Annotated[Path, typer.Option(help="Folder to write to")] = Path("workflow/schemas")) -> None:
+    """Write the JSON schemas of studies and tables, with which editors complete and check them."""
     from specrig.planning.schemas import write_schemas
 
     for path in write_schemas(folder):

@@ -1,4 +1,4 @@
-"""The verbs that turn records into tables, figures, MLflow runs and the report. Each imports its stage when it is called."""
+"""The verbs that make tables, figures, MLflow runs and the report. Each imports its stage when it is called."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def tables(study: StudyFile = DEFAULT) -> None:
 
     loaded = load(study)
     write_tables(loaded.root, loaded.root / "tables")
-    if said := warning(pd.read_csv(loaded.root / "tables" / "cells.csv"), loaded.root):
-        typer.echo(f"warning: {said}", err=True)
+    if text := warning(pd.read_csv(loaded.root / "tables" / "cells.csv"), loaded.root):
+        typer.echo(f"warning: {text}", err=True)
 
 
 def quality(study: StudyFile = DEFAULT) -> None:
@@ -28,7 +28,7 @@ def quality(study: StudyFile = DEFAULT) -> None:
     loaded = load(study)
     if loaded.run_generated_code:
         Console(stderr=True).print(
-            "[bold red]run_generated_code is on: what the models wrote is executed on this machine"
+            "[bold red]run_generated_code is on: code that the models wrote runs on this machine"
         )
     write_quality(loaded, loaded.root / "tables")
 
@@ -42,7 +42,7 @@ def figures(study: StudyFile = DEFAULT) -> None:
 
 
 def track(study: StudyFile = DEFAULT) -> None:
-    """Enter the study's runs into MLflow; runs that are there already stay unchanged."""
+    """Log the study's runs to MLflow; unchanged runs are kept."""
     from specrig.tracking import track
 
     loaded = load(study)

@@ -1,4 +1,4 @@
-"""The verb `specrig run`: Snakemake on a study, with a profile by name, and where everything is in the end."""
+"""The verb `specrig run`: Snakemake on a study, with a profile by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG] [SNAKEMAKE ARGUMENTS]...",
-            help=f"A study's config (default: {DEFAULT}), then whatever Snakemake takes, e.g. -n or --config prompts=4",
+            help=f"A study's config (default: {DEFAULT}), then arguments of Snakemake, e.g. -n or --config prompts=4",
         ),
     ] = None,
     profile: Annotated[
@@ -33,22 +33,20 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run a study: everything that is missing or stale, and nothing else. The same command goes on after an
-    interruption.
-    """
-    given = list(arguments or [])
-    config = Path(given.pop(0)) if given and not given[0].startswith("-") else DEFAULT
+    """Run a study: only what is missing or stale. The same command continues after an interruption."""
+    words = list(arguments or [])
+    config = Path(words.pop(0)) if words and not words[0].startswith("-") else DEFAULT
     if not Path("Snakefile").is_file():
-        raise typer.BadParameter("there is no Snakefile here: run it in the checkout of SpecRig")
+        raise typer.BadParameter("no Snakefile here: run it in the checkout of SpecRig")
     from specrig.study.load import read_config
 
-    read_config(config)  # of a file that is no YAML, Snakemake would not say which line
+    read_config(config)  # names the line of a YAML error, which Snakemake would not
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
     # The config stands last: it takes every word behind it that is no option.
-    code = _wait([sys.executable, "-m", "snakemake", *chosen, *given, "--configfile", str(config)])
+    code = _wait([sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)])
     if code:
         raise typer.Exit(code)
-    if not given:
+    if not words:
         study = load(config)
         typer.echo(f"Report: {study.report}\nResults: {study.root}")
 
@@ -63,9 +61,7 @@ def _profile(name: str) -> Path:
 
 
 def _wait(command: Sequence[str]) -> int:
-    """Run a command to its end and return its exit code. An interruption is the command's own affair: it stops its jobs
-    itself.
-    """
+    """Run a command and return its exit code. On an interruption the command stops its jobs itself."""
     process = subprocess.Popen(command)
     before = (
         signal.signal(signal.SIGINT, lambda *_: None),

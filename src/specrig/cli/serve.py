@@ -6,33 +6,38 @@ from typing import Annotated, Literal
 
 import typer
 
-serve = typer.Typer(
-    no_args_is_help=True, help="Draft, target and coordinator as services that talk over HTTP (see docs/services.md)."
-)
+serve = typer.Typer(no_args_is_help=True, help="Serve draft, target and coordinator over HTTP (docs/services.md).")
 
 Model = Annotated[str, typer.Argument(help="Model folder or hub id")]
 Revision = Annotated[str | None, typer.Option(help="Commit, branch or tag on the hub")]
 Dtype = Annotated[str, typer.Option(help="Precision: float32, bfloat16, float16")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Host = Annotated[
-    str, typer.Option(help="Address to listen at; wider than this machine only with a key in SPECRIG_API_KEY")
+    str, typer.Option(help="Address to listen at; other than this machine only with a key in SPECRIG_API_KEY")
 ]
 Port = Annotated[int, typer.Option(min=1, max=65_535)]
-Batch = Annotated[int, typer.Option(min=1, help="Most rows in a pass")]
-Held = Annotated[int | None, typer.Option("--sessions", min=1, help="Most texts that its cache holds; default: batch")]
-Context = Annotated[int, typer.Option(min=16, help="Most tokens of a text")]
-Queue = Annotated[int, typer.Option(min=1, help="Most that may wait; more are refused with Retry-After")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all")]
-Vocabulary = Annotated[
-    int | None, typer.Option(min=2, help="Use the first so many tokens: the target's, where the draft's are padded")
+Batch = Annotated[int, typer.Option("--max-num-seqs", "--batch", min=1, help="Maximum number of sequences in a pass")]
+Sessions = Annotated[
+    int | None, typer.Option("--sessions", min=1, help="Maximum number of texts in its cache. Default: --max-num-seqs")
 ]
-Random = Annotated[bool, typer.Option("--random-weights", help="Shapes with random weights")]
+Context = Annotated[int, typer.Option("--max-model-len", "--context", min=16, help="Maximum tokens of a text")]
+Queue = Annotated[
+    int, typer.Option(min=1, help="Maximum number of waiting requests; more are refused with Retry-After")
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all")]
+Vocabulary = Annotated[
+    int | None,
+    typer.Option(
+        "--vocab-size", "--vocabulary", min=2, help="Use only the first tokens, where the draft pads its vocabulary"
+    ),
+]
+Random = Annotated[bool, typer.Option("--random-weights", help="Random weights of the model's shapes")]
 
 
 @serve.command()
 def draft(
     model: Model, host: Host = "127.0.0.1", port: Port = 8002, revision: Revision = None, dtype: Dtype = "float32",
-    device: Device = "cpu", batch: Batch = 32, sessions: Held = None, context: Context = 4096, queue: Queue = 1024,
+    device: Device = "cpu", batch: Batch = 32, sessions: Sessions = None, context: Context = 4096, queue: Queue = 1024,
     threads: Threads = None, vocabulary: Vocabulary = None, random_weights: Random = False,
 ) -> None:  # fmt: skip
     """Serve a draft model, which continues texts by up to 16 tokens a request."""
@@ -47,7 +52,7 @@ def draft(
 @serve.command()
 def target(
     model: Model, host: Host = "127.0.0.1", port: Port = 8001, revision: Revision = None, dtype: Dtype = "float32",
-    device: Device = "cpu", batch: Batch = 8, sessions: Held = None, context: Context = 4096, queue: Queue = 1024,
+    device: Device = "cpu", batch: Batch = 8, sessions: Sessions = None, context: Context = 4096, queue: Queue = 1024,
     threads: Threads = None, vocabulary: Vocabulary = None, random_weights: Random = False,
 ) -> None:  # fmt: skip
     """Serve a target model, which verifies drafts and adds its own token."""
@@ -74,19 +79,21 @@ def coordinator(
     target: Annotated[str, typer.Option(help="Address of the target service")] = "http://127.0.0.1:8001",
     draft: Annotated[str | None, typer.Option(help="Address of the draft service")] = "http://127.0.0.1:8002",
     tokenizer: Annotated[
-        str | None, typer.Option(help="Model folder or hub id; default: the target service's model")
+        str | None, typer.Option(help="Model folder or hub id. Default: the target service's model")
     ] = None,
-    k: Annotated[int, typer.Option(min=0, max=6, help="Tokens drafted a round; a request may say draft_tokens")] = 4,
+    k: Annotated[
+        int, typer.Option(min=0, max=6, help="Tokens drafted a round; `draft_tokens` of a request overrides it")
+    ] = 4,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     queue: Queue = 256,
-    draft_timeout_ms: Annotated[int, typer.Option(min=1, help="Later drafts are done without")] = 1000,
+    draft_timeout_ms: Annotated[int, typer.Option(min=1, help="Later drafts are not used")] = 1000,
     target_timeout_s: Annotated[float, typer.Option(min=0.1)] = 60.0,
     precision: Annotated[
-        Literal["float32", "float16"], typer.Option(help="Of the draft's probabilities: float32, float16")
+        Literal["float32", "float16"], typer.Option(help="Precision of the draft's probabilities")
     ] = "float32",
 ) -> None:
-    """Serve OpenAI's completions and chat API from a target service, with a draft service's help where it is there."""
+    """Serve OpenAI's completions and chat API with a target service and, if available, a draft service."""
     from specrig.services.coordinator_app import CoordinatorSettings, serve_coordinator
 
     settings = CoordinatorSettings(

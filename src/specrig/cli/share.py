@@ -15,12 +15,14 @@ WHERE = "results/<study>, a published study, or a study's config"
 
 def publish(
     config: Annotated[
-        Path, typer.Argument(help="A finished study's config; or a publication, to render it anew with changed code")
+        Path, typer.Argument(help="Config of a finished study; or a publication, to render it again with changed code")
     ] = DEFAULT,
-    name: Annotated[str | None, typer.Option("--as", help="Name of the publication; else <hardware>-<study>")] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="Name of the publication. Default: <hardware>-<study>")
+    ] = None,
     to: Annotated[Path, typer.Option(help="Folder of publications")] = Path("reports/published"),
 ) -> None:
-    """Publish a finished study for others to check: compressed records, tables, figures, report; no weights or prompts."""
+    """Publish a finished study for others to check: records, tables, figures, report; no weights or prompts."""
     from specrig.sharing.publish import publish, rerender
 
     if config.is_dir():
@@ -36,9 +38,7 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="A published study, e.g. reports/published/<hardware>-<study>")],
     as_json: Json = False,
 ) -> None:
-    """Compute the tables of a published study again from its records, and say what differs; exit code 1 if anything
-    does.
-    """
+    """Recompute the tables of a published study from its records; exit code 1 if anything differs."""
     from specrig.sharing.verify import verify
 
     found = verify(folder, (lambda _: None) if as_json else typer.echo)
@@ -60,9 +60,7 @@ def verify(
 
 
 def gallery(folder: Annotated[Path, typer.Argument(help="Folder of publications")] = Path("reports/published")) -> None:
-    """Write the index of published studies, with a picture of what each found: README.md and headline.svg in their
-    folder.
-    """
+    """Write the index of published studies: README.md, and headline.svg with the speedups of each."""
     from specrig.sharing.gallery import write_gallery
 
     for path in write_gallery(folder):
@@ -75,7 +73,7 @@ def compare(
     as_json: Json = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page to this file")] = None,
 ) -> None:
-    """Compare two studies: which cells differ beyond chance, by how much, and which differences in setup can explain it."""
+    """Compare two studies: which cells differ beyond chance, by how much, and what in their setup can explain it."""
     from specrig.sharing.compare.render import print_comparison, write_page
     from specrig.sharing.compare.sources import opened
     from specrig.sharing.compare.study_comparison import ComparedStudy, StudyComparison

@@ -1,4 +1,4 @@
-"""The verbs of the command line that make models. Each imports its stage when it is called."""
+"""The verbs that prepare prompts, text and models. Each imports its stage when it is called."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prompts(
     fetch_prompts(loaded, task, loaded.root)
 
 
-def convert(study: StudyFile, source: Annotated[str, typer.Option(help="Name of a converted folder")]) -> None:
+def convert(study: StudyFile, source: Annotated[str, typer.Option(help="Name of the converted folder")]) -> None:
     """Convert a GGUF file that a pair names into a model folder."""
     loaded = load(study)
     if source not in loaded.grid.converted:
@@ -51,8 +51,8 @@ def convert(study: StudyFile, source: Annotated[str, typer.Option(help="Name of 
 def train(
     study: StudyFile,
     pair: PairName,
-    model: Annotated[str, typer.Option(help="Which of its models: target, draft or a head")],
-    threads: Annotated[int | None, typer.Option(help="CPU threads, where the study does not say; else all")] = None,
+    model: Annotated[str, typer.Option(help="target, draft or a head")],
+    threads: Annotated[int | None, typer.Option(help="CPU threads, unless the study sets them. Default: all")] = None,
 ) -> None:
     """Train the target of a pair, distil its draft from it, or train a head."""
     loaded = load(study)
@@ -74,7 +74,7 @@ def train(
 
 
 def write_text(study: StudyFile, pair: PairName) -> None:
-    """Let the target of a pair write the text from which its draft and heads learn, and read it again for its states."""
+    """Let the target of a pair write the text that trains its draft and heads, and store its hidden states."""
     from specrig.measurement.quarantine import write_hashes
     from specrig.tasks.chat import require_chat_template
     from specrig.training.stages import TEXT
@@ -108,9 +108,7 @@ def write_text(study: StudyFile, pair: PairName) -> None:
 
 
 def train_jointly(study: StudyFile, pair: PairName) -> None:
-    """Train a pair's target together with its Medusa heads (Medusa-2), starting from those of the pair that its row
-    names.
-    """
+    """Train a pair's target jointly with its Medusa heads (Medusa-2), starting from another pair's."""
     from specrig.measurement.quarantine import write_hashes
     from specrig.provenance.trained_for import note
     from specrig.training.fit import train_jointly as train
@@ -149,8 +147,8 @@ def _folder(study: Study, pair: str, part: str) -> Path:
 
 
 def _set_threads(study: Study, threads: int | None = None) -> None:
-    wanted = study.threads or threads
-    if wanted is not None:
+    number = study.threads or threads
+    if number is not None:
         import torch
 
-        torch.set_num_threads(wanted)
+        torch.set_num_threads(number)
