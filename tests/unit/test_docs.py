@@ -18,8 +18,7 @@ from specrig.analysis.cells import COLUMNS, EXTRAS
 from specrig.cli import app
 from specrig.decoding.drafters import registry
 from specrig.engines import registry as engines
-from specrig.study.config import Config
-from specrig.study.entries import MethodEntry
+from specrig.study.config import Config, MethodEntry
 from specrig.study.load import read_config
 
 ROOT = Path(__file__).parents[2]

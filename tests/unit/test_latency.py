@@ -12,7 +12,7 @@ from specrig.cell import Cell
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.figures.latency import latency, with_latency
 from specrig.reporting.figures.panels import SCREEN, NothingError
-from specrig.study.entries import MethodEntry
+from specrig.study.config import MethodEntry
 
 
 def swept(task: str) -> list[Cell]:

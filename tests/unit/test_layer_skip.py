@@ -19,7 +19,7 @@ from specrig.heads.layer_skip.module import spread
 from specrig.runtime.pruned import follow, prune
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
-from specrig.study.entries import MethodEntry
+from specrig.study.config import MethodEntry
 
 LAYERS, V = 5, 30
 

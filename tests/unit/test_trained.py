@@ -107,9 +107,11 @@ def test_what_cannot_be_trained_is_named_by_row(workplace: Path, rows: str, expe
 
 
 def test_a_method_whose_head_nothing_trains(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from specrig.study.checks import trained
+    from specrig.study import table_checks
 
-    monkeypatch.setattr(trained, "STAGES", {name: stage for name, stage in trained.STAGES.items() if name != "eagle3"})
+    monkeypatch.setattr(
+        table_checks, "STAGES", {name: stage for name, stage in table_checks.STAGES.items() if name != "eagle3"}
+    )
     with pytest.raises(StudyError, match="no training makes a head 'eagle3'"):
         study_of("own\towner/model\t\t\ttrained\n", [{"method": "eagle3"}])
 
@@ -140,7 +142,7 @@ def test_a_chat_task_wants_a_template_before_anything_is_trained(workplace: Path
     ):  # fmt: skip
         for settings in ({"tasks": ["code_chat"]}, {"training": {"chat": True}}):
             if bare:
-                with pytest.raises(StudyError, match=r"wants a chat template and the target of pair 'own' has none"):
+                with pytest.raises(StudyError, match=r"needs a chat template and the target of pair 'own' has none"):
                     study_of(rows, [{"method": "draft_model"}], max_new_tokens=16, **settings)
             else:
                 assert study_of(rows, [{"method": "draft_model"}], max_new_tokens=16, **settings).grid.cells

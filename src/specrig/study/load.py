@@ -9,15 +9,14 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from specrig.study.checks.cells import check_cells, check_refusals
-from specrig.study.checks.entries import check_entry
-from specrig.study.checks.folders import check_folders
-from specrig.study.checks.names import check_engine_options, check_names
-from specrig.study.checks.pairs import check_pairs
-from specrig.study.checks.servers import check_servers
-from specrig.study.checks.tasks import check_tasks
-from specrig.study.checks.trained import check_trained
 from specrig.study.claims import read_claims
+from specrig.study.config_checks import (
+    check_engine_options,
+    check_entry,
+    check_folders,
+    check_names,
+    check_servers,
+)
 from specrig.study.problems import (
     OnceOnly,
     Positions,
@@ -32,6 +31,7 @@ from specrig.study.problems import (
 )
 from specrig.study.rows import Pair, Task, read_rows
 from specrig.study.study import Study
+from specrig.study.table_checks import check_cells, check_pairs, check_refusals, check_tasks, check_trained
 
 
 def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Study:

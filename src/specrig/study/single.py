@@ -10,13 +10,13 @@ from typing import Any
 from specrig.cell import Cell
 from specrig.decoding.drafters import registry as methods
 from specrig.models.pair import PairFiles
-from specrig.study.checks.entries import check_entry
-from specrig.study.checks.pairs import check_pairs
-from specrig.study.entries import MethodEntry
+from specrig.study.config import MethodEntry
+from specrig.study.config_checks import check_entry
 from specrig.study.load import read_config, validated
 from specrig.study.problems import Positions, Problem, Problems, StudyError, nearest
 from specrig.study.rows import Pair, read_rows
 from specrig.study.study import Study
+from specrig.study.table_checks import check_pairs
 
 ENGINE = "native"
 

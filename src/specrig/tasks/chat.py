@@ -22,15 +22,15 @@ def apply_chat_template(prompts: Sequence[Prompt], task: str, pair: PairFiles) -
 
 
 def require_chat_template(task: str, pair: PairFiles) -> Any:
-    """The tokenizer of a pair's target. Raises PromptError if it has no chat template, which `task` wants."""
+    """The tokenizer of a pair's target. Raises PromptError if it has no chat template, which `task` needs."""
     if pair.simulated_acceptance is not None:
         raise PromptError(
-            f"task {task!r} wants a chat template and pair {pair.name!r} has random weights, thus none; leave one out"
+            f"task {task!r} needs a chat template and pair {pair.name!r} has random weights, thus none; leave one out"
         )
     tokenizer = hub.tokenizer(pair.target, pair.target_revision)
     if not tokenizer.chat_template:
         raise PromptError(
-            f"task {task!r} wants a chat template and the tokenizer of {pair.target} has none: take an instruction-tuned model, or a "
+            f"task {task!r} needs a chat template and the tokenizer of {pair.target} has none: take an instruction-tuned model, or a "
             "row of the task without `chat`"
         )
     return tokenizer

@@ -1,0 +1,190 @@
+"""Checks of a study's config: its names, engine options, methods, servers and folders.
+
+`study.load` runs all checks and reports every problem at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from specrig.decoding.drafters import registry as methods
+from specrig.engines import registry as engines
+from specrig.study.config import K_RANGE, MethodEntry, is_sweep
+from specrig.study.problems import Problems, nearest, reason_of
+from specrig.study.rows import Pair, Task
+from specrig.study.study import Study
+
+
+def check_names(
+    study: Study, pairs: dict[str, Pair], tasks: dict[str, Task], broken: set[str], problems: Problems
+) -> None:
+    """Add a problem for every unknown or repeated name and for every list of the study that is empty.
+
+    pairs, tasks: the rows of the tables; broken: top-level keys that could not be read and are reported already.
+    """
+    for key, known, hint in (
+        ("engines", engines().keys(), "`specrig methods` lists engines and methods"),
+        ("pairs", pairs.keys(), f"or add a row to {study.tables.pairs}"),
+        ("tasks", tasks.keys(), f"or add a row to {study.tables.tasks}"),
+    ):
+        names: list[str] = getattr(study, key)
+        what = key.removesuffix("s")
+        if not names and key not in broken:
+            problems.key([key], f"the study names no {what}", f"add one of: {', '.join(sorted(known)) or 'none known'}")
+        for index, name in enumerate(names):
+            # A table that could not be read has said so already.
+            if name not in known and known:
+                problems.unknown([key, index], what, name, known, hint)
+        refuse_repeats(key, [], names, problems)
+    if not study.methods and "methods" not in broken:
+        problems.key(["methods"], "the study names no method", f"add one of: {', '.join(methods())}")
+    for key in ("temperatures", "batch_sizes"):
+        if not getattr(study, key):
+            problems.key([key], "an empty list leaves no cells", "give at least one value, or remove the key")
+        refuse_repeats(key, [], getattr(study, key), problems)
+    if study.prompts < 1:
+        problems.key(["prompts"], f"{study.prompts} prompts leave every task without a prompt", "give 1 or more")
+
+
+def check_engine_options(study: Study, problems: Problems) -> None:
+    """Add a problem for every key of `engine_options` that is no engine of the study, and for every option its engine
+    refuses.
+    """
+    for name, options in study.engine_options.items():
+        path: list[str | int] = ["engine_options", name]
+        if name not in study.engines or name not in engines():
+            problems.unknown(path, "engine (not one of the study's)", name, study.engines)
+            continue
+        try:
+            engines()[name].Options.model_validate(options)
+        except ValidationError as error:
+            for issue in error.errors():
+                known = ", ".join(engines()[name].Options.model_fields) or "none"
+                problems.key([*path, *issue["loc"][:1]], reason_of(issue), f"options of {name}: {known}")
+
+
+def refuse_repeats(key: str, path: Sequence[str | int], values: Sequence[Any], problems: Problems) -> None:
+    """Add a problem for each value that stands more than once in the list at `path` and `key`: it would repeat cells."""
+    for value, count in Counter(values).items():
+        if count > 1:
+            problems.key([*path, key], f"{value!r} stands there {count} times", "remove the repeats")
+
+
+ENTRY_KEYS = {name for name in MethodEntry.model_fields if name != "options"}
+
+
+def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, Pair], problems: Problems) -> None:
+    """Add a problem for every mistake in entry number `index` of `methods:`; `pairs` are the rows of `pairs.tsv` by
+    name.
+    """
+    path: list[str | int] = ["methods", index]
+    for name in entry.tasks or []:
+        if name not in study.tasks:
+            problems.unknown([*path, "tasks"], "task (not one of the study's)", name, study.tasks)
+    for name in entry.pairs or []:
+        if name not in pairs:
+            problems.unknown([*path, "pairs"], "pair", name, pairs, f"or add a row to {study.tables.pairs}")
+    for key in ("k", "tasks", "pairs", "temperatures", "batch_sizes"):
+        values = getattr(entry, key)
+        if values is not None and not values:
+            problems.key([*path, key], "an empty list leaves no cells", "give at least one value, or remove the key")
+        refuse_repeats(key, path, values or [], problems)
+    if entry.method not in methods():
+        problems.unknown([*path, "method"], "method", entry.method, methods())
+        return
+    method = methods()[entry.method]
+    for k in entry.k:
+        if method.uses_k and k not in K_RANGE:
+            problems.key(
+                [*path, "k"],
+                f"k = {k} is outside {K_RANGE.start} to {K_RANGE.stop - 1}",
+                "2 to 8 is usual, 4 a good start",
+            )
+    check_options(path, entry, method.Options, problems)
+
+
+def check_options(path: list[str | int], entry: MethodEntry, kind: type[BaseModel], problems: Problems) -> None:
+    """Add a problem for each unknown option and each invalid value; the values of a sweep are checked one by one.
+
+    path: place of the entry in the config; kind: the method's `Options`.
+    """
+    for name in entry.options:
+        if name not in kind.model_fields:
+            known = sorted(kind.model_fields)
+            hint = f"options of {entry.method}: {', '.join(known) or 'none'}"
+            problems.key([*path, name], f"unknown option {name!r}", f"{_closest(name, known)}{hint}")
+    known_options = {name: value for name, value in entry.options.items() if name in kind.model_fields}
+    fixed = {name: value for name, value in known_options.items() if not is_sweep(kind, name, value)}
+    swept = {name: value for name, value in known_options.items() if name not in fixed}
+    trials = [fixed, *({**fixed, name: value} for name, values in swept.items() for value in values)]
+    for name, values in swept.items():
+        if not values:
+            problems.key([*path, name], "an empty list leaves no cells", "give at least one value, or remove the key")
+    said: set[str] = set()
+    for trial in trials:
+        try:
+            kind.model_validate(trial)
+        except ValidationError as error:
+            for issue in error.errors():
+                where = [*path, *issue["loc"][:1]]
+                text = f"{reason_of(issue)}; you gave {issue['input']!r}"
+                if text not in said:
+                    said.add(text)
+                    problems.key(where, text, "`specrig methods` lists the options with their defaults")
+
+
+def _closest(name: str, options: Sequence[str]) -> str:
+    text = nearest(name, {*options, *ENTRY_KEYS})
+    return text.split("? ")[0] + "? " if text.startswith("did you mean") else ""
+
+
+BASELINE = "autoregressive"
+
+
+def check_servers(study: Study, problems: Problems) -> None:
+    """Add a problem for unknown names, for two servers of the same cells or address, and for a pair without a baseline
+    server.
+    """
+    seen: dict[tuple[Any, ...], int] = {}
+    answers: dict[str, int] = {}
+    for index, server in enumerate(study.servers):
+        path: list[str | int] = ["servers", index]
+        for key, known in (("engine", study.engines), ("pair", study.pairs), ("method", {*methods(), BASELINE})):
+            if getattr(server, key) not in known:
+                problems.unknown(
+                    [*path, key], key, getattr(server, key), known, f"a server of another {key} is never asked"
+                )
+        same = server.engine, server.pair, server.method, server.k, server.variant
+        other = seen.setdefault(same, index)
+        if other != index:
+            problems.key(
+                path, f"servers[{other}] runs the same cells", "remove one, or give it its own k, variant or engine"
+            )
+        answer = repr((server.engine, server.pair, server.url.rstrip("/"), server.model, sorted(server.fields.items())))
+        other = answers.setdefault(answer, index)
+        if other != index:
+            reason = f"servers[{other}] is the same server with the same fields: both would measure one thing"
+            problems.key(path, reason, "give its own url, or `fields` that turn speculation on or off")
+    for engine, pair in sorted({(server.engine, server.pair) for server in study.servers}):
+        if (engine, pair, BASELINE, 0, "") not in seen:
+            reason = f"no server of pair {pair!r} runs without speculation (engine {engine})"
+            problems.key(["servers"], reason, f"add one with `method: {BASELINE}`: every speedup is against it")
+
+
+def check_folders(study: Study, problems: Problems) -> None:
+    """Add a problem for the results or the reports folder if it cannot be made or written."""
+    for key, folder in (("results", study.root), ("reports", study.report.parent)):
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            problems.key([key], f"{existing} is a file, no folder", "choose another folder, e.g. --config results=PATH")
+        elif not os.access(existing, os.W_OK | os.X_OK):
+            problems.key(
+                [key],
+                f"{existing} cannot be written",
+                f"change its permissions, or choose another, e.g. --config {key}=PATH",
+            )

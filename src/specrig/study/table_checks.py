@@ -1,0 +1,226 @@
+"""Checks of a study's pairs, tasks and cells: models and prompts exist and fit each other.
+
+`study.load` runs all checks and reports every problem at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from specrig.corpus.example import PROMPT_FILES
+from specrig.engines import registry as engines
+from specrig.models import facts, gguf
+from specrig.models.gate import check_decoder, check_vocabulary, without_chat_template
+from specrig.models.pair import ModelError
+from specrig.provenance.trained_for import check_trained_for
+from specrig.study.problems import Problems, nearest
+from specrig.study.rows import CORPUS, DATA_FILES, MEDUSA2, TRAINED, Pair, Task, looks_like_path
+from specrig.study.study import Study
+from specrig.tasks import PromptError
+from specrig.tasks.lengths import check_lengths
+from specrig.tasks.scorers import registry as scorers
+from specrig.training.stages import STAGES
+
+HEADS = [name for name in STAGES if name not in ("target", "draft")]
+
+
+def check_cells(study: Study, problems: Problems) -> None:
+    """Add a problem for each entry that repeats a cell, and for each pair without a model that a method needs."""
+    seen: dict[tuple[object, ...], int] = {}
+    reported: set[tuple[int, str]] = set()
+    for index, cell in study.grid.requested:
+        same = (
+            *cell.method_key,
+            cell.k,
+            cell.task,
+            cell.temperature,
+            cell.batch_size,
+            repr(sorted(cell.options.items())),
+        )
+        if same in seen and (index, cell.method) not in reported:
+            reported.add((index, cell.method))
+            other = f", from methods[{seen[same]}]" if seen[same] != index else ""
+            reason = f"cell {cell.name} is there already{other}"
+            problems.key(["methods", index], reason, "remove the repeated k, value or entry")
+        seen.setdefault(same, index)
+    for index, entry in enumerate(study.methods):
+        for pair in entry.pairs or study.pairs:
+            if all(_served(study, engine, pair, entry.method) for engine in study.engines):
+                continue  # the models lie with the servers
+            for need in sorted(entry.needs):
+                if study.paths.model(pair, need, study.root) is None:
+                    reason = f"{entry.method} needs a {need.replace('_', ' ')} and pair {pair!r} has none"
+                    column = "draft" if need == "draft" else "heads"
+                    fill = f"fill the {column} column of {study.tables.pairs} (`trained`: it is trained here)"
+                    problems.key(["methods", index], reason, f"{fill}, or restrict the entry with `pairs:`")
+
+
+def _served(study: Study, engine: str, pair: str, method: str) -> bool:
+    """Whether the cells of a method on a pair are run by servers, so that no model is loaded here."""
+    named = any((server.engine, server.pair, server.method) == (engine, pair, method) for server in study.servers)
+    return named or not engines()[engine].loads_pairs
+
+
+def check_refusals(study: Study, problems: Problems) -> None:
+    """Add a problem if the engines refuse all cells of the study; it names the three most frequent reasons."""
+    if not study.grid.cells:
+        reasons = Counter(refusal.reason for refusal in study.grid.refusals)
+        listed = "; ".join(f"{reason} ({count} cells)" for reason, count in reasons.most_common(3))
+        problems.key(["engines"], f"no engine can run any cell: {listed}", "install the engine, or choose another")
+
+
+def check_pairs(study: Study, problems: Problems) -> None:
+    """Add a problem for each pair whose folders or files are missing, cannot be read, or do not fit each other."""
+    file = study.tables.pairs
+    for name, row in study.rows.pairs.items():
+        _check_folders(study, name, problems)
+        for column, source in row.gguf.items():
+            try:
+                gguf.config(source)
+            except ModelError as error:
+                fix = "mend the file or the row, or leave the pair out"
+                problems.row(file, None, f"row {name!r}, {column}", str(error), fix)
+        for column, model in (("target", row.target), ("draft", row.draft)):
+            if model is None or model in row.gguf.values():
+                continue
+            where, local = f"row {name!r}, {column}", looks_like_path(model)
+            if row.weights == "random" and not local and facts.known(model) is None:
+                shipped = nearest(model, facts.models(), what="shipped")
+                fix = f"{shipped}; a folder with a config.json does as well"
+                problems.row(file, None, where, f"no shape of {model} is shipped", fix)
+            folder = Path(model).expanduser()
+            if row.trained_in(column) is None and local and not (folder / "config.json").is_file():
+                reason = f"{model} holds no config.json" if folder.is_dir() else f"no model folder {model}"
+                fix = "give a folder in Hugging Face format, a hub id (owner/name), or `trained`"
+                problems.row(file, None, where, reason, fix)
+
+
+def _check_folders(study: Study, name: str, problems: Problems) -> None:
+    """Check a pair's local folders: decoder-only models of one vocabulary, drafts and heads trained for the target.
+
+    Models on the hub are checked when their job starts.
+    """
+    row, files = study.rows.pairs[name], study.paths.pair_files(name, study.root)
+    local = {
+        column: str(Path(model).expanduser())
+        for column, model in (("target", row.target), ("draft", row.draft))
+        if model is not None and (Path(model).expanduser() / "config.json").is_file()
+    }
+    # The file that a target is converted from is there before its folder.
+    target = row.gguf.get("target", files.target)
+    at_hand = target in row.gguf.values() or Path(target).expanduser().is_dir()
+    parts = [part for part in files.sources if part != "target" and row.trained_in(part) is None]
+    try:
+        for folder in local.values():
+            check_decoder(folder)
+        if len(local) == 2 and row.weights != "random":
+            check_vocabulary(local["target"], local["draft"])
+        if at_hand and row.trained_in("target") is None:
+            check_trained_for(replace(files.only(parts), target=target))
+    except ModelError as error:
+        fix = "change the row, or leave the pair out"
+        problems.row(study.tables.pairs, None, f"row {name!r}", str(error), fix)
+
+
+def check_trained(study: Study, problems: Problems) -> None:
+    """Add a problem for each model that a row calls `trained` and that the workflow cannot train or take from there."""
+    rows, file = study.rows.pairs, study.tables.pairs
+    for name, row in rows.items():
+        if row.base is not None and not (row.base in rows and rows[row.base].trained_in("medusa") == row.base):
+            reason = f"{row.base!r} is no row whose Medusa heads are trained"
+            fix = f"name such a row behind `{MEDUSA2}`: its target and its Medusa heads are trained on together"
+            problems.row(file, None, f"row {name!r}, target", reason, fix)
+        for part in dict.fromkeys([*study.grid.parts(name), *row.head_folders]):
+            maker = row.trained_in(part)
+            if maker is not None and (mistake := _training_mistake(row, part, maker, rows)) is not None:
+                column = "draft" if part == "draft" else "heads"
+                problems.row(file, None, f"row {name!r}, {column}", *mistake)
+
+
+def _training_mistake(row: Pair, part: str, maker: str, rows: dict[str, Pair]) -> tuple[str, str] | None:
+    """What is wrong with a part that the row `maker` is to train, and the fix; None: nothing."""
+    if part not in STAGES:
+        return f"no training makes a head {part!r}", nearest(part, HEADS, what="trained can be")
+    if maker != row.pair:
+        other = rows.get(maker)
+        if other is None or other.trained_in(part) != maker:
+            reason = f"{maker!r} is no row whose {part.replace('_', ' ')} is trained"
+            return reason, f"name a row that says `{TRAINED}` itself"
+        if (other.target, other.target_revision) != (row.target, row.target_revision) or row.target == TRAINED:
+            fix = f"say `{TRAINED}`: what drafts for a target learns from that target"
+            return f"{maker!r} has another target ({other.target}) than this row ({row.target})", fix
+    elif row.quantization is not None and row.trained_in("target") is None:
+        fix = f"train on a row of the target without quantization, and say `{TRAINED}:<that row>` here"
+        return f"a target that its engine quantizes as {row.quantization} cannot teach", fix
+    return None
+
+
+def check_tasks(study: Study, problems: Problems) -> None:
+    """Add a problem for each task with an unknown scorer or source, or with missing or unusable prompts.
+
+    Local files are read here; prompts from the network are checked by the job that fetches them.
+    """
+    _check_chat(study, problems)
+    for name in study.tasks:
+        row, file, where = study.rows.tasks[name], study.tables.tasks, f"row {name!r}"
+        for scorer in row.scorer.split():
+            if scorer not in scorers():
+                reason = f"unknown scorer {scorer!r}"
+                problems.row(file, None, f"{where}, scorer", reason, nearest(scorer, scorers()))
+        if row.kind == "hub" and not re.fullmatch(r"[\w.-]+/[\w.-]+", row.source):
+            kinds = (
+                f"a {', '.join(DATA_FILES)} file, its https address, a data set on the hub (owner/name), or `corpus`"
+            )
+            problems.row(file, None, f"{where}, source", f"{row.source!r} is no source of prompts", f"give {kinds}")
+        if row.source == CORPUS:
+            _check_corpus_task(study, name, problems)
+        elif not row.fetched:  # a fetched task is checked by a job of its own
+            _check_own_prompts(study, name, row, problems)
+
+
+def _check_corpus_task(study: Study, name: str, problems: Problems) -> None:
+    available, needed = study.training.corpus.prompts, study.grid.prompts_read(name)
+    if name not in PROMPT_FILES:
+        fix = nearest(name, PROMPT_FILES, what="it has")
+        problems.row(study.tables.tasks, None, f"row {name!r}", "the corpus has no such task", fix)
+    elif needed > available:
+        key = "prompts" if needed == study.prompts else "batch_sizes"
+        reason = f"{needed} prompts, the corpus holds back {available} a task"
+        problems.key([key], reason, "lower it, or raise training.corpus.prompts")
+
+
+def _check_own_prompts(study: Study, name: str, row: Task, problems: Problems) -> None:
+    try:
+        prompts = study.prompts_of(name, study.root)
+        for pair in study.pairs:
+            files = study.paths.pair_files(pair, study.root)
+            if Path(files.target).is_dir() and study.rows.pairs[pair].trained_in("target") is None:
+                check_lengths(prompts, name, files, study.max_new_tokens)
+    except (PromptError, ModelError) as error:
+        fix = row.notes or "correct the row or the file"
+        problems.row(study.tables.tasks, None, f"row {name!r}", str(error), fix)
+
+
+def _check_chat(study: Study, problems: Problems) -> None:
+    """Targets at hand without the chat template that a task or `training.chat: true` needs; jobs check those on the
+    hub.
+    """
+    needed = {(cell.pair, cell.task) for cell in study.grid.cells if study.rows.tasks[cell.task].chat}
+    if study.training.chat is True:
+        needed |= {(pair, "training.chat") for pair, _ in study.grid.trained}
+    for pair, task in sorted(needed):
+        row = study.rows.pairs[pair]
+        try:
+            bare = row.trained_in("target") is not None or row.weights == "random" or without_chat_template(row.target)
+        except ModelError:
+            continue  # reported as a problem of the pair
+        if bare:
+            key: list[str | int] = ["training", "chat"]
+            if task != "training.chat":
+                key = ["tasks", study.tasks.index(task)]
+            reason = f"{task} needs a chat template and the target of pair {pair!r} has none"
+            fix = "take an instruction-tuned target, or a task without `chat` (`pairs:` and `tasks:` restrict an entry)"
+            problems.key(key, reason, fix)
