@@ -57,7 +57,7 @@ def test_imports_against_the_layers_are_named(repository: Path, tmp_path: Path) 
 @pytest.mark.parametrize("heavy", [["torch", "transformers", "pandas", "mlflow", "matplotlib", "requests"]])
 def test_planning_loads_nothing_heavy(repository: Path, heavy: list[str]) -> None:
     code = (
-        "import sys; from pathlib import Path; import specrig.cli, specrig.planning.plan_view, specrig.planning.methods_view\n"
+        "import sys; from pathlib import Path; import specrig.cli, specrig.planning.plan, specrig.planning.methods_view\n"
         "import specrig.dag.rules; from specrig.dag.code import STAGES, stage_digest\n"
         "from specrig.measurement.plan import job_digest; from specrig.study.load import load_study\n"
         "study = load_study(Path('configs/quick.yaml'))\n"

@@ -13,7 +13,7 @@ from synthetic import write_job
 from specrig.dag.lock import BusyError
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.measurement.quarantine import quarantine_disturbed, write_hashes
-from specrig.planning.demand import Demand
+from specrig.planning.estimate import Demand
 from specrig.study.load import load_study
 
 

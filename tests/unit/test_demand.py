@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specrig.planning.demand import MARGIN, STARTING, Demand, measuring_demand, training_demand
-from specrig.planning.estimate import hours, pair_sizes
+from specrig.planning.estimate import MARGIN, STARTING, Demand, hours, measuring_demand, pair_sizes, training_demand
 from specrig.study.load import load_study
 from specrig.study.study import Study
 from specrig.training.budget import training_flop

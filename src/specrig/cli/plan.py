@@ -13,8 +13,7 @@ from specrig.cli.arguments import DEFAULT, ConfigFile, Json, load, print_json
 
 def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
     """Check a study and list its cells, also those that no engine can run, with the reasons."""
-    from specrig.planning.plan import described, plan_of
-    from specrig.planning.plan_view import show_plan
+    from specrig.planning.plan import described, plan_of, show_plan
 
     found = plan_of(load(config))
     if as_json:
@@ -42,8 +41,7 @@ def advise(
     as_json: Json = False,
 ) -> None:
     """Advise a method and k for a pair, with reasons: from a study's measurements, else from a cost model."""
-    from specrig.planning.advice import advise
-    from specrig.planning.advice_view import show_advice
+    from specrig.planning.advice import advise, show_advice
 
     found = advise(pair, pairs, reported, device, study, trained_by)
     if as_json:

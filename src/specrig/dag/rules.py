@@ -29,8 +29,7 @@ from specrig.measurement.quarantine import (
 from specrig.measurement.records import replicate_folder, write_atomically
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.models.gguf import located
-from specrig.planning.demand import Demand, measuring_demand, training_demand
-from specrig.planning.estimate import PairSize, pair_sizes
+from specrig.planning.estimate import Demand, PairSize, measuring_demand, pair_sizes, training_demand
 from specrig.study.overlap import prompts_in_both
 from specrig.study.study import Study
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT

@@ -1,8 +1,4 @@
-"""Advises which method and which k to use for a pair, and why.
-
-The advice rests on a study's measurements where there are any, else on a model of the hardware. `advice_view` prints
-it.
-"""
+"""Advises which method and which k to use for a pair: from a study's measurements, or else from a model of the hardware."""
 
 from __future__ import annotations
 
@@ -11,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+from rich.console import Console
+from rich.table import Table
 
 from specrig.analysis import roofline
 from specrig.analysis.cost_model import best_k, expected_tokens, walltime_improvement
@@ -130,9 +129,8 @@ def advise(
         problems.row(pairs, None, "pair", f"no row {name!r}", nearest(name, rows))
     device = find_device(device_name) if device_name else None
     if device_name and device is None:
-        problems.found.append(
-            Problem("--device", "", f"unknown device {device_name!r}", nearest(device_name, devices()))
-        )
+        fix = nearest(device_name, devices())
+        problems.found.append(Problem("--device", "", f"unknown device {device_name!r}", fix))
     cells = fair_cells(study, name, problems) if study else []
     if name not in rows or (device_name and device is None) or (study and not cells):
         problems.stop()
@@ -159,26 +157,19 @@ def size_of(model: str) -> Size | None:
 
 
 def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: Device | None) -> list[Finding]:
-    """Check whether target and draft can work together, whether the draft is small enough, and whether both fit the
-    device.
-    """
+    """Check whether target and draft fit each other, whether the draft is small enough, and whether the device holds both."""
     found = []
     reason = _gate(pair)
     if reason:
         found.append(Finding(False, reason))
     elif pair.draft and pair.trained_in("draft") is None:
-        found.append(
-            Finding(True, "target and draft share one vocabulary, as far as shipped facts and files at hand say")
-        )
+        text = "target and draft share one vocabulary, as far as shipped facts and files at hand say"
+        found.append(Finding(True, text))
     if target and draft:
         found.append(_ratio(target.active / draft.active))
     if target and target.parameters < 13e9 and not pair.draft:
-        found.append(
-            Finding(
-                None,
-                "for targets under 13B a draft model is hard to find small enough: Medusa, EAGLE, lookahead or ngram",
-            )
-        )
+        text = "for targets under 13B a draft model is hard to find small enough: Medusa, EAGLE, lookahead or ngram"
+        found.append(Finding(None, text))
     if target and device:
         needed = sum(roofline.memory_gb(size, pair.dtype, CONTEXT) for size in (target, draft) if size)
         found.append(_memory(needed, pair.dtype, device))
@@ -205,9 +196,7 @@ def _memory(needed: float, dtype: str, device: Device) -> Finding:
 
 
 def _gate(pair: Pair) -> str | None:
-    """Why target and draft can never speculate together, by shipped facts and local folders; None if nothing is against
-    it.
-    """
+    """Why target and draft can never speculate together, by shipped facts and local folders; None: nothing known."""
     local = [
         model for model in (pair.target, pair.draft) if model and (Path(model).expanduser() / "config.json").is_file()
     ]
@@ -222,9 +211,7 @@ def _gate(pair: Pair) -> str | None:
 
 
 def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
-    """Return the cell with the highest speedup for each task, temperature and batch size, in the order of their first
-    cells.
-    """
+    """Return the cell with the highest speedup for each task, temperature and batch size, in the order of the cells."""
     settings: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in cells:
         settings.setdefault((row["task"], row["temperature"], row["batch_size"]), []).append(row)
@@ -282,3 +269,109 @@ def predicted(
         _, cost = round_cost(method, None, target, [], device, pair.dtype, 1) or (0.0, 1.0)
         found.append(Prediction(method, middle, cost, middle / cost, reports=len(lengths[method])))
     return found
+
+
+SIGNS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "·"}
+PRACTICE = (
+    ("code completion", "eagle", "5–8"),
+    ("chat", "eagle", "3–5"),
+    ("documents, editing, retrieval", "ngram", "4–6"),
+    ("live translation", "none: short outputs, every millisecond of the first token counts", "–"),
+)
+"""(use, method, k) that practice recommends; shown for pairs that are not measured yet."""
+
+
+def show_advice(advice: Advice, console: Console) -> None:
+    """Print the pair, its findings and its measurements; without these, predictions and what practice recommends."""
+    pair, device = advice.pair, advice.device
+    console.print(
+        f"[bold]{advice.name}[/]: {pair.target} ← {pair.draft or 'no draft'}"
+        + (f" on {device.device}" if device else "")
+    )
+    for finding in advice.findings:
+        console.print(f"  {SIGNS[finding.good]} ", end="")
+        console.print(finding.text, markup=False, soft_wrap=True)
+    if advice.measured:
+        title = f"measured in {advice.study}: the fastest of each setting, chosen on the prompts that it is shown for"
+        console.print(_measured(advice.measured, title))
+        return
+    if advice.predictions is None:
+        console.print(
+            "The sizes of the models are not known here, so no k can be chosen. Start with k = 4 and measure:"
+        )
+        command = f"make CONFIG=<a study with pairs: [{advice.name}]>"
+        console.print(f"  {command}, then specrig advise {advice.name} --study results/<study>", markup=False)
+    else:
+        _show_predictions(advice.predictions, device.device if device else None, console)
+    console.print(_table("what practice recommends by scene", ("scene", "method", "k"), PRACTICE))
+
+
+def _measured(rows: Sequence[Best], title: str) -> Table:
+    """A table with the fastest method for each task, temperature and batch size; none where none beats the baseline."""
+    shown = []
+    for row in rows:
+        pays = row.speedup > 1
+        unsure = "" if row.sure else "; the interval holds 1, or is not known"
+        shown.append(
+            (
+                row.task,
+                f"{row.temperature:g}",
+                str(row.batch_size),
+                row.method if pays else "autoregressive",
+                str(row.k) if pays and row.k else "–",
+                f"{row.speedup:.2f}",
+                "–" if row.low is None else f"[{row.low:.2f}, {row.high:.2f}]",
+                f"{row.acceptance_length:.2f} tokens a pass{unsure}",
+            )
+        )
+    return _table(title, ("task", "T", "batch", "use", "k", "speedup", "95 % interval", "why"), shown)
+
+
+def _show_predictions(predictions: Sequence[Prediction], device: str | None, console: Console) -> None:
+    """Print the table of predictions, then the best one with and the best one without a trained head."""
+    shown = [
+        (
+            row.method,
+            f"τ as {row.reports} reported" if row.alpha is None else f"α = {row.alpha:g}",
+            "–" if row.k is None else str(row.k),
+            f"{row.tokens:.2f}",
+            f"{row.cost:.2f}",
+            f"{row.speedup:.2f}",
+            "" if row.at_default_k is None else f"{row.at_default_k:.2f}",
+        )
+        for row in predictions
+    ]
+    columns = ("method", "assumed", "k", "tokens a pass", "a round costs", "speedup at most", "at k = 4")
+    console.print(_table("not measured: predicted at batch 1", columns, shown))
+    # The other alphas show how much the speedup hangs on acceptance; to choose by, the usual one is taken.
+    choices = [row for row in predictions if row.alpha in (None, USUAL_ALPHA)]
+    for title, rows in (
+        ("Best with nothing to train", [row for row in choices if not row.heads]),
+        ("Best of all", choices),
+    ):
+        if rows:
+            speedup, text = max((row.speedup, _choice(row)) for row in rows)
+            text = f"{text}: {speedup:.2f} times at most" if speedup > 1 else "autoregressive: nothing pays"
+            console.print(f"{title}: {text}", highlight=False)
+    source = f"the roofline of {device}" if device else "the ratio of parameters (--device refines it)"
+    console.print(
+        f"Costs come from {source}; launches and the loop come on top, above all for small models. Measure before you rely on it."
+    )
+
+
+def _choice(row: Prediction) -> str:
+    """A prediction's method in words, e.g. `draft_model with k = 5` or `eagle (needs a trained eagle head)`."""
+    if row.k is not None:
+        return f"{row.method} with k = {row.k}"
+    return (
+        f"{row.method} (needs a trained {', '.join(f'{head} head' for head in row.heads)})" if row.heads else row.method
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    return table
