@@ -44,6 +44,9 @@ onsuccess:
 
 onerror:
     print(
-        f"\nNot finished. Logs: {ROOT}/logs\nFinished cells are kept; the same command goes on from there.\n{dag.retry_tracking()}",
+        f"\nNot finished. Logs: {ROOT}/logs",
+        "Finished cells are kept; the same command goes on from there.",
+        dag.retry_tracking(),
+        sep="\n",
         file=sys.stderr,
     )

@@ -50,6 +50,6 @@ class Cell(BaseModel):
 
 
 def digest(value: Any) -> str:
-    """First 16 hex digits of the SHA-256 of `value` as JSON with sorted keys; what JSON cannot hold becomes its `str`."""
+    """First 16 hex digits of the SHA-256 of `value` as JSON with sorted keys and `str` for what JSON cannot hold."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -12,9 +12,7 @@ Place = TypeVar("Place", str, Path, str | None)
 
 
 def _can_be_a_path(place: Place) -> Place:
-    """The place itself. Raises ValueError where no file could be of that name: asking for one would fail then, wherever
-    it is asked.
-    """
+    """The path itself. Raises ValueError if no file could have this name, since opening it would fail later."""
     path = Path(place or "")
     if "\0" in str(path) or any(len(os.fsencode(part)) > 255 for part in path.parts):
         raise ValueError("no file can be of this name: it holds a zero byte or more than 255 bytes between slashes")

@@ -217,9 +217,9 @@ def test_two_busy_loops_beside_a_job_are_seen() -> None:
 
 HELD = """
 import json, os, signal, sys, time
-from specrig.measurement.machine_state import Surroundings
+from specrig.measurement.machine_state import MachineState
 
-machine = Surroundings("cpu")
+machine = MachineState("cpu")
 for number in range(12):
     begun, start = machine.begin(), time.perf_counter()
     end = time.process_time() + 0.02

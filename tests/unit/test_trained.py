@@ -15,7 +15,7 @@ from specrig.models.pair import ModelError, PairFiles
 from specrig.planning.estimate import training
 from specrig.planning.pins import unpinned
 from specrig.provenance.environment import capture
-from specrig.provenance.trained_for import check_trained_for, identity, note, noted
+from specrig.provenance.trained_for import check_trained_for, note, noted, target_identity
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.study.rows import Pair
@@ -155,7 +155,7 @@ def test_a_head_of_another_target_is_refused(workplace: Path) -> None:
     head.mkdir()
     (head / "config.json").write_text("{}")
     note(head, str(one))
-    assert noted(str(head)) == {"target": "one", "identity": identity(str(one))}
+    assert noted(str(head)) == {"target": "one", "identity": target_identity(str(one))}
     check_trained_for(PairFiles("p", str(one), heads={"eagle": head}))
     with pytest.raises(
         ModelError, match=r"the eagle in models/head was trained for another target \(one, .* than models/other"
@@ -166,21 +166,21 @@ def test_a_head_of_another_target_is_refused(workplace: Path) -> None:
     with pytest.raises(StudyError, match=r"row 'own': .*models/head was trained for another target"):
         study_of("own\tmodels/other\t\t\teagle=models/head\n", [{"method": "eagle"}], max_new_tokens=16)
     found = capture(PairFiles("p", str(one), heads={"eagle": head}), device="cpu", threads=1)["models"]["eagle"]
-    assert found["trained_for"]["identity"] == identity(str(one))
+    assert found["trained_for"]["identity"] == target_identity(str(one))
 
 
 def test_a_target_is_the_same_wherever_and_however_it_lies(workplace: Path) -> None:
     one = model_folder("one")
     moved = Path(shutil.copytree(one, "models/moved"))
-    assert identity(str(one)) == identity(str(moved))
+    assert target_identity(str(one)) == target_identity(str(moved))
     (moved / "config.json").write_text("{}")
-    assert identity(str(one)) != identity(str(moved))
+    assert target_identity(str(one)) != target_identity(str(moved))
     Path("x.gguf").write_bytes(b"weights")
     for name in ("x-bfloat16", "x-float32"):
         Path(name).mkdir()
         (Path(name) / "model.safetensors").write_bytes(os.urandom(8))
-        (Path(name) / "source.json").write_text(json.dumps({"sha256": identity("x.gguf")}))
-    assert identity("x-bfloat16") == identity("x-float32") == identity("x.gguf")
+        (Path(name) / "source.json").write_text(json.dumps({"sha256": target_identity("x.gguf")}))
+    assert target_identity("x-bfloat16") == target_identity("x-float32") == target_identity("x.gguf")
 
 
 def test_where_parts_of_a_row_come_from() -> None:

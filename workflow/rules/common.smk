@@ -34,7 +34,7 @@ if {"-n", "--dry-run", "--dryrun"} & set(sys.argv):
 
 # A job that uses all cores runs alone, so that no other job disturbs its timing.
 ALL_CORES = workflow.resource_settings.cores or 1
-# How many GPUs jobs may use at a time: profiles/default limits this resource to 1; on a cluster, which deals them out itself, nothing does.
+# How many GPUs jobs may use at a time: profiles/default says 1; on a cluster, which deals them out itself, no limit.
 GPUS = int(workflow.global_resources.get("gpu").value or 0)
 dag = Rules(
     STUDY,
@@ -44,7 +44,7 @@ dag = Rules(
     shared=GPUS > 1 and workflow.local_exec and not workflow.remote_exec,
 )
 
-# Jobs run with the interpreter that runs Snakemake, which has the package; a conda environment brings its own interpreter.
+# Jobs run with the interpreter that runs Snakemake, which has the package; a conda environment brings its own.
 # The path is a prefix and not in the rules, so that moving the virtual environment makes no result stale.
 PREFIX = f"export {OWN}=1; " if dag.shared else ""
 if not workflow.deployment_settings.deployment_method:
@@ -52,7 +52,7 @@ if not workflow.deployment_settings.deployment_method:
 if PREFIX:
     shell.prefix(f"set -euo pipefail; {PREFIX}")
 
-# Priority of the first replicate and of all jobs that it waits for; later replicates have lower ones (`measuring_priority`).
+# Priority of the first replicate and of all jobs that it waits for; later ones have less (`measuring_priority`).
 FIRST = STUDY.replicates
 
 ROOT = str(STUDY.root)
@@ -63,7 +63,7 @@ PAPER = [
     str(STUDY.report.parent / "paper" / "main.tex"),
 ]
 TRACKED = f"{ROOT}/tracked.txt"
-# Another store lacks the runs entered so far, so tracking depends on its address. It is digested since it may hold a password.
+# Another store lacks the runs entered so far, so tracking depends on its address, which may hold a password.
 TRACKING_STORE = digest(os.environ.get("MLFLOW_TRACKING_URI", ""))
 PROMPTS = [f"{ROOT}/prompts/{task}.jsonl" for task in PROMPT_FILES]
 MEASURED = [

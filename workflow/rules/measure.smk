@@ -1,6 +1,6 @@
-# A job measures all cells of an engine and a pair in one replicate, or those of one method (the study's key `jobs`). It loads the
-# models once, and keeps finished cells when it resumes. The records lie in a folder for each method, those of the first replicate in the
-# folder itself, those of the others in folders below it.
+# A job measures all cells of an engine and a pair in one replicate, or those of one method (the study's key `jobs`).
+# It loads the models once, and keeps finished cells when it resumes. Each method has a folder for its records, in which
+# replicates after the first have folders of their own.
 
 
 rule measure:
@@ -34,5 +34,5 @@ rule measure:
         ": > {log}; SPECRIG_ENGINE_LOG={log}"
         " python -m specrig measure --study {params.study} --engine {wildcards.engine} --pair {wildcards.pair}"
         " {params.chosen} --replicate {params.replicate} 2>&1 | tee -a {log} >&2"
-        # Snakemake takes a small file of the same content for unchanged, however new: tables would stay old if a run is cut before them.
+        # Snakemake takes a small file of the same content for unchanged: tables would stay old if a run is cut before.
         " && date > {output}"

@@ -1,4 +1,4 @@
-# Fetches prompts from an address or the hub once and checks them against their pin. Local files are read where they lie.
+# Fetches prompts from an address or the hub once and checks them against their pin. Local files are read in place.
 
 
 rule prompts:

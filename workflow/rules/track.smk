@@ -1,5 +1,5 @@
-# Enters every run into MLflow, with one writer, after everything else. Nothing waits for it or fails with it: if MLflow cannot be
-# reached, the output is deleted at the end of the run (`retry_tracking`), so that the next run tries again.
+# Enters every run into MLflow, with one writer, after everything else. Nothing waits for it or fails with it.
+# If MLflow cannot be reached, the output is deleted at the end of the run (`retry_tracking`): the next run tries again.
 
 
 rule track:

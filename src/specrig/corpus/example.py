@@ -35,16 +35,14 @@ class Example:
     answer: str
 
     def row(self) -> dict[str, str]:
-        """The example as a row of `train.jsonl` or `heldout.jsonl`: its fields except `heldout`, and `text`, both
-        joined.
-        """
+        """The example as a row of `train.jsonl` or `heldout.jsonl`: without `heldout`, with the joined `text`."""
         fields = asdict(self)
         del fields["heldout"]
         return {"task": self.task, "text": self.prompt + self.completion, **fields}
 
 
 def number(*keys: object) -> int:
-    """A whole number of 64 bits that depends only on `keys`, not on the order of calls, the machine or PYTHONHASHSEED."""
+    """A 64-bit number that depends only on `keys`, not on the order of calls, the machine or PYTHONHASHSEED."""
     text = "\x1f".join(str(key) for key in keys)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 

@@ -24,7 +24,7 @@ SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
     "translation": locale_text.translation,
     "creative_writing": stories.creative_writing,
 }
-"""Task -> function (seed, settings) that yields its examples, without end or until the installed sources are used up."""
+"""Task -> function (seed, settings) that yields its examples, without end or until the sources are used up."""
 
 
 def build(settings: Corpus, seed: int, out: Path) -> None:

@@ -26,16 +26,17 @@ PHRASES = 7
 """Number of phrases in an example."""
 _UNITS = (
     "length-kilometer", "length-meter", "length-mile", "length-foot", "length-centimeter", "area-hectare",
-    "area-square-kilometer", "area-square-meter", "volume-liter", "volume-cubic-meter", "volume-gallon", "mass-kilogram",
-    "mass-gram", "mass-ton", "mass-pound", "duration-year", "duration-month", "duration-week", "duration-day",
-    "duration-hour", "duration-minute", "duration-second", "speed-kilometer-per-hour", "speed-mile-per-hour",
+    "area-square-kilometer", "area-square-meter", "volume-liter", "volume-cubic-meter", "volume-gallon",
+    "mass-kilogram", "mass-gram", "mass-ton", "mass-pound", "duration-year", "duration-month", "duration-week",
+    "duration-day", "duration-hour", "duration-minute", "duration-second", "speed-kilometer-per-hour",
+    "speed-mile-per-hour",
     "speed-meter-per-second", "temperature-celsius", "temperature-fahrenheit", "digital-megabyte", "digital-gigabyte",
-    "power-kilowatt", "power-watt", "energy-kilowatt-hour", "energy-kilocalorie", "electric-volt", "pressure-hectopascal",
-    "frequency-megahertz",
+    "power-kilowatt", "power-watt", "energy-kilowatt-hour", "energy-kilocalorie", "electric-volt",
+    "pressure-hectopascal", "frequency-megahertz",
 )  # fmt: skip
 _CURRENCIES = (
-    "USD", "EUR", "GBP", "JPY", "CHF", "CZK", "TRY", "CNY", "INR", "BRL", "PLN", "SEK", "NOK", "DKK", "HUF", "CAD", "AUD",
-    "MXN", "KRW", "ZAR",
+    "USD", "EUR", "GBP", "JPY", "CHF", "CZK", "TRY", "CNY", "INR", "BRL", "PLN", "SEK", "NOK", "DKK", "HUF", "CAD",
+    "AUD", "MXN", "KRW", "ZAR",
 )  # fmt: skip
 _Phrase = tuple[str, Callable[[str], str]]
 """(text that names the phrase's entities, function from a locale to the phrase in it)"""

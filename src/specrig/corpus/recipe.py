@@ -8,9 +8,7 @@ from specrig.settings import Settings
 
 
 class CorpusSizes(Settings):
-    """Most characters of training text for each task; code and summarization have fewer if the installed sources end
-    earlier.
-    """
+    """Most characters of training text a task; code and summarization have fewer if the installed sources end."""
 
     code: int = Field(default=900_000, ge=2_000)
     """Functions of the standard library and of the packages that `limits` names."""
@@ -26,9 +24,7 @@ class Limits(Settings):
     """Which installed sources become text, and how long a text may be; the defaults suit a context of 512 tokens."""
 
     packages: tuple[str, ...] = ()
-    """Distributions whose functions become code texts, besides the standard library; those that are not installed are
-    skipped.
-    """
+    """Distributions whose functions become code texts, besides the standard library; missing ones are skipped."""
     body: int = Field(default=800, ge=120)
     """Longest body of a function (code), in characters."""
     excerpt: int = Field(default=150, ge=40)
@@ -43,7 +39,7 @@ class Corpus(Settings):
     limits: Limits = Limits()
     """Which installed sources become text, and how long a text may be."""
     heldout_share: float = Field(default=0.1, gt=0, lt=0.5)
-    """Share of files (code, summarization) and of entity combinations (translation, creative writing) never trained on."""
+    """Share of files (code, summarization) and entity combinations (translation, creative writing) never trained on."""
     heldout_texts: int = Field(default=32, ge=1)
     """Number of held-out texts of each task, on which the losses are computed."""
     prompts: int = Field(default=64, ge=1)

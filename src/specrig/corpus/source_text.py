@@ -44,9 +44,7 @@ _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def code(seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield documented functions of the standard library and of the packages in `settings.limits`; files are held out
-    whole.
-    """
+    """Yield documented functions of the standard library and of `limits.packages`; files are held out whole."""
     streams = [_functions(_standard_library(), Path(sysconfig.get_path("stdlib")), "code", seed, settings)]
     for name in settings.limits.packages:
         root, files = _package_files(name)
@@ -56,9 +54,7 @@ def code(seed: int, settings: Corpus) -> Iterator[Example]:
 
 
 def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield code examples file by file in a shuffled order; seed, `kind` and a file's name decide whether it is held
-    out.
-    """
+    """Yield code examples, files shuffled; seed, `kind` and a file's name decide whether it is held out."""
     for file in _shuffled(files, root, seed):
         name = file.relative_to(root).as_posix()
         heldout = chance(seed, kind, name) < settings.heldout_share
@@ -82,9 +78,7 @@ def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Co
 
 
 def summarization(seed: int, settings: Corpus) -> Iterator[Example]:
-    """Yield groups of documented functions of one file, from the packages in turn; files are shuffled and held out
-    whole.
-    """
+    """Yield groups of documented functions of one file, packages in turn; files are shuffled and held out whole."""
     return _in_turn([_package(name, seed, settings) for name in PACKAGES])
 
 
@@ -146,9 +140,7 @@ def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
 
 
 def _request(entries: list[tuple[str, str]]) -> tuple[str, str]:
-    """What an assistant is asked to summarize, and what it may answer: as many (text, summary) as are needed for a text
-    worth it.
-    """
+    """A request for a summary and its answer: as many (text, summary) as make a text worth summarizing."""
     count = next(
         (n for n in range(1, len(entries)) if sum(len(prose) for prose, _ in entries[:n]) >= LEAST_PROSE), len(entries)
     )
@@ -187,9 +179,7 @@ def _documented(text: str) -> Iterator[_Documented]:
 
 
 def _split_docstring(node: _Documented) -> tuple[str, str]:
-    """The docstring's first two paragraphs, with single spaces; the second is empty unless it is prose and both are
-    ASCII.
-    """
+    """A docstring's first two paragraphs, each on one line; the second is empty unless prose and both ASCII."""
     paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
     summary = " ".join(paragraphs[0].split())
     rest = paragraphs[1] if len(paragraphs) > 1 else ""
@@ -208,9 +198,7 @@ def _prose(node: _Documented, longest: int) -> str:
 
 
 def _excerpt(text: str, longest: int) -> str:
-    """The whole sentences of `text` that fit into `longest` characters; whole words if the sentences fill less than
-    half.
-    """
+    """The whole sentences of `text` that fit into `longest` characters; whole words if these fill less than half."""
     if len(text) <= longest:
         return text
     cut = text[:longest]

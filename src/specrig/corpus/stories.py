@@ -38,7 +38,7 @@ def creative_writing(seed: int, settings: Corpus) -> Iterator[Example]:
 
 
 def fill(template: str, bound: dict[str, str], random_: random.Random) -> str:
-    """Fill the fields of a template, also those in the filled-in texts, and begin each sentence with a capital letter."""
+    """Fill the fields of a template, also those in filled-in texts, and begin each sentence with a capital."""
     while match := _FIELD.search(template):
         name = match.group(1)
         value = bound[name] if name in bound else random_.choice(WORDS[name])

@@ -1,6 +1,4 @@
-"""One run of a study at a time. The operating system holds the lock, so that it goes with its process, however that
-ends.
-"""
+"""One run of a study at a time. The operating system holds the lock, which ends with its process."""
 
 from __future__ import annotations
 

@@ -50,9 +50,7 @@ class Rules:
     """The helpers of the workflow's rules for one study. Most are Snakemake's input and param functions."""
 
     def __init__(self, study: Study, *, cores: int, gpus: int, shared: bool) -> None:
-        """cores: of a measuring job; gpus: how many GPUs jobs may use at a time, 0 for no limit; shared: whether
-        several jobs share this machine's GPUs.
-        """
+        """cores: of a measuring job; gpus: most at a time, 0: no limit; shared: jobs share this machine's GPUs."""
         self.study, self.root = study, study.root
         self.gpu = int(study.uses_gpu())
         self._gpus, self.shared = gpus, bool(self.gpu) and shared

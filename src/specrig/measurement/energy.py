@@ -68,9 +68,7 @@ class SampledEnergy:
         period_s: float | None = PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """watts: reads the gauge; period_s: seconds between samples, None to sample only in `joules`; clock: time in
-        seconds.
-        """
+        """watts: reads the gauge; period_s: seconds between samples, None: only in `joules`; clock: seconds."""
         self._watts, self._clock = watts, clock
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._total, self._at, self._power = 0.0, clock(), watts()
@@ -95,14 +93,10 @@ class SampledEnergy:
 
 
 class NvmlMeter(Meter):
-    """Reads GPUs through NVML. With several GPUs, energy is their sum, clocks those of the slowest, reasons those of
-    any.
-    """
+    """Reads GPUs through NVML. Of several GPUs: the sum of energy, the slowest clocks, every throttle reason."""
 
     def __init__(self, nvml: Any, handles: Sequence[Any], period_s: float | None = PERIOD_S) -> None:
-        """nvml: the initialised module `pynvml`; handles: GPUs. Raises NVMLError if one reports neither energy nor
-        power.
-        """
+        """nvml: the initialised module `pynvml`; handles: GPUs. Raises NVMLError if one reports no energy or power."""
         self._nvml, self._handles = nvml, handles
         self._sampled: SampledEnergy | None = None
         self.source = "NVML energy counter"
@@ -150,9 +144,7 @@ class NvmlMeter(Meter):
 
 
 class RaplMeter(Meter):
-    """Reads processor packages through Linux' powercap, whose counters in microjoules start again from 0 at a stated
-    range.
-    """
+    """Reads processor packages through Linux' powercap; its counters in microjoules wrap at a stated range."""
 
     source = "RAPL, processor packages"
 

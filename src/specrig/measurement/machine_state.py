@@ -10,18 +10,14 @@ from specrig.provenance.load import Moment, between, moment, probe
 RENEWED_S = 10.0
 """Seconds after which the next block makes a new probe; so probes take at most about 3 % of the time."""
 REST_S = 0.3
-"""Seconds after which another process that has ended its work leaves the processors: threads of Intel's OpenMP, which
-vLLM brings, spin for 0.2 s.
-"""
+"""Seconds after which another process has left the processors: OpenMP threads of vLLM spin for 0.2 s."""
 
 
 class MachineState:
     """Reads load and speed of the machine for one job; it reads nothing if the work is done on another machine."""
 
     def __init__(self, device: str, *, here: bool = True, in_process: bool = True) -> None:
-        """here: False if running servers do the work; in_process: False for an engine that runs models in other
-        processes.
-        """
+        """here: False if running servers do the work; in_process: False if models run in other processes."""
         self._device, self._here, self._in_process = device, here, in_process
         # A probe in this process would make a second context on a GPU that an engine has filled.
         self._probes = here and (in_process or device == "cpu")

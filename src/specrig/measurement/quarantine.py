@@ -23,9 +23,7 @@ DAMAGED, DISTURBED = ".damaged-", ".disturbed-"
 
 
 def write_hashes(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write the sums of a folder's files, which have just been made, into its `SHA256SUMS`; of all files if no `names`
-    are given.
-    """
+    """Write the hashes of a folder's new files into its `SHA256SUMS`; of all files if no `names` are given."""
     if names is None:
         names = [path.name for path in folder.iterdir() if path.is_file() and path.name != SUMS]
     write_atomically(folder / SUMS, "".join(f"{_sum(folder / name)}  {name}\n" for name in sorted(names)))

@@ -93,9 +93,7 @@ def _metered(engine: Engine) -> AbstractContextManager[Meter]:
 
 
 class _Block:
-    """Cells that share task, temperature, batch size and baseline, with their prompts. It runs them and writes their
-    records.
-    """
+    """Cells that share task, temperature, batch size and baseline: runs their prompts and writes their records."""
 
     def __init__(
         self, plan: MeasurementPlan, engine: Engine, meter: Meter, machine: MachineState, cells: list[Cell]
@@ -139,7 +137,7 @@ class _Block:
         return found if len(found) == len(self.rounds) else None
 
     def attempt(self, cell: Cell, group: Sequence[Prompt], repeat: int, limit: int) -> list[Run] | None:
-        """Run one group of prompts; returns a run for each, or None if the cell fails or failed before (see `failed`)."""
+        """Run one group of prompts; returns a run for each, or None if the cell fails or failed before."""
         if cell in self.failed:
             return None
         try:
@@ -209,7 +207,8 @@ def _measure_group(group: Sequence[_Block], advance: Advance) -> dict[Cell, str]
     """
     for block in group:
         block.on_advance = advance
-    plan, failed = group[0].plan, {}
+    plan = group[0].plan
+    failed: dict[Cell, str] = {}
     if not group[0].engine.paired:
         for block in group:
             block.before = block.machine.probe()

@@ -35,9 +35,7 @@ def fetch_prompts(study: Study, task: str, root: Path) -> None:
 
 
 def prepared(study: Study, task: str, pair: PairFiles, root: Path) -> list[Prompt]:
-    """Return a task's prompts as the pair's engine encodes them. Raises PromptError for unusable data or too long a
-    prompt.
-    """
+    """A task's prompts as the pair's engine encodes them. Raises PromptError for unusable or too long ones."""
     prompts = study.prompts_of(task, root)
     if study.rows.tasks[task].chat:
         prompts = apply_chat_template(prompts, task, pair)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,14 +21,12 @@ from specrig.cell import Cell, digest
 from specrig.measurement.records import Run, write_atomically
 
 Runs = list[list[Run]]
-"""The runs of one cell: a list for each (repeat, group) in the order in which they ran, with one Run for each prompt."""
+"""The runs of one cell: for each (repeat, group), in the order in which they ran, a Run for each prompt."""
 _RUNS = TypeAdapter(Runs)
 
 
 class Block(Protocol):
-    """A block: cells that share task, temperature, batch size and baseline, with ways to run them and to write their
-    records.
-    """
+    """Cells that share task, temperature, batch size and baseline, with ways to run them and write records."""
 
     baseline: Cell
     cells: list[Cell]
@@ -41,9 +40,7 @@ class Block(Protocol):
 
 
 def measure_unpaired(blocks: Sequence[Block], digests: Mapping[Cell, str], folder: Path) -> dict[Cell, str]:
-    """Run the blocks' cells between two runs of their baselines and write records; returns the reason for each cell
-    that failed.
-    """
+    """Run the blocks' cells between two runs of their baselines; returns the reason for each failed cell."""
     parts = folder / "parts"
 
     def both(block: Block, when: str) -> Runs | None:
@@ -57,7 +54,7 @@ def measure_unpaired(blocks: Sequence[Block], digests: Mapping[Cell, str], folde
     ]
     order = list(dict.fromkeys(_engine_of(cell) for _, cell in standing))
     for block, cell in sorted(standing, key=lambda entry: order.index(_engine_of(entry[1]))):
-        runs[cell] = _kept(parts / _part(cell), digests[cell], lambda block=block, cell=cell: block.run_alone(cell))  # type: ignore[misc]
+        runs[cell] = _kept(parts / _part(cell), digests[cell], partial(block.run_alone, cell))
     after = [base and both(block, "after") for block, base in zip(blocks, before, strict=True)]
     failed: dict[Cell, str] = {}
     unfinished: set[str] = set()
@@ -98,9 +95,7 @@ def _engine_of(cell: Cell) -> str:
 
 
 def _kept(path: Path, mark: str, produce: Callable[[], Runs | None]) -> Runs | None:
-    """Return what `produce` returns and keep it at `path`; or read it there, if an interrupted job left it with this
-    `mark`.
-    """
+    """Return what `produce` returns and keep it at `path`, or what an interrupted job left there with this `mark`."""
     if path.is_file():
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["digest"] == mark:

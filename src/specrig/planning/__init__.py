@@ -1,3 +1,1 @@
-"""Planning before anything runs: a study's plan and its cost, advice for a pair, and revisions of models. No torch
-here.
-"""
+"""Planning before anything runs: a study's plan and cost, advice for a pair, revisions of models. No torch here."""

@@ -1,4 +1,4 @@
-"""Advises which method and which k to use for a pair: from a study's measurements, or else from a model of the hardware."""
+"""Advises which method and k to use for a pair: from a study's measurements, or else from a model of the hardware."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ from specrig.study.rows import Pair, read_rows
 
 USUAL_ALPHA = 0.7
 ALPHAS = (0.6, USUAL_ALPHA, 0.8)
-"""Three acceptance probabilities α to predict with: low, usual and good. Sources report 0.53 to 0.82 for pairs of one
-family.
-"""
+"""Acceptance probabilities α to predict with: low, usual, good. Sources report 0.53 to 0.82 within one family."""
 KS = range(1, 9)
 DEFAULT_K = 4
 RATIO = (5, 10)
@@ -157,7 +155,7 @@ def size_of(model: str) -> Size | None:
 
 
 def draft_findings(pair: Pair, target: Size | None, draft: Size | None, device: Device | None) -> list[Finding]:
-    """Check whether target and draft fit each other, whether the draft is small enough, and whether the device holds both."""
+    """Check whether target and draft fit each other, the draft is small enough, and the device holds both."""
     found = []
     reason = _gate(pair)
     if reason:
@@ -228,7 +226,7 @@ def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
 
 
 def reported_lengths(file: Path) -> dict[str, list[float]]:
-    """Read method -> the acceptance lengths that sources report for it at batch size 1; empty if `file` does not exist."""
+    """Method -> the acceptance lengths that sources report for it at batch size 1; empty without the `file`."""
     found: dict[str, list[float]] = {}
     for claim in read_claims(file, Problems(Positions([]))):
         if claim.metric == "acceptance_length" and claim.interval and claim.batch in ("", "1"):
@@ -354,9 +352,7 @@ def _show_predictions(predictions: Sequence[Prediction], device: str | None, con
             text = f"{text}: {speedup:.2f} times at most" if speedup > 1 else "autoregressive: nothing pays"
             console.print(f"{title}: {text}", highlight=False)
     source = f"the roofline of {device}" if device else "the ratio of parameters (--device refines it)"
-    console.print(
-        f"Costs come from {source}; launches and the loop come on top, above all for small models. Measure before you rely on it."
-    )
+    console.print(f"Costs come from {source}. Launches and the loop cost more, above all for small models. Measure it.")
 
 
 def _choice(row: Prediction) -> str:

@@ -36,22 +36,20 @@ REACHED = 0.6
 LAYER_S = {"cuda": 50e-6, "cpu": 100e-6}
 """Least seconds that a layer takes however small it is, because its kernels must be launched."""
 TRAINING = {"cuda": (2.4e14, "an H100 or H200"), "cpu": (1.5e11, "two cores")}
-"""(operations/s of training, machine): a quarter of a GPU's bfloat16 peak; on a CPU, what `configs/quick.yaml` reached."""
+"""(operations/s of training, machine): a quarter of a GPU's bfloat16 peak; on a CPU, as in `configs/quick.yaml`."""
 LOADING = 1e9
 """Assumed bytes/s at which weights are loaded from disk."""
 UNITS = (("hour", 3600, 1), ("minute", 60, 0), ("second", 1, 0))
 """Units of time: name, seconds, digits after the point."""
 ASSUMPTION = (
-    f"each pass reads the weights once at {REACHED:.0%} of {{bandwidth}} GB/s ({{machine}}), no method faster than its baseline, "
-    "prompts and drafts free, downloads and training not counted"
+    f"each pass reads the weights once at {REACHED:.0%} of {{bandwidth}} GB/s ({{machine}}), "
+    "no method faster than its baseline, prompts and drafts free, downloads and training not counted"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PairSize:
-    """The shapes of a pair's models (None where the architecture is not known), and the largest batch and sequence to
-    hold.
-    """
+    """The shapes of a pair's models (None: not known), and the largest batch and sequence to hold."""
 
     pair: str
     dtype: str
@@ -99,7 +97,7 @@ def sizes_of(config: Path, pair: str, rows: Mapping[str, Pair]) -> PairSize:
 
 
 def gated(study: Study) -> dict[str, list[str]]:
-    """Return the gated models that the study would download: what an owner asks for -> names of the models it guards."""
+    """The gated models that the study would download: what an owner asks for -> names of its models."""
     found: dict[str, list[str]] = {}
     for pair in dict.fromkeys(cell.pair for cell in study.grid.cells):
         row = study.rows.pairs[pair]
@@ -169,9 +167,7 @@ def extent(study: Study) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """What a study's trainings take. named: the models; flop: operations; memory, disk: bytes; unknown: pairs of
-    unknown size.
-    """
+    """What trainings take. named: the models; flop: operations; memory, disk: bytes; unknown: pairs of unknown size."""
 
     named: tuple[str, ...]
     flop: float
@@ -199,9 +195,7 @@ def training_cost(study: Study) -> TrainingCost:
 
 
 def training(study: Study) -> str:
-    """Say which models the study trains, how many operations that takes, how many minutes, how much memory and disk; or
-    `nothing`.
-    """
+    """The models that a study trains, with operations, minutes, memory and disk, as text; or `nothing`."""
     cost = training_cost(study)
     if not cost.named:
         return "nothing"
@@ -274,9 +268,7 @@ def embedded_shape(shape: TrainedShape, vocabulary: int) -> Shape:
 STARTING = 10
 """Minutes for starting Python and loading models."""
 MARGIN = 2
-"""Times the estimated minutes: the estimate is of memory bandwidth and arithmetic alone. A job that runs out of time
-goes on in another.
-"""
+"""Times the estimate, which counts bandwidth and arithmetic alone. A job out of time goes on in another."""
 UNKNOWN_MINUTES, UNKNOWN_MB = 240, 16_000
 """Asked for where the target's size is not known."""
 

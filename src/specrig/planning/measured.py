@@ -37,9 +37,7 @@ def fair_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str
 
 
 def prompts_needed(study: Path) -> list[float]:
-    """Read how many prompts each measured cell needs to resolve a difference of 5 %, ascending; empty without
-    measurements.
-    """
+    """How many prompts each measured cell needs to resolve a difference of 5 %, ascending; empty if not measured."""
     file = study / "tables" / "cells.csv"
     rows = _cells(file) if file.is_file() else []
     return sorted(float(row["prompts_needed"]) for row in rows if row.get("prompts_needed"))

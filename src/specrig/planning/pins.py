@@ -1,6 +1,4 @@
-"""Finds hub models and data sets without a revision in a study's tables, and writes their current commits. No torch
-here.
-"""
+"""Finds hub models and data sets without a revision and writes their commits into the tables. No torch here."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class Pin:
 
 
 def unpinned(study: Study) -> list[Pin]:
-    """Return every model and data set that a study loads from the hub without a revision, in the order of its tables."""
+    """Every model and data set that a study loads from the hub without a revision, in the order of its tables."""
     tables, found = study.tables, []
     for name, row in study.rows.pairs.items():
         if row.weights == "random":
@@ -106,9 +104,7 @@ def pin(study: Study, console: Console, *, check: bool) -> bool:
 
 
 def _write(file: Path, pins: Sequence[tuple[Pin, str]]) -> None:
-    """Write the commits into their cells; other records stay byte for byte. A missing column is added at the table's
-    end.
-    """
+    """Write the commits into their cells; other rows stay byte for byte. A missing column is added at the end."""
     # Line ends are kept as they are.
     text = file.read_bytes().decode("utf-8")
     records = list(_records(text, file))

@@ -35,9 +35,7 @@ ALWAYS_SHOWN = ("k", "task")
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """The cells of a method. key: (engine, pair, method); values: field -> the values that it takes in these cells; cells:
-    their number.
-    """
+    """The cells of a method. key: (engine, pair, method); values: field -> its values; cells: their number."""
 
     key: tuple[str, str, str]
     values: Mapping[str, Sequence[Any]]
@@ -181,7 +179,8 @@ def show_plan(plan: Plan, console: Console) -> None:
     if plan.prompts_needed:
         middle, worst = plan.prompts_needed
         console.print(
-            f"To tell 5 % apart, the spread measured so far asks for {middle:.0f} prompts in the median cell, {worst:.0f} in the worst."
+            "To tell 5 % apart, the spread measured so far "
+            f"asks for {middle:.0f} prompts in the median cell, {worst:.0f} in the worst."
         )
     console.print(_sizes_table(plan))
     console.print(f"[bold]{plan.needs}[/]\n  hours if {plan.hours_assume}")
@@ -241,9 +240,7 @@ def _parameters(shape: Shape | None) -> str:
 
 
 def _values_text(values: Sequence[Any]) -> str:
-    """Values as text: `2–8` for three or more consecutive numbers, the number of names if there are over four, else `0,
-    1`.
-    """
+    """Values as text: `2–8` for three or more consecutive numbers, the count of over four names, else `0, 1`."""
     if len(values) > 4 and isinstance(values[0], str):
         return str(len(values))
     if (

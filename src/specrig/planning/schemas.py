@@ -1,6 +1,4 @@
-"""Makes the JSON schemas of a study's config and of its tables' rows, with which editors complete and check. No torch
-here.
-"""
+"""Makes the JSON schemas of a study's config and of its tables, for editors that complete and check. No torch here."""
 
 from __future__ import annotations
 

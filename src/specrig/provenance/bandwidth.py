@@ -19,7 +19,7 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def memory(device: str) -> dict[str, Any]:
-    """Return `copy_gb_s` of the device and, for a CPU, the bytes of its `last_level_cache`; None for what is not known."""
+    """`copy_gb_s` of the device and, for a CPU, the bytes of its `last_level_cache`; None for what is not known."""
     return {"copy_gb_s": copy_gb_s(device), "last_level_cache": last_level_cache() if device == "cpu" else None}
 
 

@@ -71,7 +71,7 @@ def closure(*modules: str) -> tuple[str, ...]:
 
 @cache
 def imports(module: str) -> frozenset[str]:
-    """Modules of the package that `module` itself imports at run time, also inside functions, and its parent packages."""
+    """Modules of the package that `module` itself imports at run time, also in functions, and its parents."""
     found = {name for name in _source(module).names if source(name) is not None}
     parents = module.split(".")[1:-1]
     found |= {".".join([PACKAGE, *parents[:depth]]) for depth in range(1, len(parents) + 1)}
@@ -95,9 +95,7 @@ def _file(module: str) -> Path:
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """Yield the names that the code at `node` imports when it runs, also inside functions, but not imports for type
-    checkers.
-    """
+    """Yield the names that the code at `node` imports at run time, also inside functions, not for type checkers."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

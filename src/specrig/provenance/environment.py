@@ -35,9 +35,7 @@ PACKAGES = (
     "arctic-inference",
 )
 FULL_HASH_LIMIT = 4 << 30
-"""Weight files up to this many bytes are hashed whole; of larger ones only the first and last MiB and the size are
-hashed.
-"""
+"""Weight files up to this many bytes are hashed whole; of larger ones the first and last MiB and the size."""
 TRAINED_FOR = "trained_for.json"
 NOTES = {"made_from": "source.json", "trained_for": TRAINED_FOR}
 """What a model's folder says of itself: the file that it was converted from (`models.gguf`), the target that it was
@@ -103,9 +101,7 @@ def target_shape(pair: PairFiles) -> dict[str, Any]:
 
 
 def model_digest(source: str) -> dict[str, str]:
-    """Return `sha256` over names and contents of a model folder's config, tokenizer and weights; empty if there is no
-    folder.
-    """
+    """`sha256` over names and contents of a model folder's config, tokenizer and weights; empty without a folder."""
     folder = Path(source)
     if not folder.is_dir():
         return {}
@@ -174,9 +170,7 @@ def processor() -> dict[str, Any]:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """The GPUs that torch sees, in its order; a job runs on the first. Only their names if the driver's library is
-    missing.
-    """
+    """The GPUs that torch sees, in its order; a job runs on the first. Only names without the driver's library."""
     import pynvml
     import torch
 
@@ -203,7 +197,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def code_version() -> dict[str, Any]:
-    """Return `commit` of the checkout that this package runs from, and whether it is `dirty`; empty without a checkout."""
+    """`commit` of the checkout that this package runs from, and whether it is `dirty`; empty without a checkout."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(

@@ -49,9 +49,7 @@ class Moment:
 
 
 def moment(*, children: bool = False) -> Moment:
-    """Read the counters now. children: count the work of processes that this one started as its own, which takes
-    milliseconds.
-    """
+    """Read the counters now. children: count child processes' work as this one's own, which takes milliseconds."""
     times = psutil.cpu_times()
     # The time of guests is part of the user's; idle and iowait are no work, steal is somebody else's.
     busy = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
@@ -152,9 +150,7 @@ def _fastest(action: Callable[[], Any], device: str) -> float:
 
 
 def _waited(folders: list[Path]) -> float | None:
-    """Seconds that the threads in `folders` were ready but waited for a processor, since each began; None without
-    counters.
-    """
+    """Seconds that threads in `folders` were ready but waited for a processor, since each began; None: not counted."""
     found = [
         times[1] for folder in folders for path in folder.glob("*/schedstat") if (times := _schedstat(path)) is not None
     ]

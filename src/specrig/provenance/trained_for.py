@@ -58,7 +58,7 @@ def check_trained_for(pair: PairFiles) -> None:
             and about["identity"] != (own := target_identity(pair.target, pair.target_revision))
         ):
             raise ModelError(
-                f"pair {pair.name}: the {part.replace('_', ' ')} in {source} was trained for another target ({about['target']}, "
-                f"{about['identity'][:12]}…) than {pair.target} ({own[:12]}…): train one for this target (`trained` in its row), or "
-                "name that target"
+                f"pair {pair.name}: the {part.replace('_', ' ')} in {source} was trained for another target "
+                f"({about['target']}, {about['identity'][:12]}…) than {pair.target} ({own[:12]}…): "
+                "train one for this target (`trained` in its row), or name that target"
             )

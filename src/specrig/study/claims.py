@@ -120,9 +120,7 @@ class Claim(Settings):
 
     @property
     def drafts(self) -> list[str]:
-        """Names of the drafts that the claim speaks of, from the column `draft` or else from the brackets behind the
-        method.
-        """
+        """Names of the drafts that the claim speaks of: from the column `draft`, or from the method's brackets."""
         inside = re.search(r"\((.*)\)", self.method)
         text = self.draft or (inside.group(1) if inside else "")
         return [DRAFTS.get(name, name) for name in text.split(" or ") if name]

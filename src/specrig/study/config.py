@@ -27,7 +27,7 @@ BatchSizes = Annotated[list[Annotated[int, Field(ge=1)]], _listed]
 
 
 class MethodEntry(Settings):
-    """One entry of `methods:`: a method with its k's and options. A list of values for an option is a sweep over them."""
+    """One entry of `methods:`: a method with its k's and options. A list of values for an option is a sweep."""
 
     method: str
     """Name of the method; `specrig methods` lists them."""
@@ -116,7 +116,7 @@ class Tables(Settings):
 
 
 class Rows(Settings):
-    """Copies of the table rows that a study uses. `load_study` fills them in, so that a resolved study needs no tables."""
+    """Copies of the table rows that a study uses, so that a resolved study needs no tables; by `load_study`."""
 
     pairs: dict[str, Pair] = Field(default_factory=dict)
     """Name of a pair -> its row."""
@@ -142,9 +142,7 @@ class Config(Settings):
     methods: list[MethodEntry] = Field(default_factory=list)
     """Methods with their k's and options; plain decoding is measured beside each of them without being named."""
     servers: list[Endpoint] = Field(default_factory=list)
-    """Running servers for engines that measure by URL: for each pair one without speculation, and one for each method
-    and k.
-    """
+    """Running servers for engines that measure by URL: for each pair one baseline, and one for each method and k."""
     temperatures: Temperatures = Field(default_factory=lambda: [0.0])
     """Sampling temperatures: 0 is greedy decoding, 1 the model's own distribution."""
     batch_sizes: BatchSizes = Field(default_factory=lambda: [1])
@@ -158,9 +156,7 @@ class Config(Settings):
     repeats: int = Field(1, ge=1)
     """How many times one process measures every prompt, each time with another seed."""
     replicates: int = Field(2, ge=1)
-    """How often everything is measured: all jobs once, then all again, each in a new process, which shows how far runs
-    differ.
-    """
+    """How often all is measured: all jobs once, then all again in new processes, which shows how far runs differ."""
     jobs: Literal["pair", "method"] = "pair"
     """What one process measures: all methods of an engine and pair, which then share the loading and the runs of the
     baseline; or one method each, for clusters and for GPUs that have no room for all drafts and heads at once. Engines
@@ -172,9 +168,7 @@ class Config(Settings):
     audit_samples: int = Field(20_480, ge=1_000)
     """Continuations that each method samples when its distribution is tested against an exactly known one."""
     run_generated_code: bool = False
-    """Let scorers (pass@1) execute the code that models wrote, in a limited subprocess. That is no sandbox: use a
-    container.
-    """
+    """Let scorers (pass@1) run the code that models wrote, in a limited subprocess: no sandbox, use a container."""
     training: Recipe = Field(default_factory=lambda: Recipe.model_validate({}))
     """How the models of `trained` pairs are trained."""
     tables: Tables = Tables()

@@ -52,9 +52,7 @@ def check_names(
 
 
 def check_engine_options(study: Study, problems: Problems) -> None:
-    """Add a problem for every key of `engine_options` that is no engine of the study, and for every option its engine
-    refuses.
-    """
+    """Add a problem for options of an engine that the study does not use, and for options the engine refuses."""
     for name, options in study.engine_options.items():
         path: list[str | int] = ["engine_options", name]
         if name not in study.engines or name not in engines():
@@ -69,7 +67,7 @@ def check_engine_options(study: Study, problems: Problems) -> None:
 
 
 def refuse_repeats(key: str, path: Sequence[str | int], values: Sequence[Any], problems: Problems) -> None:
-    """Add a problem for each value that stands more than once in the list at `path` and `key`: it would repeat cells."""
+    """Add a problem for each value that a list holds more than once: it would repeat cells."""
     for value, count in Counter(values).items():
         if count > 1:
             problems.key([*path, key], f"{value!r} stands there {count} times", "remove the repeats")
@@ -79,9 +77,7 @@ ENTRY_KEYS = {name for name in MethodEntry.model_fields if name != "options"}
 
 
 def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, Pair], problems: Problems) -> None:
-    """Add a problem for every mistake in entry number `index` of `methods:`; `pairs` are the rows of `pairs.tsv` by
-    name.
-    """
+    """Add a problem for every mistake in entry number `index` of `methods:`; `pairs`: the rows of `pairs.tsv`."""
     path: list[str | int] = ["methods", index]
     for name in entry.tasks or []:
         if name not in study.tasks:
@@ -147,9 +143,7 @@ BASELINE = "autoregressive"
 
 
 def check_servers(study: Study, problems: Problems) -> None:
-    """Add a problem for unknown names, for two servers of the same cells or address, and for a pair without a baseline
-    server.
-    """
+    """Add a problem for unknown names, for two servers that do the same, and for a pair without a baseline server."""
     seen: dict[tuple[Any, ...], int] = {}
     answers: dict[str, int] = {}
     for index, server in enumerate(study.servers):

@@ -1,4 +1,4 @@
-"""The grid: every cell that a study asks for, the cells that an engine refuses, and the models to train. No torch here."""
+"""The grid: every cell of a study, the cells that an engine refuses, and the models to train. No torch here."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class Refusal(NamedTuple):
 
 
 class Grid:
-    """The cells of a study: one for every combination of engine, pair, method, k, options, task, temperature and batch
-    size.
-    """
+    """A study's cells: each combination of engine, pair, method, k, options, task, temperature and batch size."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -54,9 +52,7 @@ class Grid:
 
     @cached_property
     def jobs(self) -> dict[tuple[str, str, str], list[str]]:
-        """(engine, pair, name of a job) -> the methods that this job measures in one process; its name is `together`, or
-        its only method's.
-        """
+        """(engine, pair, job's name: `together`, or its only method's) -> the methods it measures in one process."""
         found: dict[tuple[str, str, str], list[str]] = {}
         for engine, pair, method in self.by_method:
             together = self._config.jobs == "pair" and engines()[engine].paired
@@ -89,9 +85,7 @@ class Grid:
 
     @cached_property
     def converted(self) -> dict[str, tuple[str, str]]:
-        """The GGUF files of the study's pairs: name of the converted folder -> (the file as the row names it,
-        precision).
-        """
+        """The GGUF files of the study's pairs: name of the converted folder -> (the row's file, precision)."""
         rows = self._config.rows.pairs.values()
         return {gguf.slug(model, row.dtype): (model, row.dtype) for row in rows for model in row.gguf.values()}
 
@@ -102,9 +96,7 @@ class Grid:
         return sorted(self._parts.get(pair, ()), key=lambda need: (need != "draft", need))
 
     def prompt_count(self, batch_size: int) -> int:
-        """How many prompts a cell with this batch size runs: the study's `prompts`, or more if that does not fill one
-        batch.
-        """
+        """How many prompts a cell with this batch size runs: `prompts`, or more if these do not fill a batch."""
         return max(self._config.prompts, batch_size)
 
     def prompts_read(self, task: str) -> int:
@@ -134,9 +126,7 @@ class Grid:
         return found
 
     def _unserved(self, cell: Cell, missing: dict[str, str | None]) -> str | None:
-        """Why no server or installed engine runs a cell; None if one does. A running server needs nothing installed
-        here.
-        """
+        """Why no server or installed engine runs a cell; None if one does. A server needs nothing installed here."""
         if endpoint_of(cell, self._config.servers) is not None:
             return None
         if engines()[cell.engine].loads_pairs:
@@ -147,9 +137,7 @@ class Grid:
         )
 
     def _impossible(self, engine: str, pair: str, method: str) -> str | None:
-        """Why a method can never run on a pair, by the shipped facts and local configs; None if they say nothing
-        against it.
-        """
+        """Why a method can never run on a pair, by shipped facts and local configs; None: nothing is against it."""
         row = self._config.rows.pairs[pair]
         if row.weights == "random" and not engines()[engine].simulates:
             return f"pair {pair!r} has random weights, which {engine} cannot load"

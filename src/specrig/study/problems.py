@@ -1,6 +1,4 @@
-"""Problems of a study, told to the person who must mend them: the place, the mistake, the nearest valid name and the
-fix.
-"""
+"""Problems of a study as a user reads them: the place, the mistake, the nearest valid name and the fix."""
 
 from __future__ import annotations
 
@@ -79,9 +77,7 @@ class OnceOnly(yaml.SafeLoader):
         self._repeated = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node. Raises ComposerError for an alias inside of what it names, and for aliases that repeat too
-        much.
-        """
+        """The next node. Raises ComposerError for an alias inside of what it names, or that repeats too much."""
         alias = self.peek_event() if self.check_event(yaml.AliasEvent) else None
         node: yaml.Node | None = super().compose_node(parent, index)
         if node is None:
@@ -115,9 +111,7 @@ class OnceOnly(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The value of a node. Raises ConstructorError for one that looks like a date or number, or is tagged as one,
-        but is none.
-        """
+        """The value of a node. Raises ConstructorError for what looks like a date or number but is none."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError) as error:  # what PyYAML's constructors of scalars raise
@@ -161,9 +155,7 @@ def nearest(name: str, known: Iterable[str], *, what: str = "known") -> str:
 
 
 class Positions:
-    """Finds the lines of keys in the YAML or JSON files that a config was merged from; of several files the last one
-    counts.
-    """
+    """Finds the lines of keys in the YAML or JSON files that a config was merged from; the last file counts."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
@@ -175,9 +167,7 @@ class Positions:
                 self._roots.append((file, root))
 
     def __call__(self, path: Sequence[str | int]) -> str:
-        """Return `file:line` of the deepest part of `path` that a file holds; `the command line` for a key that no file
-        holds.
-        """
+        """`file:line` of the deepest part of `path` that a file holds; all files' names if none holds any."""
         best: tuple[int, str] | None = None
         for file, root in self._roots:
             depth, node = _descend(root, path)
@@ -245,9 +235,7 @@ class Problems:
         self.found.append(Problem(f"{_shown(file)}:{line}" if line else _shown(file), column, reason, fix))
 
     def unknown(self, path: Sequence[str | int], what: str, name: Any, known: Iterable[str], hint: str = "") -> None:
-        """Add a problem with an unknown name at `path`; `what` is its kind. The fix lists the `known` names and the
-        `hint`.
-        """
+        """Add a problem with an unknown name of kind `what`. The fix lists the `known` names and the `hint`."""
         self.key(path, f"unknown {what} {shortened(name)}", "; ".join(filter(None, (nearest(name, known), hint))))
 
     def stop(self) -> None:

@@ -16,13 +16,9 @@ from specrig.settings import Settings, as_path
 from specrig.study.problems import Problems, StudyError, decoded, nearest, shortened
 
 TRAINED = "trained"
-"""In `pairs.tsv`: the workflow trains this model, into `models/<pair>/<name>`. `trained:<pair>` takes what is trained
-for another row.
-"""
+"""In `pairs.tsv`: the workflow trains this model, into `models/<pair>/<name>`; `trained:<pair>` takes another row's."""
 MEDUSA2 = "medusa2:"
-"""In `pairs.tsv`, before the name of another pair: training of that pair's target goes on together with its Medusa
-heads.
-"""
+"""In `pairs.tsv`, before a pair's name: that pair's target is trained on, together with its Medusa heads."""
 CORPUS = "corpus"
 """In `tasks.tsv`: the prompts are held-out text of the embedded corpus."""
 
@@ -70,21 +66,17 @@ class Pair(Settings):
     transformers give each GPU some of the layers, which needs accelerate. On a processor it changes nothing. The next
     three keys are for engines that serve."""
     quantization: Literal["awq", "gptq", "fp8"] | None = None
-    """Format of the target's quantized weights; fp8 can also quantize them while they load. Empty: as the model's
-    config says.
-    """
+    """Format of the target's quantized weights (fp8 also quantizes while loading); empty: as its config says."""
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Share of a GPU's memory that the engine takes; empty: the engine's default."""
     max_model_len: int | None = Field(None, ge=2)
     """Longest sequence that the engine makes room for, in tokens; empty: the model's longest."""
     weights: Literal["pretrained", "random"] = "pretrained"
-    """random: shapes from `specrig.models.facts` or a config.json, weights random; passes cost the same, texts mean
-    nothing.
-    """
+    """random: shapes from `specrig.models.facts` or a config.json; passes cost the same, texts mean nothing."""
     simulated_acceptance: Annotated[float | None, Field(ge=0, le=1), _none_if_empty] = Field(
         None, validate_default=True
     )
-    """With random weights: the declared chance α that a drafted token is accepted. Results say "simulated acceptance"."""
+    """With random weights: the declared probability α that a drafted token is accepted ("simulated acceptance")."""
     notes: str = ""
     """Free text for readers of the table."""
 
@@ -106,9 +98,7 @@ class Pair(Settings):
         return alpha
 
     def trained_in(self, part: str) -> str | None:
-        """The pair whose training makes `part` (target, draft or a head's name): mostly this one; None: the part comes
-        from elsewhere.
-        """
+        """The pair whose training makes `part` (target, draft or a head's name); None: it comes from elsewhere."""
         if part == "target":
             return self.pair if self.target == TRAINED or self.base else None
         source = self.draft if part == "draft" else self.head_folders.get(part, self._other_heads)
@@ -135,9 +125,7 @@ class Pair(Settings):
 
     @property
     def gguf(self) -> dict[str, str]:
-        """`target` or `draft` -> the GGUF file that the row names for it; the workflow converts each into a model
-        folder.
-        """
+        """`target` or `draft` -> the GGUF file that the row names for it and the workflow converts."""
         return {
             part: model for part, model in (("target", self.target), ("draft", self.draft)) if model and is_gguf(model)
         }
@@ -165,9 +153,7 @@ class Task(Settings):
     task: Name
     """Name of the task in studies."""
     source: Annotated[str, as_path] = Field(min_length=1)
-    """Where the data are: `corpus`; a .jsonl, .csv or .parquet file or its https address; or a hub data set
-    (`owner/name`).
-    """
+    """`corpus`; a .jsonl, .csv or .parquet file or its https address; or a hub data set (`owner/name`)."""
     config: MaybeText = None
     """For a hub data set: its configuration; empty: the only one."""
     split: str = "test"
@@ -183,13 +169,9 @@ class Task(Settings):
     reference_field: str = "reference"
     """The field with the text that scorers compare an output with."""
     where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$")] = ""
-    """`field=value` or `field=one|another`: use only rows whose field has this value, or one of these; empty: use all
-    rows.
-    """
+    """`field=value` or `field=one|another`: use only rows whose field has such a value; empty: use all."""
     prompt_template: Template = ""
-    """Replaces prompt_field: text with `{field}` for a value, `{field:.9}` for its first 9 characters, `\\n` for a new
-    line.
-    """
+    """Replaces prompt_field: a text with `{field}`, `{field:.9}` for its first 9 characters, `\\n` to break."""
     reference_template: Template = ""
     """Replaces reference_field: a text with fields, written as in prompt_template."""
     chat: Literal["", "yes"] = ""
@@ -233,9 +215,7 @@ Row = TypeVar("Row", bound=BaseModel)
 
 
 def dialect(file: Path) -> dict[str, Any]:
-    """Keyword arguments of `csv.reader` and `csv.writer` for a table: tabs without quoting, or, for a .csv file, the
-    defaults.
-    """
+    """Keyword arguments of `csv.reader` and `csv.writer`: tabs without quoting, or for a .csv file the defaults."""
     return {} if file.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
 
 

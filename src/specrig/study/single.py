@@ -1,4 +1,4 @@
-"""The one cell that `specrig decode` runs: a method on a pair of a study, or on models that are named. No torch here."""
+"""The one cell that `specrig decode` runs: a method on a pair of a study, or on named models. No torch here."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ ENGINE = "native"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user asks for. method: None for `draft_model` where there is a draft, else `ngram`; options: the
-    method's own.
-    """
+    """A request for a cell. method: None for `draft_model` if there is a draft, else `ngram`; options: the method's."""
 
     method: str | None = None
     k: int = 4
@@ -35,9 +33,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """A cell to run, the parts of its pair that the cell needs, and the study that says on which device and with how
-    many threads.
-    """
+    """A cell to run, the parts of its pair that it needs, and the study that gives device and threads."""
 
     cell: Cell
     files: PairFiles
@@ -78,7 +74,7 @@ def of_study(config: Path, pair: str | None, asked: Asked) -> Single:
 
 
 def of_models(row: Pair, asked: Asked) -> Single:
-    """The cell on the models of a row that stands in no table. Raises StudyError for what is unknown or does not fit."""
+    """The cell on the models of a row outside any table. Raises StudyError for what is unknown or does not fit."""
     config = {"study": row.pair, "engines": [ENGINE], "pairs": [row.pair], "rows": {"pairs": {row.pair: row}}}
     return _single(Study.model_validate(config), asked)
 

@@ -48,9 +48,7 @@ class Study(Config):
         return self._read(task, root)[: self.grid.prompts_read(task)]
 
     def evaluated(self, root: Path) -> frozenset[str]:
-        """What every prompt of the study's tasks says (`corpus.overlap.plain`), as far as it is at hand, also of those
-        not measured yet.
-        """
+        """The normalized text of every prompt of the study's tasks that is at hand, also of those not measured yet."""
         found: set[str] = set()
         for task in self.tasks:
             with suppress(PromptError):  # not there yet, or unusable, which the job that measures will say
@@ -68,9 +66,7 @@ class Study(Config):
         return read_prompts(file, **own)
 
     def uses_gpu(self) -> bool:
-        """Whether jobs will want a GPU: `device` says so or, for `auto`, this machine has an NVIDIA driver. Imports no
-        torch.
-        """
+        """Whether jobs use a GPU: `device` says so or, for `auto`, there is an NVIDIA driver. Imports no torch."""
         return self.device == "cuda" or (self.device == "auto" and Path("/proc/driver/nvidia/version").exists())
 
     def most_gpus(self) -> int:

@@ -205,9 +205,7 @@ def _check_own_prompts(study: Study, name: str, row: Task, problems: Problems) -
 
 
 def _check_chat(study: Study, problems: Problems) -> None:
-    """Targets at hand without the chat template that a task or `training.chat: true` needs; jobs check those on the
-    hub.
-    """
+    """Add a problem for targets at hand without the chat template that a task or `training.chat: true` needs."""
     needed = {(cell.pair, cell.task) for cell in study.grid.cells if study.rows.tasks[cell.task].chat}
     if study.training.chat is True:
         needed |= {(pair, "training.chat") for pair, _ in study.grid.trained}

@@ -30,16 +30,14 @@ def require_chat_template(task: str, pair: PairFiles) -> Any:
     tokenizer = hub.tokenizer(pair.target, pair.target_revision)
     if not tokenizer.chat_template:
         raise PromptError(
-            f"task {task!r} needs a chat template and the tokenizer of {pair.target} has none: take an instruction-tuned model, or a "
-            "row of the task without `chat`"
+            f"task {task!r} needs a chat template and the tokenizer of {pair.target} has none: "
+            "take an instruction-tuned model, or a row of the task without `chat`"
         )
     return tokenizer
 
 
 def rendered(tokenizer: Any, turns: Sequence[dict[str, str]]) -> str:
-    """The turns (`role`, `content`) in the tokenizer's chat template, up to where the answer begins, as the tokenizer
-    is to encode it.
-    """
+    """The turns (`role`, `content`) in the tokenizer's chat template, up to where the answer begins."""
     # The tokenizer will put its first token in front by itself, so one in the template would stand there twice.
     first = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else None
     return str(tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)).removeprefix(

@@ -30,6 +30,6 @@ def check_lengths(prompts: Sequence[Prompt], task: str, pair: PairFiles, new_tok
     for prompt, length in zip(prompts, lengths, strict=True):
         if length + new_tokens > context:
             raise PromptError(
-                f"prompt {prompt.id!r} of task {task!r} has {length} tokens and {new_tokens} are to follow, the context of {pair.target} "
-                f"holds {context}: shorten it, leave it out, or lower max_new_tokens"
+                f"prompt {prompt.id!r} of task {task!r} has {length} tokens and {new_tokens} are to follow, "
+                f"the context of {pair.target} holds {context}: shorten it, leave it out, or lower max_new_tokens"
             )

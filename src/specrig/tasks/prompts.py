@@ -119,9 +119,7 @@ def _prompt(row: dict[str, Any], field: str, place: str) -> str:
 
 
 def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
-    """Return the template filled with the row's values. Raises PromptError if a field is missing or all of them are
-    empty.
-    """
+    """Return the template filled with the row's values. Raises PromptError for a missing field or all fields empty."""
     parts, values = [], []
     try:
         pieces = list(Formatter().parse(template))

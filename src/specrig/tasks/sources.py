@@ -1,4 +1,4 @@
-"""Reads rows of data from a JSONL, CSV or Parquet file, from its address, or from a data set on the hub. No torch here."""
+"""Reads rows of data from a JSONL, CSV or Parquet file, its address, or a data set on the hub. No torch here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_rows(path: Path, sha256: str | None = None) -> Iterator[Row]:
 
 
 def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
-    """Download a file and read its rows. Raises PromptError if it cannot be fetched or parsed, or has another SHA-256."""
+    """Download a file and read its rows. Raises PromptError if it cannot be fetched or used."""
     from urllib.request import urlopen
 
     if offline():
@@ -49,8 +49,8 @@ def fetch_rows(url: str, sha256: str | None = None) -> Iterator[Row]:
             content = response.read()
     except OSError as error:  # URLError and timeouts are OSErrors
         raise PromptError(
-            f"{url}: cannot be fetched ({str(error) or type(error).__name__}); check the network and the address, or download "
-            "the file and give its path"
+            f"{url}: cannot be fetched ({str(error) or type(error).__name__}); "
+            "check the network and the address, or download the file and give its path"
         ) from None
     return parse_rows(content, Path(url).suffix, url, sha256)
 
@@ -74,19 +74,19 @@ def hub_rows(name: str, config: str | None, split: str, revision: str | None) ->
         loaded = builder.as_dataset(split=split)
     except Exception as error:  # whatever its loader and the network raise, the user sees one of two fixes
         reason = first_line(error)
-        fix = (
-            "offline mode is on (HF_HUB_OFFLINE) and the data are not in the cache: unset it and run once with the network"
-            if offline()
-            else "if the hub cannot be reached check network and HF_ENDPOINT; else check source, config, split and revision of the row (gated data: `hf auth login`)"
-        )
+        if offline():
+            fix = "offline mode is on (HF_HUB_OFFLINE) and the data are not in the cache: unset it and run once online"
+        else:
+            fix = "if the hub cannot be reached check network and HF_ENDPOINT; "
+            fix += "else check source, config, split and revision of the row (gated data: `hf auth login`)"
         raise PromptError(
             f"{name}: the data set cannot be loaded ({reason}); {fix}, or give the path of a local file"
         ) from error
     # Where the hub does not answer, datasets takes what the cache has, of whatever commit.
     if revision and COMMIT.fullmatch(revision) and builder.hash != revision:
         raise PromptError(
-            f"{name}: the cache holds commit {builder.hash}, the row pins {revision}, and the hub cannot be reached: run once with the "
-            "network, or correct the row"
+            f"{name}: the cache holds commit {builder.hash}, the row pins {revision}, and the hub cannot be reached: "
+            "run once with the network, or correct the row"
         )
     return ((number, f"{name}: row {number}", dict(row)) for number, row in enumerate(loaded, 1))
 
@@ -104,7 +104,8 @@ def parse_rows(content: bytes, ending: str, source: str, sha256: str | None = No
     found = sha256_of(content).hexdigest()
     if sha256 is not None and found != sha256:
         raise PromptError(
-            f"{source}: its SHA-256 is {found}, the row pins {sha256}: the file has changed or is cut; get the pinned one, or correct the row"
+            f"{source}: its SHA-256 is {found}, the row pins {sha256}: the file has changed or is cut; "
+            "get the pinned one, or correct the row"
         )
     return _jsonl(content, source) if ending not in _TABLES else _table(content, ending, source)
 

@@ -1,6 +1,4 @@
-"""Scorers measure how good a task's outputs are. Each has a file here and is found by its place; importing loads no
-library.
-"""
+"""Scorers measure how good a task's outputs are. Each is found by its file; importing loads no library."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ __all__ = ["Output", "Scorer", "registry"]
 
 @cache
 def registry() -> dict[str, type[Scorer]]:
-    """Return name of a scorer -> its class, in alphabetical order. Raises TypeError if a scorer is not named like its
-    file.
-    """
+    """Name of a scorer -> its class, in alphabetical order. Raises TypeError for one not named like its file."""
     found: dict[str, type[Scorer]] = {}
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         module = importlib.import_module(f"{__name__}.{info.name}")

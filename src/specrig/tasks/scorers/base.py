@@ -33,9 +33,7 @@ class Scorer(ABC):
     """Name of the module that must be installed; empty if none is needed."""
     needs_reference: ClassVar[bool] = True
     runs_code: ClassVar[bool] = False
-    """Whether the scorer executes what a model wrote. It is then used only if the study says `run_generated_code:
-    true`.
-    """
+    """Whether the scorer runs what a model wrote; it then needs `run_generated_code: true` in the study."""
 
     @classmethod
     def missing(cls) -> str | None:
@@ -80,7 +78,7 @@ class Sacrebleu(Scorer):
         """The metric object of sacrebleu."""
 
     def statistics(self, output: Output) -> list[float]:
-        """The n-gram counts of the output's first line against the reference, as sacrebleu's own bootstrap sums them."""
+        """The n-gram counts of the output's first line against the reference, as sacrebleu's bootstrap sums them."""
         found: list[float] = self.metric._extract_corpus_statistics([first_line(output.text)], [[output.reference]])[0]
         return found
 
@@ -90,12 +88,10 @@ class Sacrebleu(Scorer):
 
 
 def first_line(text: str) -> str:
-    """The first line that is not blank, stripped. A base model writes on after its translation, so only this line is
-    scored.
-    """
+    """The first line that is not blank, stripped: a base model writes on after its translation."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def first_paragraph(text: str) -> str:
-    """The text up to the first blank line, stripped. A base model writes on after its summary, so only this is scored."""
+    """The text up to the first blank line, stripped: a base model writes on after its summary."""
     return text.strip().split("\n\n")[0].strip()

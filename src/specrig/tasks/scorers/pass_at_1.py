@@ -27,9 +27,10 @@ STOPS = re.compile(r"\n(?=class |def |#|if |print|@|\"\"\"|```)")
 
 _LIMITS = f"""
 import resource
-for limit, value in (("CPU", {TIMEOUT_S}), ("AS", {MEMORY_BYTES}), ("FSIZE", 1 << 20), ("NOFILE", 32), ("NPROC", 64), ("CORE", 0)):
+limits = {{"CPU": {TIMEOUT_S}, "AS": {MEMORY_BYTES}, "FSIZE": 1 << 20, "NOFILE": 32, "NPROC": 64, "CORE": 0}}
+for limit, value in limits.items():
     resource.setrlimit(getattr(resource, "RLIMIT_" + limit), (value, value))
-del resource, limit, value
+del resource, limits, limit, value
 """
 
 
@@ -71,9 +72,7 @@ def _compiles(code: str) -> bool:
 
 @cache
 def passes(code: str, tests: str) -> bool:
-    """Whether `code` followed by `tests` runs to its end within the limits. A program that exits earlier has not
-    passed.
-    """
+    """Whether `code` followed by `tests` runs to its end within the limits; an earlier exit does not pass."""
     token = secrets.token_hex(16)
     with TemporaryDirectory(prefix="specrig-") as folder:
         file = Path(folder) / "program.py"
