@@ -8,12 +8,12 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-Place = TypeVar("Place", str, Path, str | None)
+PathText = TypeVar("PathText", str, Path, str | None)
 
 
-def _can_be_a_path(place: Place) -> Place:
+def _can_be_a_path(text: PathText) -> PathText:
     """The path itself. Raises ValueError if no file could have this name, since opening it would fail later."""
-    path = Path(place or "")
+    path = Path(text or "")
     if "\0" in str(path) or any(len(os.fsencode(part)) > 255 for part in path.parts):
         raise ValueError("no file can be of this name: it holds a zero byte or more than 255 bytes between slashes")
     try:
@@ -22,7 +22,7 @@ def _can_be_a_path(place: Place) -> Place:
         raise ValueError(
             f"there is no user {path.parts[0].removeprefix('~')!r} here, whose home it could mean"
         ) from error
-    return place
+    return text
 
 
 as_path = AfterValidator(_can_be_a_path)

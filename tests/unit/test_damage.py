@@ -13,7 +13,7 @@ from synthetic import write_job
 from specrig.cell import Cell
 from specrig.dag.lock import BusyError, lock_study
 from specrig.measurement.quarantine import (
-    SUMS,
+    HASHES,
     damaged_files,
     damaged_records,
     quarantine,
@@ -77,7 +77,7 @@ def test_a_model_is_held_against_its_sums(tmp_path: Path) -> None:
     (model / "config").write_bytes(b"{}")
     assert damaged_files(model) == {}, "made before there were sums"
     write_hashes(model)
-    assert damaged_files(model) == {} and SUMS in {path.name for path in model.iterdir()}
+    assert damaged_files(model) == {} and HASHES in {path.name for path in model.iterdir()}
     (model / "weights").write_bytes(b"1235")
     (model / "config").unlink()
     assert set(damaged_files(model)) == {model / "weights", model / "config"}

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specrig.corpus.example import PROMPT_FILES
-from specrig.corpus.wording import plain
+from specrig.corpus.wording import normalized
 from specrig.planning.estimate import training
 from specrig.study.load import load_study
 from specrig.study.overlap import prompts_in_both
@@ -77,8 +77,8 @@ def test_no_evaluation_prompt_of_any_task_is_a_training_prompt(tiny_corpus: Path
         evaluated = [prompt.text for prompt in read_prompts(tiny_corpus / "prompts" / f"{task}.jsonl")]
         assert len(evaluated) == TINY["corpus"]["prompts"]
         assert not trained & set(evaluated)
-        assert not said & {plain(text) for text in evaluated}
-    assert plain("Write a story!") == plain(" write  A STORY") != plain("Write two stories")
+        assert not said & {normalized(text) for text in evaluated}
+    assert normalized("Write a story!") == normalized(" write  A STORY") != normalized("Write two stories")
 
 
 def rows_of(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -130,5 +130,5 @@ def test_what_is_evaluated_is_left_out_and_counted(
     assert f"{count} training prompts are prompts of its tasks and are left out" in training(study)
     found = texts(training_prompts(study.training, study.root / "corpus", target, study.evaluated(study.root)), target)
     assert f"{count} training prompts are prompts of the evaluation and were left out" in capsys.readouterr().err
-    assert not {plain(text) for text in found} & {plain(f"What is {n}") for n in range(20)}
+    assert not {normalized(text) for text in found} & {normalized(f"What is {n}") for n in range(20)}
     assert len(found) == sum(map(len, groups)) > 100

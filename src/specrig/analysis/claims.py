@@ -194,8 +194,8 @@ def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
         found.append(f"task ({claim.task} reported, {row['task']} measured)")
     if claim.nucleus:
         found.append(f"sampling ({claim.temperature} reported, the whole distribution measured)")
-    elif claim.heat is not None and claim.heat != row["temperature"]:
-        found.append(f"temperature ({claim.heat:g} reported, {row['temperature']:g} measured)")
+    elif claim.sampling_temperature is not None and claim.sampling_temperature != row["temperature"]:
+        found.append(f"temperature ({claim.sampling_temperature:g} reported, {row['temperature']:g} measured)")
     if claim.batch and int(claim.batch) != row["batch_size"]:
         found.append(f"batch ({claim.batch} reported, {row['batch_size']} measured)")
     if claim.metric in TIMED:

@@ -139,7 +139,7 @@ def _changes(claim: Claim, pair: str, tasks: Sequence[str]) -> str:
         "pairs": [pair],
         "tasks": tasks,
         "methods": [entry],
-        "temperatures": [claim.heat if claim.heat is not None else 0],
+        "temperatures": [claim.sampling_temperature if claim.sampling_temperature is not None else 0],
         "batch_sizes": [int(claim.batch or 1)],
     }
     return " ".join([f"study={claim.id}", *(shlex.quote(f"{key}={json.dumps(value)}") for key, value in lists.items())])

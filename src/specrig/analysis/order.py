@@ -117,7 +117,15 @@ def rankings(claims: Sequence[Claim]) -> list[Ranking]:
     for claim in claims:
         if claim.metric not in METRICS or claim.nucleus or claim.interval is None or claim.base_method in BASELINES:
             continue
-        key = (claim.source, claim.target, claim.task, claim.heat, claim.hardware, claim.batch, claim.metric)
+        key = (
+            claim.source,
+            claim.target,
+            claim.task,
+            claim.sampling_temperature,
+            claim.hardware,
+            claim.batch,
+            claim.metric,
+        )
         figures = groups.setdefault(key, {})
         first.setdefault(key, claim)
         figures[claim.base_method] = max(sum(claim.interval) / 2, figures.get(claim.base_method, 0.0))
@@ -147,7 +155,11 @@ def compare_orders(
     for ranking in rankings(claims):
         column = METRICS[ranking.claim.metric]
         for (engine, pair), every in places[column].items():
-            heat = ranking.claim.heat if ranking.claim.heat is not None else min(row["temperature"] for row in every)
+            heat = (
+                ranking.claim.sampling_temperature
+                if ranking.claim.sampling_temperature is not None
+                else min(row["temperature"] for row in every)
+            )
             smallest = min(row["batch_size"] for row in every)
             here = [row for row in every if row["temperature"] == heat and row["batch_size"] == smallest]
             tasks, exact = _tasks(ranking.claim, list(dict.fromkeys(row["task"] for row in here)))

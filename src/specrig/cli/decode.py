@@ -14,7 +14,7 @@ from rich.console import Console
 from specrig.cli.arguments import DEFAULT, Json, known_methods, print_json
 from specrig.cli.decode_view import STYLES, GenerationView, LiveGeneration
 from specrig.runtime.gpus import resolve_device
-from specrig.study.single import Asked, Single, of_models, of_study
+from specrig.study.single import CellRequest, SingleCell, of_models, of_study
 
 if TYPE_CHECKING:
     from specrig.engines.native import Native
@@ -58,7 +58,7 @@ def decode(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Decode one prompt with a method. Tokens that were drafted and accepted are green and underlined."""
-    asked = Asked(method, k, _options(option or []), temperature)
+    asked = CellRequest(method, k, _options(option or []), temperature)
     if target is None:
         _only_with_target(draft, head)
         single = of_study(study, pair, asked)
@@ -130,7 +130,7 @@ def _prompt(argument: str | None) -> str:
     return text
 
 
-def _prepared(text: str, single: Single, tokens: int, chat: bool, system: str | None) -> str:
+def _prepared(text: str, single: SingleCell, tokens: int, chat: bool, system: str | None) -> str:
     """The prompt as the target reads it. Its length is checked before weights are read."""
     from specrig.tasks import Prompt
     from specrig.tasks.chat import rendered, require_chat_template
@@ -147,7 +147,7 @@ def _prepared(text: str, single: Single, tokens: int, chat: bool, system: str | 
     return text
 
 
-def _loaded(single: Single, device: str | None) -> Native:
+def _loaded(single: SingleCell, device: str | None) -> Native:
     from specrig.engines.native import Native
     from specrig.provenance.trained_for import check_trained_for
 
@@ -161,7 +161,7 @@ def _loaded(single: Single, device: str | None) -> Native:
 
 
 def _decoded(
-    engine: Native, single: Single, text: str, tokens: int, seed: int, compare: bool, console: Console
+    engine: Native, single: SingleCell, text: str, tokens: int, seed: int, compare: bool, console: Console
 ) -> list[LiveGeneration]:
     """Run the method, then plain decoding if `compare`, and show them as they grow."""
     from specrig.measurement.blocks import baseline_of
@@ -187,7 +187,7 @@ def _compared(generations: Sequence[LiveGeneration]) -> dict[str, Any]:
     return {"speedup": ours / plain if ours and plain else None, "identical": same}
 
 
-def _print_json(single: Single, text: str, seed: int, generations: Sequence[LiveGeneration]) -> None:
+def _print_json(single: SingleCell, text: str, seed: int, generations: Sequence[LiveGeneration]) -> None:
     cell = single.cell
     values: dict[str, Any] = {
         "pair": cell.pair,
@@ -205,7 +205,7 @@ def _print_json(single: Single, text: str, seed: int, generations: Sequence[Live
     print_json(values)
 
 
-def _print_summary(single: Single, generations: Sequence[LiveGeneration], console: Console) -> None:
+def _print_summary(single: SingleCell, generations: Sequence[LiveGeneration], console: Console) -> None:
     """Print what the colours mean and, with --compare, the speedup and whether the outputs are identical."""
     if single.files.simulated_acceptance is not None:
         console.print("Random weights: there is no text, and acceptance is simulated.", style="yellow")

@@ -47,7 +47,7 @@ def number(*keys: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def chance(*keys: object) -> float:
+def hash_fraction(*keys: object) -> float:
     """The `number` of `keys`, scaled to [0, 1)."""
     return number(*keys) / 2**64
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from specrig.corpus import locale_text, source_text, stories
 from specrig.corpus.example import CHAT, TASKS, CorpusError, Example, number
 from specrig.corpus.recipe import Corpus
-from specrig.corpus.wording import plain
+from specrig.corpus.wording import normalized
 
 SOURCES: dict[str, Callable[[int, Corpus], Iterator[Example]]] = {
     "code": source_text.code,
@@ -76,25 +76,25 @@ def gather(task: str, settings: Corpus, seed: int) -> tuple[list[Example], list[
     CorpusError when the sources give no held-out example beyond the prompts.
     """
     budget = int(getattr(settings.characters, task))
-    wanted = settings.prompts + settings.heldout_texts
+    needed = settings.prompts + settings.heldout_texts
     train: dict[str, Example] = {}
     heldout: dict[str, Example] = {}
     size = 0
     for example in SOURCES[task](seed, settings):
         if example.heldout:
-            if len(heldout) < wanted:
+            if len(heldout) < needed:
                 heldout.setdefault(example.prompt, example)
         elif size < budget and example.prompt not in train:
             train[example.prompt] = example
             size += len(example.prompt) + len(example.completion)
-        if size >= budget and len(heldout) >= wanted:
+        if size >= budget and len(heldout) >= needed:
             break
     # A function may be copied into another file: what was trained on is no held-out example.
     texts = "\0".join(example.prompt + example.completion for example in train.values())
     clean = [e for e in heldout.values() if e.prompt.strip() not in texts and e.completion.strip() not in texts]
     # Nor is what an assistant was asked in training, in whatever spelling.
-    asked = {plain(example.instruction) for example in train.values()}
-    clean = list({asks: e for e in clean if (asks := plain(e.instruction)) not in asked}.values())
+    instructions = {normalized(example.instruction) for example in train.values()}
+    clean = list({asks: e for e in clean if (asks := normalized(e.instruction)) not in instructions}.values())
     if len(clean) < settings.prompts + 1:
         raise CorpusError(
             f"task {task!r}: only {len(clean)} held-out examples in the installed sources, but corpus.prompts asks for "

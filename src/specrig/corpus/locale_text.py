@@ -18,7 +18,7 @@ from babel.numbers import format_currency, format_decimal
 from babel.units import format_unit
 
 from specrig.corpus import instructions
-from specrig.corpus.example import Example, chance, generator
+from specrig.corpus.example import Example, generator, hash_fraction
 from specrig.corpus.recipe import Corpus
 
 LANGUAGES = {"de": "German", "cs": "Czech", "tr": "Turkish", "zh": "Chinese"}
@@ -48,14 +48,14 @@ def translation(seed: int, settings: Corpus) -> Iterator[Example]:
     kinds = (_date, _territories, _quantity, _money, _relative, _tongues)
     index = 0
     while True:
-        heldout = chance(seed, "translation", index) < heldout_share
+        heldout = hash_fraction(seed, "translation", index) < heldout_share
         language = list(LANGUAGES)[index % len(LANGUAGES)]
         random_ = generator(seed, "translation phrases", index)
         phrases: list[_Phrase] = []
         for make in random_.choices(kinds, k=PHRASES):
             while True:
                 phrase = make(random_)
-                if (chance(seed, "phrase", phrase[0]) < heldout_share) == heldout:
+                if (hash_fraction(seed, "phrase", phrase[0]) < heldout_share) == heldout:
                     break
             phrases.append(phrase)
         english = "\n".join(render("en") for _, render in phrases)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specrig.corpus import instructions
-from specrig.corpus.example import Example, chance, number
+from specrig.corpus.example import Example, hash_fraction, number
 from specrig.corpus.recipe import Corpus
 
 PACKAGES = (
@@ -57,7 +57,7 @@ def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Co
     """Yield code examples, files shuffled; seed, `kind` and a file's name decide whether it is held out."""
     for file in _shuffled(files, root, seed):
         name = file.relative_to(root).as_posix()
-        heldout = chance(seed, kind, name) < settings.heldout_share
+        heldout = hash_fraction(seed, kind, name) < settings.heldout_share
         text = _read(file)
         lines = text.split("\n")
         for node in _documented(text):
@@ -73,8 +73,8 @@ def _functions(files: list[Path], root: Path, kind: str, seed: int, settings: Co
             filled = textwrap.fill(doc, 76)
             prompt = f"{signature.strip()}\n{textwrap.indent(f'{chr(34) * 3}{filled}{chr(34) * 3}', '    ')}\n"
             completion = textwrap.indent(body, "    ") + "\n"
-            asked = instructions.code(signature, doc)
-            yield Example("code", prompt, completion, name, heldout, asked, f"```python\n{prompt}{completion}```")
+            request = instructions.code(signature, doc)
+            yield Example("code", prompt, completion, name, heldout, request, f"```python\n{prompt}{completion}```")
 
 
 def summarization(seed: int, settings: Corpus) -> Iterator[Example]:
@@ -115,7 +115,7 @@ def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
     seen: set[str] = set()
     for file in _shuffled(files, root, seed):
         source = file.relative_to(root).as_posix()
-        heldout = chance(seed, "summarization", source) < settings.heldout_share
+        heldout = hash_fraction(seed, "summarization", source) < settings.heldout_share
         entries = []
         text = _read(file)
         if len(_PROMISING.findall(text)) < 2:
@@ -133,10 +133,10 @@ def _package(name: str, seed: int, settings: Corpus) -> Iterator[Example]:
             bodies = "\n".join(f"{entry}: {body}" for entry, _, body, _ in group)
             summaries = "".join(f"- {entry}: {summary}\n" for entry, summary, _, _ in group)
             prompt = f"Summarize {', '.join(entry for entry, *_ in group)}.\n\n{bodies}\n\nSummary:\n"
-            asked, answer = _request(
+            request, answer = _request(
                 sorted(((prose, summary) for _, summary, _, prose in group), key=lambda pair: -len(pair[0]))
             )
-            yield Example("summarization", prompt, summaries, source, heldout, asked, answer)
+            yield Example("summarization", prompt, summaries, source, heldout, request, answer)
 
 
 def _request(entries: list[tuple[str, str]]) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from specrig.corpus import instructions
-from specrig.corpus.example import Example, chance, generator
+from specrig.corpus.example import Example, generator, hash_fraction
 from specrig.corpus.recipe import Corpus
 from specrig.corpus.story_words import BEATS, ENTITIES, OPENINGS, TITLES, WORDS
 
@@ -27,14 +27,14 @@ def creative_writing(seed: int, settings: Corpus) -> Iterator[Example]:
         index += 1
         bound = _cast(random_)
         source = " + ".join((bound["hero"], bound["place"], bound["treasure"]))
-        heldout = chance(seed, "story entities", source) < settings.heldout_share
+        heldout = hash_fraction(seed, "story entities", source) < settings.heldout_share
         title = fill(random_.choice(TITLES), bound, random_)
         opening = fill(random_.choice(OPENINGS), bound, random_)
         paragraphs = [" ".join(fill(random_.choice(choices), bound, random_) for choices in beats) for beats in BEATS]
         prompt = f"Write a story: {title}\n\n{opening}\n"
         story = "\n\n".join(paragraphs)
-        asked = instructions.story(title, opening)
-        yield Example("creative_writing", prompt, f"\n{story}\n", source, heldout, asked, f"{opening}\n\n{story}")
+        request = instructions.story(title, opening)
+        yield Example("creative_writing", prompt, f"\n{story}\n", source, heldout, request, f"{opening}\n\n{story}")
 
 
 def fill(template: str, bound: dict[str, str], random_: random.Random) -> str:

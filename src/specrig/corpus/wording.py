@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 
-def plain(text: str) -> str:
+def normalized(text: str) -> str:
     """`text` as compared with others: letters and digits alone, in lower case, one space between words.
 
     A text without letters and digits is compared as it stands.

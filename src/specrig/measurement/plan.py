@@ -93,7 +93,8 @@ def resolve(study: Study, engine: str, pair: str, method_names: Sequence[str], r
         *(device, study.threads),
         *([f"replicate {replicate}"] if replicate else []),
     ]
-    digests, pending = {}, {}
+    digests: dict[Cell, str] = {}
+    pending: dict[str, list[Cell]] = {}
     for name, members in cells.items():
         usable = [cell for cell in members if cell.task in prompts]
         own = files.only(methods()[name].needs)  # what other methods need decides nothing here

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from specrig.measurement.records import RecordError, read_records, write_atomically
 
-SUMS = "SHA256SUMS"
+HASHES = "SHA256SUMS"
 """File with the sums of the files beside it, in the format of `sha256sum -c`."""
 DAMAGED, DISTURBED = ".damaged-", ".disturbed-"
 """Added with a number to the name of a quarantined file or model folder."""
@@ -25,13 +25,13 @@ DAMAGED, DISTURBED = ".damaged-", ".disturbed-"
 def write_hashes(folder: Path, names: Iterable[str] | None = None) -> None:
     """Write the hashes of a folder's new files into its `SHA256SUMS`; of all files if no `names` are given."""
     if names is None:
-        names = [path.name for path in folder.iterdir() if path.is_file() and path.name != SUMS]
-    write_atomically(folder / SUMS, "".join(f"{_sum(folder / name)}  {name}\n" for name in sorted(names)))
+        names = [path.name for path in folder.iterdir() if path.is_file() and path.name != HASHES]
+    write_atomically(folder / HASHES, "".join(f"{_hash(folder / name)}  {name}\n" for name in sorted(names)))
 
 
 def damaged_files(folder: Path) -> dict[Path, str]:
     """The files of a folder that are not as its `SHA256SUMS` says -> what is wrong. Empty without such a file."""
-    sums = folder / SUMS
+    sums = folder / HASHES
     if not sums.is_file():
         return {}
     lines = [line.partition("  ") for line in sums.read_text(encoding="utf-8", errors="replace").splitlines()]
@@ -137,11 +137,11 @@ def _differing(sums: Mapping[Path, str]) -> dict[Path, str]:
     for path, expected in sums.items():
         if not path.is_file():
             found[path] = "it is missing"
-        elif _sum(path) != expected:
+        elif _hash(path) != expected:
             found[path] = "its content is not what was written"
     return found
 
 
-def _sum(path: Path) -> str:
+def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()

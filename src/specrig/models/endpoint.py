@@ -35,8 +35,8 @@ class Endpoint(Settings):
 
     def runs(self, cell: Cell) -> bool:
         """Whether this is the server for `cell`."""
-        wanted = (cell.engine, cell.pair, cell.method, cell.k, cell.variant)
-        return (self.engine, self.pair, self.method, self.k, self.variant) == wanted
+        key = (cell.engine, cell.pair, cell.method, cell.k, cell.variant)
+        return (self.engine, self.pair, self.method, self.k, self.variant) == key
 
 
 def endpoint_of(cell: Cell, servers: Iterable[Endpoint]) -> Endpoint | None:

@@ -306,11 +306,11 @@ def show_advice(advice: Advice, console: Console) -> None:
 
 def _measured(rows: Sequence[Best], title: str) -> Table:
     """A table with the fastest method for each task, temperature and batch size; none where none beats the baseline."""
-    shown = []
+    rows_shown = []
     for row in rows:
         pays = row.speedup > 1
         unsure = "" if row.sure else "; the interval holds 1, or is not known"
-        shown.append(
+        rows_shown.append(
             (
                 row.task,
                 f"{row.temperature:g}",
@@ -322,12 +322,12 @@ def _measured(rows: Sequence[Best], title: str) -> Table:
                 f"{row.acceptance_length:.2f} tokens a pass{unsure}",
             )
         )
-    return _table(title, ("task", "T", "batch", "use", "k", "speedup", "95 % interval", "why"), shown)
+    return _table(title, ("task", "T", "batch", "use", "k", "speedup", "95 % interval", "why"), rows_shown)
 
 
 def _show_predictions(predictions: Sequence[Prediction], device: str | None, console: Console) -> None:
     """Print the table of predictions, then the best one with and the best one without a trained head."""
-    shown = [
+    rows_shown = [
         (
             row.method,
             f"τ as {row.reports} reported" if row.alpha is None else f"α = {row.alpha:g}",
@@ -340,7 +340,7 @@ def _show_predictions(predictions: Sequence[Prediction], device: str | None, con
         for row in predictions
     ]
     columns = ("method", "assumed", "k", "tokens a pass", "a round costs", "speedup at most", "at k = 4")
-    console.print(_table("not measured: predicted at batch 1", columns, shown))
+    console.print(_table("not measured: predicted at batch 1", columns, rows_shown))
     # The other alphas show how much the speedup hangs on acceptance; to choose by, the usual one is taken.
     choices = [row for row in predictions if row.alpha in (None, USUAL_ALPHA)]
     for title, rows in (

@@ -200,12 +200,12 @@ def training(study: Study) -> str:
     if not cost.named:
         return "nothing"
     speed, machine = TRAINING["cuda" if study.uses_gpu() else "cpu"]
-    said = f"{cost.flop / 1e15:.2g} PFLOP: {time_text(cost.flop / speed)} on {machine}, start-ups aside"
+    amount = f"{cost.flop / 1e15:.2g} PFLOP: {time_text(cost.flop / speed)} on {machine}, start-ups aside"
     without = f"; without {', '.join(cost.unknown)}, whose target's size is not known" if cost.unknown else ""
     overlap = len(prompts_in_both(study, study.root))
-    left_out = f"; {overlap} training prompts are prompts of its tasks and are left out" if overlap else ""
+    excluded = f"; {overlap} training prompts are prompts of its tasks and are left out" if overlap else ""
     sizes = f"up to {size_text(cost.memory)} of memory, {size_text(cost.disk)} of disk"
-    return f"{', '.join(cost.named)} ({said}; {sizes}{without}{left_out})"
+    return f"{', '.join(cost.named)} ({amount}; {sizes}{without}{excluded})"
 
 
 def size_text(amount: float) -> str:

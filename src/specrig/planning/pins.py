@@ -113,12 +113,12 @@ def _write(file: Path, pins: Sequence[tuple[Pin, str]]) -> None:
     name = header.index(NAMES[pins[0][0].kind])
     written = [_record(columns, records[0][0], file) if columns != header else records[0][0]]
     for raw, cells in records[1:]:
-        wanted = [(one, commit) for one, commit in pins if cells[name : name + 1] and cells[name].strip() == one.row]
-        if not wanted:
+        own = [(one, commit) for one, commit in pins if cells[name : name + 1] and cells[name].strip() == one.row]
+        if not own:
             written.append(raw)
             continue
         cells = [*cells, *[""] * (len(columns) - len(cells))]
-        for one, commit in wanted:
+        for one, commit in own:
             cells[columns.index(one.column)] = one.filled(cells[columns.index(one.column)], commit)
         written.append(_record(cells, raw, file))
     write_atomically(file, "".join(written))

@@ -32,10 +32,10 @@ def copy_gb_s(device: str) -> float | None:
     import torch
 
     if device == "cuda":
-        free, wanted = torch.cuda.mem_get_info()[0], MOST
+        free, needed = torch.cuda.mem_get_info()[0], MOST
     else:
-        free, wanted = psutil.virtual_memory().available, max(LEAST, 8 * (last_level_cache() or 0))
-    size = min(MOST, wanted, int(free) // 4)
+        free, needed = psutil.virtual_memory().available, max(LEAST, 8 * (last_level_cache() or 0))
+    size = min(MOST, needed, int(free) // 4)
     if size < LEAST:
         return None
     try:

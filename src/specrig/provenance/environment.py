@@ -153,14 +153,14 @@ def processor() -> dict[str, Any]:
     """
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
-    said = {
+    entries = {
         key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in reversed(lines)) if colon
     }
     clock = psutil.cpu_freq()
     return {
-        "model": said.get("model name", platform.processor()),
-        "generation": f"family {said['cpu family']}, model {said['model']}"
-        if {"cpu family", "model"} <= said.keys()
+        "model": entries.get("model name", platform.processor()),
+        "generation": f"family {entries['cpu family']}, model {entries['model']}"
+        if {"cpu family", "model"} <= entries.keys()
         else None,
         "cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),

@@ -117,11 +117,11 @@ def _copy(device: str) -> float | None:
     """Bandwidth of a large copy in GB/s, read and written bytes added; None if memory is short."""
     import torch
 
-    wanted = min(COPY_MOST, max(COPY_BYTES, 2 * ((last_level_cache() or 0) if device == "cpu" else 0)))
+    needed = min(COPY_MOST, max(COPY_BYTES, 2 * ((last_level_cache() or 0) if device == "cpu" else 0)))
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
-    if free < 4 * wanted:
+    if free < 4 * needed:
         return None
-    source = torch.zeros(wanted // 4, dtype=torch.float32, device=device)
+    source = torch.zeros(needed // 4, dtype=torch.float32, device=device)
     target = torch.ones_like(source)
     seconds = _fastest(lambda: target.copy_(source), device)
     return round(2 * source.numel() * source.element_size() / seconds / 1e9, 2)

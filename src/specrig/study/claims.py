@@ -137,7 +137,7 @@ class Claim(Settings):
         return found.group(1) if found else ""
 
     @property
-    def heat(self) -> float | None:
+    def sampling_temperature(self) -> float | None:
         """The sampling temperature; 1 if the source names only nucleus sampling, None if it says nothing."""
         number = re.match(r"\d+(\.\d+)?", self.temperature)
         return float(number.group()) if number else 1.0 if self.nucleus else None

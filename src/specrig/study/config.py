@@ -77,10 +77,10 @@ class MethodEntry(Settings):
         swept = {name: value for name, value in self.options.items() if is_sweep(kind, name, value)}
         result = []
         for values in product(*swept.values()):
-            given = {**self.options, **dict(zip(swept, values, strict=True))}
-            options = kind.model_validate(given)
+            chosen = {**self.options, **dict(zip(swept, values, strict=True))}
+            options = kind.model_validate(chosen)
             defaults = {name: info.get_default(call_default_factory=True) for name, info in kind.model_fields.items()}
-            named = [name for name in given if name in swept or getattr(options, name) != defaults[name]]
+            named = [name for name in chosen if name in swept or getattr(options, name) != defaults[name]]
             label = "-".join(_label(name, getattr(options, name)) for name in sorted(named))
             result.append((label, options.model_dump(mode="json")))
         return result

@@ -121,7 +121,7 @@ def check_options(path: list[str | int], entry: MethodEntry, kind: type[BaseMode
     for name, values in swept.items():
         if not values:
             problems.key([*path, name], "an empty list leaves no cells", "give at least one value, or remove the key")
-    said: set[str] = set()
+    reported: set[str] = set()
     for trial in trials:
         try:
             kind.model_validate(trial)
@@ -129,8 +129,8 @@ def check_options(path: list[str | int], entry: MethodEntry, kind: type[BaseMode
             for issue in error.errors():
                 where = [*path, *issue["loc"][:1]]
                 text = f"{reason_of(issue)}; you gave {issue['input']!r}"
-                if text not in said:
-                    said.add(text)
+                if text not in reported:
+                    reported.add(text)
                     problems.key(where, text, "`specrig methods` lists the options with their defaults")
 
 

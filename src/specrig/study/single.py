@@ -22,7 +22,7 @@ ENGINE = "native"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CellRequest:
     """A request for a cell. method: None for `draft_model` if there is a draft, else `ngram`; options: the method's."""
 
     method: str | None = None
@@ -32,7 +32,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
+class SingleCell:
     """A cell to run, the parts of its pair that it needs, and the study that gives device and threads."""
 
     cell: Cell
@@ -40,7 +40,7 @@ class Single:
     study: Study
 
 
-def of_study(config: Path, pair: str | None, asked: Asked) -> Single:
+def of_study(config: Path, pair: str | None, request: CellRequest) -> SingleCell:
     """The cell on a row of the table of pairs that a study uses, whose trained models lie in the study's results.
 
     pair: None for the study's first. Raises StudyError for what is unknown, does not fit, or is not trained yet.
@@ -57,7 +57,7 @@ def of_study(config: Path, pair: str | None, asked: Asked) -> Single:
     engine_options = {engine: options for engine, options in study.engine_options.items() if engine == ENGINE}
     kept = study.model_dump(exclude={"tasks", "methods", "servers"}) | {"engine_options": engine_options}
     single = _single(
-        Study.model_validate(kept | {"engines": [ENGINE], "pairs": [name], "rows": {"pairs": used}}), asked
+        Study.model_validate(kept | {"engines": [ENGINE], "pairs": [name], "rows": {"pairs": used}}), request
     )
     for part, source in single.files.sources.items():
         if Path(source).is_relative_to(study.root) and not Path(source, "config.json").is_file():
@@ -73,18 +73,18 @@ def of_study(config: Path, pair: str | None, asked: Asked) -> Single:
     return single
 
 
-def of_models(row: Pair, asked: Asked) -> Single:
+def of_models(row: Pair, request: CellRequest) -> SingleCell:
     """The cell on the models of a row outside any table. Raises StudyError for what is unknown or does not fit."""
     config = {"study": row.pair, "engines": [ENGINE], "pairs": [row.pair], "rows": {"pairs": {row.pair: row}}}
-    return _single(Study.model_validate(config), asked)
+    return _single(Study.model_validate(config), request)
 
 
-def _single(study: Study, asked: Asked) -> Single:
+def _single(study: Study, request: CellRequest) -> SingleCell:
     """The cell on the only pair of `study`, checked."""
     problems = Problems(Positions([]))
     name = study.pairs[0]
-    method = asked.method or ("draft_model" if study.rows.pairs[name].draft else "ngram")
-    entry = MethodEntry(method=method, k=[asked.k], options=dict(asked.options))
+    method = request.method or ("draft_model" if study.rows.pairs[name].draft else "ngram")
+    entry = MethodEntry(method=method, k=[request.k], options=dict(request.options))
     check_entry(study, 0, entry, study.rows.pairs, problems)
     if problems.found:  # said of the command line, not of a config
         raise StudyError([replace(problem, key=_flag(problem.key)) for problem in problems.found])
@@ -110,11 +110,11 @@ def _single(study: Study, asked: Asked) -> Single:
         method=method,
         k=entry.ks[0],
         task="prompt",
-        temperature=asked.temperature,
+        temperature=request.temperature,
         variant=variant,
         options=options,
     )
-    return Single(cell, files.only(sorted(entry.needs)), study)
+    return SingleCell(cell, files.only(sorted(entry.needs)), study)
 
 
 def _flag(key: str) -> str:

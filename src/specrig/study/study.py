@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from specrig.corpus.wording import plain
+from specrig.corpus.wording import normalized
 from specrig.study.config import Config
 from specrig.study.grid import Grid
 from specrig.study.paths import Paths
@@ -52,7 +52,7 @@ class Study(Config):
         found: set[str] = set()
         for task in self.tasks:
             with suppress(PromptError):  # not there yet, or unusable, which the job that measures will say
-                found.update(plain(prompt.text) for prompt in self._read(task, root))
+                found.update(normalized(prompt.text) for prompt in self._read(task, root))
         return frozenset(found)
 
     def _read(self, task: str, root: Path) -> list[Prompt]:

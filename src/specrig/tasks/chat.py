@@ -18,7 +18,9 @@ def apply_chat_template(prompts: Sequence[Prompt], task: str, pair: PairFiles) -
     Raises PromptError if the tokenizer has no chat template.
     """
     tokenizer = require_chat_template(task, pair)
-    return [replace(prompt, text=rendered(tokenizer, [{"role": "user", "content": prompt.text}])) for prompt in prompts]
+    return [
+        replace(prompt, text=render_chat(tokenizer, [{"role": "user", "content": prompt.text}])) for prompt in prompts
+    ]
 
 
 def require_chat_template(task: str, pair: PairFiles) -> Any:
@@ -36,7 +38,7 @@ def require_chat_template(task: str, pair: PairFiles) -> Any:
     return tokenizer
 
 
-def rendered(tokenizer: Any, turns: Sequence[dict[str, str]]) -> str:
+def render_chat(tokenizer: Any, turns: Sequence[dict[str, str]]) -> str:
     """The turns (`role`, `content`) in the tokenizer's chat template, up to where the answer begins."""
     # The tokenizer will put its first token in front by itself, so one in the template would stand there twice.
     first = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else None

@@ -161,9 +161,9 @@ def _get(row: Any, field: str) -> Any:
     return value
 
 
-def _differs(found: Any, wanted: Any) -> bool:
+def _differs(found: Any, expected: Any) -> bool:
     """Whether two values differ both as JSON values and as texts; so `81` in a TSV cell equals the number 81."""
-    return found is _MISSING or (found != wanted and str(found) not in str(wanted).split("|"))
+    return found is _MISSING or (found != expected and str(found) not in str(expected).split("|"))
 
 
 def _text(value: Any) -> str:

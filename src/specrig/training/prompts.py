@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from specrig.corpus import gather
-from specrig.corpus.example import TASKS, chance, number
-from specrig.corpus.wording import plain
+from specrig.corpus.example import TASKS, hash_fraction, number
+from specrig.corpus.wording import normalized
 from specrig.models import hub
-from specrig.tasks.chat import rendered
+from specrig.tasks.chat import render_chat
 from specrig.tasks.sources import PromptError, read_rows
 from specrig.training.recipe import Recipe
 
@@ -31,8 +31,8 @@ class Ask:
     turns: tuple[dict[str, str], ...]
 
     def says(self) -> set[str]:
-        """Everything in it that could be a prompt of an evaluation, as `plain` compares it."""
-        return {plain(self.text), *(plain(turn["content"]) for turn in self.turns if turn["role"] == "user")}
+        """Everything in it that could be a prompt of an evaluation, as `normalized` compares it."""
+        return {normalized(self.text), *(normalized(turn["content"]) for turn in self.turns if turn["role"] == "user")}
 
 
 def training_prompts(recipe: Recipe, corpus_dir: Path, target: Path, without: Collection[str] = ()) -> list[list[int]]:
@@ -40,7 +40,7 @@ def training_prompts(recipe: Recipe, corpus_dir: Path, target: Path, without: Co
 
     Of the corpus equally many of every task; of the user's file as many as `text.sequences`. A prompt takes at most
     half of a sequence.
-    without: prompts that must not be among them, as `plain` writes them; how many were is said on standard error.
+    without: prompts that must not be among them, as `normalized` writes them; how many were is said on standard error.
     Raises PromptError for a file that cannot be used, and where `chat` is true and the tokenizer has no chat template.
     """
     groups, left_out = kept(asked(recipe, corpus_dir, heldout=False), without)
@@ -86,14 +86,16 @@ def _in_file(recipe: Recipe, *, heldout: bool) -> list[Ask]:
     found: dict[str, Ask] = {}
     for _, place, row in read_rows(recipe.prompts.expanduser()):
         ask = _from_row(row, place)
-        if (chance(recipe.seed, "training prompt", plain(ask.text)) < recipe.corpus.heldout_share) == heldout:
-            found.setdefault(plain(ask.text), ask)
+        if (
+            hash_fraction(recipe.seed, "training prompt", normalized(ask.text)) < recipe.corpus.heldout_share
+        ) == heldout:
+            found.setdefault(normalized(ask.text), ask)
     if not found:
         part = "held out" if heldout else "to learn from"
         raise PromptError(
             f"{recipe.prompts}: no prompt in it is {part}; give it some hundreds, or change corpus.heldout_share"
         )
-    return sorted(found.values(), key=lambda ask: number(recipe.seed, plain(ask.text)))
+    return sorted(found.values(), key=lambda ask: number(recipe.seed, normalized(ask.text)))
 
 
 def _from_row(row: dict[str, Any], place: str) -> Ask:
@@ -127,7 +129,7 @@ def _encoded(groups: Sequence[Sequence[Ask]], recipe: Recipe, target: Path, coun
     share, prompts = count // len(groups), []
     for group in groups:
         # Some are too long: twice as many are tried as are taken.
-        texts = [rendered(tokenizer, ask.turns) if chat else ask.text for ask in group[: 2 * count]]
+        texts = [render_chat(tokenizer, ask.turns) if chat else ask.text for ask in group[: 2 * count]]
         ids: list[list[int]] = tokenizer(texts)["input_ids"] if texts else []
         prompts += [prompt for prompt in ids if 0 < len(prompt) <= (recipe.text.sequence + 1) // 2][:share]
     return sorted(prompts, key=len)
