@@ -12,13 +12,8 @@ CONFIG = "configs/test.yaml"
 
 
 QUICKLY = [
-    "--seconds-between-status-checks",
-    "2",
-    "--slurm-init-seconds-before-status-checks",
-    "2",
-    "--latency-wait",
-    "5",
-]
+    "--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5",
+]  # fmt: skip
 """For Slurm on this machine."""
 
 

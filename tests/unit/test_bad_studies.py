@@ -28,62 +28,20 @@ CONFIGS = {file.name: yaml.safe_load(file.read_text()) for file in sorted((REPOS
 TABLES = {name: (REPOSITORY / "configs" / name).read_text() for name in ("pairs.tsv", "tasks.tsv", "reported.csv")}
 TRIAL = Path("configs/trial.yaml")
 NUMBERS: list[Any] = [
-    0,
-    -1,
-    1.5,
-    float("nan"),
-    float("inf"),
-    -float("inf"),
-    1 << 62,
-    1 << 63,
-    -(10**30),
-    10**400,
-    1e308,
-    1e-320,
-]
+    0, -1, 1.5, float("nan"), float("inf"), -float("inf"), 1 << 62, 1 << 63, -(10**30), 10**400, 1e308, 1e-320,
+]  # fmt: skip
 TEXTS = [
-    "",
-    " ",
-    "x",
-    "\0",
-    "a\0b",
-    "é\u202e😀",
-    "\ufeff",
-    "/",
-    "..",
-    "~",
-    "~nobody",
-    "a" * 5000,
-    "[red]{}%s",
-    "trained:",
-    "medusa2:x",
-]
+    "", " ", "x", "\0", "a\0b", "é\u202e😀", "\ufeff", "/", "..", "~", "~nobody", "a" * 5000, "[red]{}%s",
+    "trained:", "medusa2:x",
+]  # fmt: skip
 TEXTS += [
-    "owner/name",
-    "http://[",
-    "package:x/y.gguf",
-    "x.gguf",
-    "configs",
-    "auto",
-    "1e3",
-    "{a",
-    "0x_",
-    "2001-99-99",
+    "owner/name", "http://[", "package:x/y.gguf", "x.gguf", "configs", "auto", "1e3", "{a", "0x_", "2001-99-99",
     "\ud800",
-]
+]  # fmt: skip
 NESTED: list[Any] = [
-    [],
-    {},
-    [[]],
-    [{}],
-    {"a": 1},
-    [None],
-    ["x", "x"],
-    [1, 1],
-    [[[[1]]]],
-    {"method": None},
+    [], {}, [[]], [{}], {"a": 1}, [None], ["x", "x"], [1, 1], [[[[1]]]], {"method": None},
     {"method": "ngram", "k": {}},
-]
+]  # fmt: skip
 FOREIGN: list[Any] = [None, True, date(2020, 1, 1), b"ab", {"a"}, {1: 2}, {None: 1}, {(1, 2): 3}, {1.5: 1}]
 ODD = st.sampled_from([*NUMBERS, *TEXTS, *NESTED, *FOREIGN]).map(copy.deepcopy)  # later changes may reach into one
 ONCE_EACH = settings(derandomize=True, max_examples=60)
@@ -189,23 +147,9 @@ def test_a_row_with_a_path_that_no_file_can_have_is_named(table: str, column: st
 
 
 SNIPPETS = [
-    ":",
-    "- ",
-    "\n",
-    "\t",
-    "\0",
-    "'",
-    '"',
-    "[",
-    "{",
-    "}",
-    "&a ",
-    "*a",
-    "<<: *a\n",
-    "!!python/object:os.system ",
-    "!!set ",
-    "!!int ",
-]
+    ":", "- ", "\n", "\t", "\0", "'", '"', "[", "{", "}", "&a ", "*a", "<<: *a\n", "!!python/object:os.system ",
+    "!!set ", "!!int ",
+]  # fmt: skip
 SNIPPETS += [
     "!!timestamp ",
     "!!binary ",

