@@ -174,25 +174,13 @@ def test_engines_that_serve_are_told_the_revisions(tmp_path: Path) -> None:
     ("row", "environment", "expected"),
     [
         ("tiny/gated\t\t", {}, "tiny/gated: gated, its owner lets in only who agreed to the terms"),
-        (
-            "tiny/gated\t\t",
-            {"HF_TOKEN": "hf_stranger"},
-            "tiny/gated: gated, its owner lets in only who agreed to the terms",
-        ),
-        (
-            "meta-llama/Llama-3.1-8B-Instruct\t\t",
-            {},
-            "gated, its owner lets in only who agreed to the terms: accept Meta's licence",
-        ),
+        ("tiny/gated\t\t", {"HF_TOKEN": "hf_stranger"}, "tiny/gated: gated, its owner lets in only who agreed"),
+        ("meta-llama/Llama-3.1-8B-Instruct\t\t", {}, "who agreed to the terms: accept Meta's licence"),
         ("tiny/none\t\t", {}, "tiny/none: neither a folder here nor on the hub, or private"),
         ("tiny/none\t\t", {"HF_TOKEN": "hf_stranger"}, "tiny/none: neither a folder here nor on the hub, or private"),
         ("tiny/target\t\tv2", {}, "tiny/target: the hub has no revision 'v2' of it; correct it in its row"),
         ("tiny/target\ttiny/headless\t", {}, "tiny/headless: its repository holds no config.json"),
-        (
-            "tiny/target\t\t",
-            {"HF_HUB_OFFLINE": "1"},
-            "offline mode is on (HF_HUB_OFFLINE) and the cache does not hold it",
-        ),
+        ("tiny/target\t\t", {"HF_HUB_OFFLINE": "1"}, "(HF_HUB_OFFLINE) and the cache does not hold it"),
     ],
 )
 def test_refusals_name_the_fix(
@@ -221,18 +209,14 @@ def test_a_hub_that_cannot_be_reached(hub: HubServer, tmp_path: Path, down: bool
         "    try: ask()\n"
         "    except ModelError as error: print(error)\n"
     )
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": hub.url if down else "http://127.0.0.1:9",
-        "HF_HOME": str(tmp_path / "cache"),
-    }
+    endpoint = hub.url if down else "http://127.0.0.1:9"
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache")}
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     first, second = result.stdout.splitlines()
-    assert first.startswith("tiny/target: config.json cannot be had from the hub: ") and second.startswith(
-        "tiny/target: "
-    )
+    assert first.startswith("tiny/target: config.json cannot be had from the hub: ")
+    assert second.startswith("tiny/target: ")
     assert all(reason in line and "check the network and HF_ENDPOINT" in line for line in (first, second))
 
 
@@ -275,11 +259,8 @@ def test_pins_are_written_and_nothing_else(hub: HubServer, specrig: Command) -> 
     pairs, tasks = Path("configs/pairs.tsv"), Path("configs/tasks.tsv")
     pairs.write_bytes(TABLE.encode())
     tasks.write_text(f"{TASK}stories\ttiny/data\tid\tprompt\nlocal\tprompts.jsonl\n")
-    config = study(
-        pairs=["stories", "short"],
-        methods=["ngram", {"method": "eagle", "pairs": ["stories"]}],
-        tasks=["stories", "local"],
-    )
+    entries = ["ngram", {"method": "eagle", "pairs": ["stories"]}]
+    config = study(pairs=["stories", "short"], methods=entries, tasks=["stories", "local"])
     untouched = tasks.read_bytes()
 
     told = specrig("pin", config, "--check")

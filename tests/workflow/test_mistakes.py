@@ -46,8 +46,6 @@ def test_snakemake_hands_on_what_is_wrong_with_a_study(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "expected"),
     [
-        ("configs/test.yaml", "k: 3", "k: 0", "outside 1 to 16"),
-        ("configs/test.yaml", "prompts: 2", "prompts: 0", "leave every task without a prompt"),
         ("configs/test.yaml", "max_new_tokens", "max_tokens", "did you mean 'max_new_tokens'?"),
         ("configs/pairs.tsv", "trained\ttrained", "./models/mine\t", "no model folder ./models/mine"),
         ("configs/test.yaml", "study: test", "study: test\nresults: taken/results", "taken is a file, no folder"),

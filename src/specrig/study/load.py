@@ -27,6 +27,10 @@ from specrig.study.rows import Pair, Task, read_rows
 from specrig.study.study import Study
 from specrig.study.table_checks import check_cells, check_pairs, check_refusals, check_tasks, check_trained
 
+_EVALUATIONS = "remove the line: heads are measured twice, halfway through their training and at its end"
+RETIRED = {f"training.{head}.evaluations": _EVALUATIONS for head in ("medusa", "hydra", "eagle", "eagle3")}
+"""Keys that configs had once -> what to do instead. A resolved study that still has them is read as before."""
+
 
 def load_study(config: dict[str, Any] | Path, files: Sequence[Path] = ()) -> Study:
     """Read and check a study: a config file, a resolved study.json, or a config already read from `files`.
@@ -87,6 +91,7 @@ def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[st
     left.
     """
     config = _own(config, (), problems)
+    _refuse_retired(config, problems)
     if not config.get("study"):
         problems.key(["study"], "the study has no name", "add `study: <name>`")
         config["study"] = "unnamed"
@@ -109,6 +114,19 @@ def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[st
     except ValidationError:  # what is left leans on what was cut
         problems.stop()
         raise
+
+
+def _refuse_retired(config: dict[str, Any], problems: Problems) -> None:
+    """Take the keys in `RETIRED` out of a config, and add a problem for each that its author wrote."""
+    for name, fix in RETIRED.items():
+        *blocks, key = path = name.split(".")
+        block: Any = config
+        for step in blocks:
+            block = block.get(step) if isinstance(block, dict) else None
+        if isinstance(block, dict) and key in block:
+            if not config.get("rows"):
+                problems.key(path, "this key is gone", fix)
+            del block[key]
 
 
 def _own(value: Any, path: tuple[str | int, ...], problems: Problems) -> Any:
