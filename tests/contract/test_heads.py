@@ -39,7 +39,7 @@ from specrig.training.stages import FILES, STAGES, TEXT
 
 NAMES = sorted(heads.trained())
 LEARNT = sorted(name for name, kind in heads.trained().items() if issubclass(kind, LearntHead))
-SHORT = {"steps": 8, "batch": 4, "corpus_sequences": 16, "draft_vocabulary": 250, "evaluations": 2}
+SHORT = {"steps": 8, "batch": 4, "corpus_sequences": 16, "draft_vocabulary": 250}
 MADE = {"layer_skip": {"texts": 4, "tokens": 32, "most": 0.7, "candidates": 2}}
 """What nothing trains has keys of its own."""
 

@@ -71,7 +71,7 @@ CONFIGS = {
     "qwen2": Qwen2Config(**GROUPED),
     "qwen3": Qwen3Config(**GROUPED, head_dim=16),
 }
-HEAD = {"steps": 3, "batch": 2, "corpus_sequences": 0, "evaluations": 1}
+HEAD = {"steps": 3, "batch": 2, "corpus_sequences": 0}
 RECIPE = Recipe.model_validate(
     TINY
     | {

@@ -102,16 +102,14 @@ class LearntHead(HeadRecipe):
     """Sequences of the corpus to learn from, besides the target's own text."""
     draft_vocabulary: int | None = Field(default=None, ge=1)
     """So many of the target's tokens can be drafted, those it most often writes (FR-Spec, 2502.14856); null: all."""
-    evaluations: int = Field(default=2, ge=1)
-    """Measurements of the acceptance to expect, evenly spread, the last at the end."""
 
     def drafted(self, sizes: Sizes) -> int:
         """Tokens that can be drafted."""
         return min(self.draft_vocabulary or sizes.vocabulary, sizes.vocabulary)
 
     def evaluated(self) -> set[int]:
-        """The steps after which it is measured."""
-        return {round(self.steps * (turn + 1) / self.evaluations) for turn in range(self.evaluations)}
+        """The steps after which the acceptance to expect is measured: halfway and at the end."""
+        return {round(self.steps / 2), self.steps}
 
     @abstractmethod
     def multiplied(self, sizes: Sizes) -> float:
