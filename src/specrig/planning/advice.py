@@ -23,7 +23,7 @@ from specrig.models.pair import ModelError
 from specrig.planning.estimate import size_text, sizes_of
 from specrig.planning.measured import fair_cells
 from specrig.study.claims import read_claims
-from specrig.study.problems import Positions, Problem, Problems, nearest
+from specrig.study.problems import Positions, Problems, nearest
 from specrig.study.rows import Pair, read_rows
 
 USUAL_ALPHA = 0.7
@@ -128,7 +128,7 @@ def advise(
     device = find_device(device_name) if device_name else None
     if device_name and device is None:
         fix = nearest(device_name, devices())
-        problems.found.append(Problem("--device", "", f"unknown device {device_name!r}", fix))
+        problems.option("--device", f"unknown device {device_name!r}", fix)
     cells = fair_cells(study, name, problems) if study else []
     if name not in rows or (device_name and device is None) or (study and not cells):
         problems.stop()

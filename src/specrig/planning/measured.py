@@ -18,19 +18,13 @@ def fair_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str
     """
     file = study / "tables" / "cells.csv"
     if not file.is_file():
-        problems.row(
-            file, None, "", "no such table", "give a study's results folder, e.g. results/quick, after it has run"
-        )
+        fix = "give a study's results folder, e.g. results/quick, after it has run"
+        problems.row(file, None, "", "no such table", fix)
         return []
     rows = [row for row in _cells(file) if row["pair"] == pair]
     if not rows:
-        problems.row(
-            file,
-            None,
-            "pair",
-            f"the study measured no pair {pair!r}",
-            "choose another study, or none: then the model advises",
-        )
+        fix = "choose another study, or none: then the model advises"
+        problems.row(file, None, "pair", f"the study measured no pair {pair!r}", fix)
     fair = [row for row in rows if row["lossless"] == "True" and row.get("failed") != "True" and row["speedup"]]
     fair = [row for row in fair if row.get("disturbed", "") in ("", NOT_RECORDED)]
     return [row for row in fair if row["method"] != "autoregressive"]

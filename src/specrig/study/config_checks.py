@@ -96,11 +96,8 @@ def check_entry(study: Study, index: int, entry: MethodEntry, pairs: dict[str, P
     method = methods()[entry.method]
     for k in entry.k:
         if method.uses_k and k not in K_RANGE:
-            problems.key(
-                [*path, "k"],
-                f"k = {k} is outside {K_RANGE.start} to {K_RANGE.stop - 1}",
-                "2 to 8 is usual, 4 a good start",
-            )
+            reason = f"k = {k} is outside {K_RANGE.start} to {K_RANGE.stop - 1}"
+            problems.key([*path, "k"], reason, "2 to 8 is usual, 4 a good start")
     check_options(path, entry, method.Options, problems)
 
 
@@ -177,8 +174,5 @@ def check_folders(study: Study, problems: Problems) -> None:
         if not existing.is_dir():
             problems.key([key], f"{existing} is a file, no folder", "choose another folder, e.g. --config results=PATH")
         elif not os.access(existing, os.W_OK | os.X_OK):
-            problems.key(
-                [key],
-                f"{existing} cannot be written",
-                f"change its permissions, or choose another, e.g. --config {key}=PATH",
-            )
+            fix = f"change its permissions, or choose another, e.g. --config {key}=PATH"
+            problems.key([key], f"{existing} cannot be written", fix)

@@ -230,6 +230,10 @@ class Problems:
         """Add a problem with the key of the config at `path`."""
         self.found.append(Problem(self.positions(path), dotted(path), reason, fix))
 
+    def option(self, name: str, reason: str, fix: str) -> None:
+        """Add a problem with an option of the command line, e.g. `--pair`."""
+        self.found.append(Problem("", name, reason, fix))
+
     def row(self, file: Path, line: int | None, column: str, reason: str, fix: str) -> None:
         """Add a problem with a row of a table; `line` None stands for no particular line."""
         self.found.append(Problem(f"{_shown(file)}:{line}" if line else _shown(file), column, reason, fix))

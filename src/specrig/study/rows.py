@@ -240,13 +240,8 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
     required = [name for name, info in kind.model_fields.items() if info.is_required()]
     absent = [name for name in required if name not in header]
     for column in absent:
-        problems.row(
-            file,
-            1,
-            column,
-            "the column is missing",
-            f"add it; the columns are {', '.join(kind.model_fields)}, {sign}-separated",
-        )
+        fix = f"add it; the columns are {', '.join(kind.model_fields)}, {sign}-separated"
+        problems.row(file, 1, column, "the column is missing", fix)
     for column in header:
         if column not in kind.model_fields:
             problems.row(file, 1, column, "unknown column", nearest(column, kind.model_fields))
@@ -258,9 +253,8 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
         if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
             continue
         if len(cells) > len(header):
-            problems.row(
-                file, number, "", f"{len(cells)} fields, the header has {len(header)}", f"remove the extra {sign}s"
-            )
+            reason = f"{len(cells)} fields, the header has {len(header)}"
+            problems.row(file, number, "", reason, f"remove the extra {sign}s")
             continue
         # An empty field means the column's default.
         given: dict[str, Any] = {key: value.strip() for key, value in zip(header, cells, strict=False) if value.strip()}
@@ -268,21 +262,15 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
             row = kind.model_validate({key: value for key, value in given.items() if key in kind.model_fields})
         except ValidationError as error:
             for issue in error.errors():
-                column = (
-                    str(issue["loc"][0]) if issue["loc"] else ""
-                )  # a check of the whole row names its columns itself
-                given_value = f"you gave {shortened(issue['input'])}" if column else "correct the row"
-                problems.row(file, number, column, issue["msg"].removeprefix("Value error, "), given_value)
+                # A check of the whole row names its columns itself.
+                column = str(issue["loc"][0]) if issue["loc"] else ""
+                fix = f"you gave {shortened(issue['input'])}" if column else "correct the row"
+                problems.row(file, number, column, issue["msg"].removeprefix("Value error, "), fix)
             continue
         name = str(getattr(row, name_column))
         if name in rows:
-            problems.row(
-                file,
-                number,
-                name_column,
-                f"duplicate row {name!r}",
-                f"line {first[name]} has it already: rename or remove one",
-            )
+            fix = f"line {first[name]} has it already: rename or remove one"
+            problems.row(file, number, name_column, f"duplicate row {name!r}", fix)
             continue
         rows[name], first[name] = row, number
     return rows

@@ -13,7 +13,7 @@ from specrig.models.pair import PairFiles
 from specrig.study.config import MethodEntry
 from specrig.study.config_checks import check_entry
 from specrig.study.load import read_config, validated
-from specrig.study.problems import Positions, Problem, Problems, StudyError, nearest
+from specrig.study.problems import Positions, Problems, StudyError, nearest
 from specrig.study.rows import Pair, read_rows
 from specrig.study.study import Study
 from specrig.study.table_checks import check_pairs
@@ -51,24 +51,21 @@ def of_study(config: Path, pair: str | None, request: CellRequest) -> SingleCell
     problems.stop()
     name = pair or next(iter(study.pairs), "")
     if name not in rows:
-        problems.found.append(Problem("", "--pair", f"no row {name!r} in {study.tables.pairs}", nearest(name, rows)))
+        problems.option("--pair", f"no row {name!r} in {study.tables.pairs}", nearest(name, rows))
         problems.stop()
     used = {each: rows[each] for each in (name, *rows[name].depends_on) if each in rows}
     engine_options = {engine: options for engine, options in study.engine_options.items() if engine == ENGINE}
     kept = study.model_dump(exclude={"tasks", "methods", "servers"}) | {"engine_options": engine_options}
-    single = _single(
-        Study.model_validate(kept | {"engines": [ENGINE], "pairs": [name], "rows": {"pairs": used}}), request
-    )
+    alone = kept | {"engines": [ENGINE], "pairs": [name], "rows": {"pairs": used}}
+    single = _single(Study.model_validate(alone), request)
     for part, source in single.files.sources.items():
         if Path(source).is_relative_to(study.root) and not Path(source, "config.json").is_file():
             made = name in study.pairs and (part == "target" or any(part in entry.needs for entry in study.methods))
-            fix = (
-                f"`specrig run {config}` makes it"
-                if made
-                else f"{config} does not make it: add pair and method to a study and run it"
-            )
+            fix = f"{config} does not make it: add pair and method to a study and run it"
+            if made:
+                fix = f"`specrig run {config}` makes it"
             reason = f"the {part.replace('_', ' ')} of {name!r} is not there yet ({source})"
-            problems.found.append(Problem("", "--pair", reason, fix))
+            problems.option("--pair", reason, fix)
     problems.stop()
     return single
 
@@ -86,12 +83,10 @@ def _single(study: Study, request: CellRequest) -> SingleCell:
     method = request.method or ("draft_model" if study.rows.pairs[name].draft else "ngram")
     entry = MethodEntry(method=method, k=[request.k], options=dict(request.options))
     check_entry(study, 0, entry, study.rows.pairs, problems)
-    if problems.found:  # said of the command line, not of a config
+    if problems.found:  # of the command line, not of a config
         raise StudyError([replace(problem, key=_flag(problem.key)) for problem in problems.found])
     if len(entry.variants()) > 1:
-        problems.found.append(
-            Problem("", "--option", "a list of values is a sweep, and one cell runs", "give one value")
-        )
+        problems.option("--option", "a list of values is a sweep, and one cell runs", "give one value")
     study = Study.model_validate(study.model_dump() | {"methods": [entry]})
     check_pairs(study, problems)
     files = study.paths.pair_files(name, study.root)
@@ -99,9 +94,7 @@ def _single(study: Study, request: CellRequest) -> SingleCell:
         flag = "--draft FOLDER" if part == "draft" else f"--head {part}=FOLDER"
         reason = f"{method} needs a {part.replace('_', ' ')}, and {name!r} has none"
         free = ", ".join(each for each, kind in methods().items() if not kind.needs and kind.uses_k)
-        problems.found.append(
-            Problem("", "--method", reason, f"name one with {flag}, or take a method that needs none: {free}")
-        )
+        problems.option("--method", reason, f"name one with {flag}, or take a method that needs none: {free}")
     problems.stop()
     [(variant, options)] = entry.variants()
     cell = Cell(
