@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specrig.engines.logs import TAIL, VARIABLE, EngineLog
+from specrig.engines.logs import LOG_ENV, TAIL, EngineLog
 
 JOB = """
 import subprocess, sys
@@ -19,7 +19,7 @@ from specrig.engines.logs import EngineLog
 log = EngineLog()
 print("before")
 try:
-    with log.listening():
+    with log.captured():
         print("in this process")
         print("an error of it", file=sys.stderr)
         child = "import sys; print('from a child'); print('and its errors', file=sys.stderr)"
@@ -46,11 +46,11 @@ def test_only_what_is_said_meanwhile_goes_into_the_log(tmp_path: Path) -> None:
 def test_a_jobs_log_gets_all_of_it_and_a_message_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tmp_path / "job.log"
     job.write_text("1/2\n")
-    monkeypatch.setenv(VARIABLE, str(job))
+    monkeypatch.setenv(LOG_ENV, str(job))
     log = EngineLog()
-    assert log.quoted() == "its log is empty"
+    assert log.tail() == "its log is empty"
     os.write(log.handle, "".join(f"line {number}\n" for number in range(100)).encode())
-    first, *rest = log.quoted().splitlines()
+    first, *rest = log.tail().splitlines()
     assert first == "its log ends with: line 99"
     assert rest == [*(f"line {number}" for number in range(100 - TAIL, 100)), f"(whole log: {log.path})"]
     log.close(keep=True)

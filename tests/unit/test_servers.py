@@ -27,7 +27,7 @@ from specrig.cell import Cell
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError
 from specrig.engines.http import counters
-from specrig.engines.http.client import Client, Reply, timed
+from specrig.engines.http.client import Client, Completion, generations_of
 from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.engines.native import Native
 from specrig.engines.server import Server
@@ -193,13 +193,13 @@ def test_a_server_without_metrics_offers_no_acceptance(native: Native) -> None:
 
 
 def test_the_clock_by_hand() -> None:
-    alone = Reply([1, 2, 3, 4, 5], [(0.5, 1), (0.7, 3), (0.9, 5)])
-    (got,) = timed([alone], 4)
+    alone = Completion([1, 2, 3, 4, 5], [(0.5, 1), (0.7, 3), (0.9, 5)])
+    (got,) = generations_of([alone], 4)
     assert (got.ttft_s, got.decode_s) == (0.5, pytest.approx(0.4))
     # Three tokens came with the first: 2 of 5 took 0.4 s, so 5 take 1.0 s.
-    (got,) = timed([Reply([1] * 6, [(0.5, 4), (0.9, 6)])], 4)
+    (got,) = generations_of([Completion([1] * 6, [(0.5, 4), (0.9, 6)])], 4)
     assert got.decode_s == pytest.approx(0.4 * 5 / 2)
-    rows = timed([alone, Reply([1, 2], [(0.6, 1), (1.1, 2)])], 4)
+    rows = generations_of([alone, Completion([1, 2], [(0.6, 1), (1.1, 2)])], 4)
     assert {(row.ttft_s, round(row.decode_s, 6)) for row in rows} == {(0.5, 0.6)}
 
 
@@ -288,7 +288,7 @@ def test_a_server_that_dies_while_it_answers_is_quoted_and_started_again() -> No
         (worker,) = psutil.Process(engine._server.process.pid).children()
         threading.Timer(0.2, os.kill, (engine._server.process.pid, signal.SIGKILL)).start()
         with pytest.raises(EngineError, match=r"was killed by SIGKILL .*while it answered .*its log ends with: \w"):
-            engine.ask(known, prompt, max_new_tokens=450, seed=0, alone=True)
+            engine.request_completion(known, prompt, max_new_tokens=450, seed=0, alone=True)
         assert len(engine.generate(known, [prompt], max_new_tokens=8, seeds=[0])[0].tokens) == 8
         assert gone([worker.pid]), "the dead server's worker went with it"
 

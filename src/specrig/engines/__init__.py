@@ -1,6 +1,4 @@
-"""Engines: each says what it can run, loads a pair, and generates. They are found by their files; importing them loads
-no torch.
-"""
+"""Engines: each says what it can run, loads a pair and generates. They are found by their files, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every engine offers the runner. No torch here: the planner asks engines what they can run."""
+"""What every engine offers the runner. No torch here: the planner reads what engines can run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specrig.cell import Cell
 from specrig.models.pair import PairFiles
+from specrig.models.weights import weights_of
 from specrig.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ class EngineOptions(Settings):
 
 
 class Engine(ABC):
-    """Loads one pair and generates with any of the engine's methods. Use as a context manager: on exit it frees memory
-    and processes.
-    """
+    """Loads one pair and generates with any of the engine's methods. A context manager: exit frees memory and processes."""
 
     name: ClassVar[str]
     paired: ClassVar[bool] = True
@@ -38,15 +37,13 @@ class Engine(ABC):
     loads_pairs: ClassVar[bool] = True
     """False for an engine that runs no model itself and only measures servers that a study names."""
     untested: ClassVar[str | None] = None
-    """What has not been tried on real hardware yet; None where everything has. It is shown wherever the engine's
-    figures are.
-    """
+    """What has not run on real hardware yet, shown beside the engine's figures; None where everything has."""
     differences: ClassVar[Mapping[str, str]] = {}
-    """Method -> how this engine's version differs from the native one, which explains why its acceptance may differ."""
+    """Method -> how this engine's version differs from the native one, as far as it changes acceptance."""
     one_by_one_samples: ClassVar[int] = 2_048
     """How many samples the exact audit takes of a method that this engine runs one prompt at a time."""
     audit_options: ClassVar[Mapping[str, Any]] = {}
-    """Options by which the exact audit starts the engine more quickly; none that changes how it samples."""
+    """Options with which the exact audit starts the engine faster; none changes how it samples."""
     splits: ClassVar[bool] = False
     """Whether it splits a pair over as many GPUs as its row says (`tensor_parallel`)."""
     simulates: ClassVar[bool] = False
@@ -62,10 +59,7 @@ class Engine(ABC):
         self.options: Any = self.Options.model_validate(pair.engine_options.get(self.name, {}))
 
     def thread_count(self) -> int:
-        """How many threads an engine in processes of its own takes: as many as torch would.
-
-        Left to themselves they take another number, vLLM one core less and llama.cpp all of the machine's.
-        """
+        """Threads of an engine in its own processes: as many as torch takes. vLLM's and llama.cpp's defaults differ."""
         import torch
 
         return self.threads or torch.get_num_threads()
@@ -78,13 +72,11 @@ class Engine(ABC):
     @classmethod
     @abstractmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Why this engine cannot run `cell`; None if it can. Called while the DAG is planned, so it must not load
-        anything.
-        """
+        """Why this engine cannot run `cell`; None if it can. Called while the DAG is planned: it must not load anything."""
 
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
-        """Why this engine cannot run `method` with a model of this config.json, as far as that tells; None if it can."""
+        """Why this engine cannot run `method` with a model of this config.json; None if nothing in it says so."""
         return None
 
     @abstractmethod
@@ -99,8 +91,7 @@ class Engine(ABC):
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
-        """Continue a batch of prompts (token ids) with the cell's method, k, temperature and options; one Generation a
-        prompt.
+        """Continue a batch of prompts (token ids) as the cell says. Returns one Generation a prompt.
 
         seeds: one a prompt, for temperatures above 0. Raises EngineError where the engine fails.
         """
@@ -116,9 +107,7 @@ class Engine(ABC):
         return pair.dtype
 
     def environment(self) -> dict[str, Any]:
-        """What the report needs to know about the engine; it goes into the job's environment.json, beside the machine's
-        description.
-        """
+        """What the report needs to know about the engine, for the job's environment.json."""
         options = self.options.model_dump(mode="json")
         known = {
             "name": self.name,
@@ -134,7 +123,7 @@ class Engine(ABC):
             Path("/proc/self/clear_refs").write_text("5")
 
     def peak_memory_mb(self) -> float:
-        """Peak memory in MiB: the device's own count since `reset_peak_memory` where there is one, else this process's."""
+        """Peak memory in MiB since `reset_peak_memory`: the device's own count where it has one, else this process's."""
         import resource
 
         # getrusage(2) counts KiB on Linux, bytes on macOS.
@@ -148,3 +137,31 @@ class Engine(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class TokenizerEngine(Engine):
+    """An engine that tokenizes in this process, with the target's tokenizer."""
+
+    tokenizer: Any
+
+    def encode(self, text: str) -> list[int]:
+        """See `Engine`."""
+        tokens: list[int] = self.tokenizer(text)["input_ids"]
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `Engine`."""
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+
+class WeightsEngine(TokenizerEngine):
+    """An engine that loads the pair's models in Python. Raises ModelError for a pair that the gate refuses (see
+    `models.weights`).
+    """
+
+    def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
+        super().__init__(pair, device=device, threads=threads)
+        self.weights = weights_of(pair)
+        self.tokenizer = self.weights.tokenizer
+        self.eos = self.weights.eos

@@ -12,8 +12,7 @@ import psutil
 from specrig.cell import Cell, digest
 from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter, Generation, TokenCallback
-from specrig.engines.base import EngineError, EngineOptions
-from specrig.engines.tokenized import TokenizedEngine
+from specrig.engines.base import EngineError, EngineOptions, WeightsEngine
 from specrig.models import needs
 from specrig.models.hub import fetch_folder
 from specrig.models.pair import ModelError, PairFiles
@@ -25,10 +24,8 @@ if TYPE_CHECKING:
     from specrig.runtime.model import CachedModel
 
 
-class Native(TokenizedEngine):
-    """Runs every method in the one loop. It is also the drafters' `Resources`: draft and trained heads are loaded once,
-    on first use.
-    """
+class Native(WeightsEngine):
+    """Runs every method in the one loop. It is the drafters' `Resources` too: it loads draft and heads on first use."""
 
     name = "native"
     simulates = True
@@ -84,7 +81,7 @@ class Native(TokenizedEngine):
 
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
-        """What every layer must keep, and where positions must come from, for its cache to be right."""
+        """Models whose layers or positions its cache cannot hold."""
         return needs.unmet(config)
 
     def generate(
@@ -117,7 +114,7 @@ class Native(TokenizedEngine):
         )
 
     def environment(self) -> dict[str, Any]:
-        """Which kernels compute, too."""
+        """See `Engine`; also which kernels compute."""
         from specrig.runtime.linear import kernel_choice
 
         known = super().environment()
@@ -128,7 +125,7 @@ class Native(TokenizedEngine):
         }
 
     def reset_peak_memory(self) -> None:
-        """Of the GPU's allocator where there is one, else of this process."""
+        """See `Engine`."""
         if self.target.device.type == "cuda":
             import torch
 
@@ -138,9 +135,7 @@ class Native(TokenizedEngine):
             super().reset_peak_memory()
 
     def peak_memory_mb(self) -> float:
-        """Of the GPU's allocator where there is one, of several GPUs the sum, else of this process; without what other
-        methods have loaded.
-        """
+        """See `Engine`: of all GPUs together, without what other methods have loaded."""
         if self.target.device.type == "cuda":
             import torch
 
@@ -155,8 +150,7 @@ class Native(TokenizedEngine):
             before = self._memory_mb()
             self._models[name] = self.weights.cached(name, self.device)
             self._loaded_mb[name] = self._memory_mb() - before
-            # The gate has made sure that the tokenizers agree, but one embedding may have more padding. Padding is
-            # never drawn.
+            # The tokenizers agree (gate), but one embedding may have more padding. Padding is never drawn.
             shared = min(self._models[name].vocab_size, self.target.vocab_size)
             self._models[name].vocab_size = self.target.vocab_size = shared
         return self._models[name]
@@ -168,9 +162,7 @@ class Native(TokenizedEngine):
         return fetch_folder(str(self.pair.heads[name]), self.pair.revisions.get(name))
 
     def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> RemoteDraft:
-        """The pair's draft in a service that this engine starts on this machine (`Resources`). It is started anew where
-        it is too small.
-        """
+        """The pair's draft in a service on this machine (`Resources`), started where none runs that is large enough."""
         from specrig.engines.http.remote_draft import DraftProcess, RemoteDraft
 
         context = min(self.target.max_positions, self.target.cache.slots)
@@ -190,16 +182,16 @@ class Native(TokenizedEngine):
         if key not in self._drafters:
             method, before, loaded = registry()[cell.method], self._memory_mb(), sum(self._loaded_mb.values())
             self._drafters[key] = method(method.Options.model_validate(cell.options), self)
-            models = sum(self._loaded_mb.values()) - loaded  # a draft model that it was the first to ask for
+            models = sum(self._loaded_mb.values()) - loaded  # a draft model that it was the first to need
             self._loaded_mb[key] = max(0.0, self._memory_mb() - before - models)
         return self._drafters[key]
 
     def _devices(self) -> set[torch.device]:
-        """Those that the target lies on."""
+        """The devices of the target."""
         return {shape.device or self.target.device for shape in self.target.layout} | {self.target.device}
 
     def _memory_mb(self) -> float:
-        """What the GPUs' allocators, else this process, hold now, in MiB."""
+        """Memory that the GPUs' allocators, else this process, hold now, in MiB."""
         if self.target.device.type == "cuda":
             import torch
 

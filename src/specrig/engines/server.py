@@ -1,9 +1,7 @@
-"""Any server with OpenAI's completions API, given by its URL: one that speculates is measured against one that does
-not.
+"""Any running server with OpenAI's completions API (`servers:`): one that speculates against one that does not.
 
-The study names the servers (`servers:`); nothing is started here. Requests carry token ids and ask for them back
-(`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server gives `tokens`). Acceptance is the server's own count,
-from its `/metrics` page, at batch size 1; a server without one offers none.
+Requests carry token ids and get them back (`return_token_ids`, vLLM 0.10.2 and later; llama.cpp's server gives
+`tokens`). Acceptance is the server's own count, from its `/metrics` page, at batch size 1.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from typing import Any
 from specrig.cell import Cell
 from specrig.engines.base import EngineError
 from specrig.engines.http import counters
-from specrig.engines.http.client import Client, HttpEngine, Reply
+from specrig.engines.http.client import Client, Completion, HttpEngine
 from specrig.models.endpoint import Endpoint, endpoint_of
 
 SETTLE_S = 2.0
-"""How long a server's counters may lag behind its answers."""
+"""Longest lag of a server's counters behind its answers."""
 STOPS = {"stop": "eos", "length": "length"}
 
 
@@ -31,11 +29,11 @@ class Server(HttpEngine):
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Nothing is refused: a server runs what it was started with."""
+        """Nothing: a server runs what it was started with."""
         return None
 
     def environment(self) -> dict[str, Any]:
-        """Also what each server says of itself."""
+        """See `Engine`; also each server's version and fields."""
         known = super().environment()
         mine = [server for server in self.pair.servers if server.engine == self.name]
         known["engine"]["servers"] = {f"{server.method} k={server.k}": self._described(server) for server in mine}
@@ -43,14 +41,16 @@ class Server(HttpEngine):
 
     def _described(self, server: Endpoint) -> dict[str, Any]:
         client = self.client(server.url, server)
-        version = client.find("/version")
+        version = client.get_or_none("/version")
         try:
-            said = version.json() if version else {}
+            about = version.json() if version else {}
         except ValueError:
-            said = {}
-        return {"url": client.url, "model": server.model, "fields": server.fields, "version": said.get("version")}
+            about = {}
+        return {"url": client.url, "model": server.model, "fields": server.fields, "version": about.get("version")}
 
-    def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
+    def request_completion(
+        self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool
+    ) -> Completion:
         """See `HttpEngine`."""
         server = endpoint_of(cell, self.pair.servers)
         if server is None:
@@ -75,13 +75,11 @@ class Server(HttpEngine):
         return reply
 
     def _counters(self, client: Client) -> counters.Counters | None:
-        page = client.find("/metrics")
+        page = client.get_or_none("/metrics")
         return counters.parse(page.text) if page is not None else None
 
     def _settled(self, client: Client, before: counters.Counters, tokens: int) -> counters.Counters:
-        """The counters once they show all of the answer's tokens. Raises EngineError where they show more: others use
-        the server too.
-        """
+        """The counters once they show all of the answer's tokens. Raises EngineError where others use the server too."""
         generated = (counters.GENERATED, -1)
         deadline = time.monotonic() + SETTLE_S
         while True:
@@ -101,9 +99,9 @@ class Server(HttpEngine):
             time.sleep(0.01)
 
 
-def complete(client: Client, body: dict[str, Any]) -> Reply:
+def complete(client: Client, body: dict[str, Any]) -> Completion:
     """Stream one completion. Raises EngineError unless ids, finish reason and usage are there and agree."""
-    reply = Reply()
+    reply = Completion()
     finish: str | None = None
     usage: dict[str, Any] = {}
     unnamed = 0
@@ -113,7 +111,7 @@ def complete(client: Client, body: dict[str, Any]) -> Reply:
             ids = token_ids(choice)
             unnamed += ids is None and bool(choice.get("text"))
             reply.tokens += ids or []
-            reply.arrived(seconds)
+            reply.note_arrival(seconds)
             finish = choice.get("finish_reason") or finish
     if unnamed:
         raise EngineError(
@@ -132,9 +130,7 @@ def complete(client: Client, body: dict[str, Any]) -> Reply:
 
 
 def token_ids(choice: dict[str, Any]) -> list[int] | None:
-    """The new ids of a streamed choice: vLLM's `token_ids`, llama.cpp's `tokens`, or logprobs' `token_id:5`; None
-    without any.
-    """
+    """The new ids of a streamed choice: vLLM's `token_ids`, llama.cpp's `tokens`, or logprobs' `token_id:5`, or None."""
     for key in ("token_ids", "tokens"):
         if isinstance(choice.get(key), list):
             return [int(token) for token in choice[key]]

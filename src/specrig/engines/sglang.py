@@ -1,12 +1,10 @@
-"""SGLang: its server as a child process, or one that runs already (`servers:` with `engine: sglang`), over its native
-HTTP API.
+"""SGLang: its server as a child process, or a running one (`servers:` with `engine: sglang`), over its native HTTP API.
 
 Flags, fields and defaults are those of SGLang's documentation, "Speculative Decoding" and "Native API"
 (docs.sglang.io/advanced_features/speculative_decoding.html), version 0.5: `/generate` with `input_ids`,
 `sampling_params` and `stream`; `output_ids` of a stream are cumulative, or the new ones under
 `--incremental-streaming-output`; `meta_info` holds `completion_tokens`, `finish_reason` and, where it speculates,
-`spec_verify_ct` with the drafted and accepted tokens. Speculation and k are fixed when the server starts, so the server
-is started anew where a cell needs another.
+`spec_verify_ct` with the drafted and accepted tokens. Speculation and k are fixed when the server starts.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Any, ClassVar
 from specrig.cell import Cell
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError
-from specrig.engines.http.client import Client, HttpEngine, Reply
+from specrig.engines.http.client import Client, Completion, HttpEngine
 from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.models.endpoint import Endpoint, endpoint_of
 from specrig.models.gate import check_pair
@@ -38,11 +36,11 @@ INFO = ("version", "model_path", "dtype", "tp_size", "quantization", "attention_
 ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num", "spec_accepted_drafts")
 DRAFTED = ("spec_num_proposed_drafts", "spec_draft_token_num", "spec_proposed_drafts")
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
-"""Names that SGLang's versions give to one and the same count, newest first; likewise `DRAFTED` and `ACCEPTED`."""
+"""Names of one count in SGLang's versions, newest first; likewise `DRAFTED` and `ACCEPTED`."""
 
 
 class Sglang(HttpEngine):
-    """Starts one server at a time, so baseline and method cannot alternate; they could only if both run already."""
+    """Starts one server at a time, so baseline and method cannot alternate."""
 
     name = "sglang"
     paired = False
@@ -64,14 +62,14 @@ class Sglang(HttpEngine):
 
     @classmethod
     def missing(cls) -> str | None:
-        """See `Engine`. SGLang itself wants a GPU; that is found out when it starts, on the machine that measures."""
+        """See `Engine`. SGLang needs a GPU: its start on the measuring machine shows whether there is one."""
         if importlib.util.find_spec("sglang") is not None:
             return None
         return "SGLang is not installed: pip install 'specrig[sglang]', in an environment of its own"
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Methods that SGLang has no algorithm for, and options that it has no flag for."""
+        """Methods without an algorithm in SGLang, and options without a flag."""
         if cell.method not in ALGORITHMS:
             return f"SGLang has no {cell.method}; it has {', '.join(ALGORITHMS)}"
         if cell.variant and cell.method != "eagle2":
@@ -81,11 +79,10 @@ class Sglang(HttpEngine):
         return None
 
     def arguments(self, cell: Cell) -> list[str]:
-        """Flags of `sglang.launch_server` for a cell, address aside.
+        """Flags of `sglang.launch_server` for a cell, without the address.
 
-        A chain of k drafted tokens is verified with the token before it: `--speculative-num-draft-tokens` is k + 1, as
-        SGLang sets it itself for topk 1. The prefix cache is off: a prompt measured twice must pay for its prefill
-        twice.
+        `--speculative-num-draft-tokens` is k + 1, as SGLang sets it itself for topk 1: a chain of k is verified with the
+        token before it. The prefix cache is off: a prompt measured twice pays for its prefill twice.
         """
         pair = self.pair
         found = ["--model-path", pair.target, "--dtype", pair.dtype, "--stream-interval", "1", "--disable-radix-cache"]
@@ -102,13 +99,8 @@ class Sglang(HttpEngine):
             return found
         found += ["--speculative-algorithm", algorithm]
         if part is None:
-            return [
-                *found,
-                "--speculative-num-draft-tokens",
-                str(cell.k + 1),
-                "--speculative-ngram-max-bfs-breadth",
-                "1",
-            ]
+            chain = f"--speculative-num-draft-tokens {cell.k + 1} --speculative-ngram-max-bfs-breadth 1"
+            return [*found, *chain.split()]
         if part not in pair.sources:
             raise EngineError(
                 f"pair {pair.name}: {cell.method} needs a {part} and the pair names none; fill its row in pairs.tsv"
@@ -120,9 +112,7 @@ class Sglang(HttpEngine):
         return [*found, "--speculative-num-draft-tokens", str(nodes + 1)]
 
     def ready(self, cell: Cell) -> None:
-        """Make sure that the cell's server runs: the one that the study names, else one started for it in place of the
-        last.
-        """
+        """Use the server that the study names, else start one for the cell in place of the last."""
         endpoint = endpoint_of(cell, self.pair.servers)
         if endpoint is not None:
             self._url = self.client(endpoint.url, endpoint).url
@@ -139,7 +129,9 @@ class Sglang(HttpEngine):
         """What starts the server."""
         return [sys.executable, "-m", "sglang.launch_server"]
 
-    def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
+    def request_completion(
+        self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool
+    ) -> Completion:
         """See `HttpEngine`."""
         endpoint = endpoint_of(cell, self.pair.servers)
         sampling: dict[str, Any] = {"temperature": cell.temperature, "max_new_tokens": max_new_tokens}
@@ -161,7 +153,7 @@ class Sglang(HttpEngine):
             raise
 
     def environment(self) -> dict[str, Any]:
-        """Also what the named servers say of themselves."""
+        """See `Engine`; also the named servers' own settings."""
         known = super().environment()
         mine = [server for server in self.pair.servers if server.engine == self.name]
         known["engine"]["servers"] = {
@@ -172,10 +164,9 @@ class Sglang(HttpEngine):
     def _streams_new(self, endpoint: Endpoint) -> bool:
         """Whether a named server was started with `--incremental-streaming-output` (formerly `--stream-output`)."""
         if endpoint.url not in self._incremental:
-            said = server_info(self.client(endpoint.url, endpoint))
-            self._incremental[endpoint.url] = bool(
-                said.get("incremental_streaming_output") or said.get("stream_output")
-            )
+            found = server_info(self.client(endpoint.url, endpoint))
+            flags = found.get("incremental_streaming_output"), found.get("stream_output")
+            self._incremental[endpoint.url] = any(flags)
         return self._incremental[endpoint.url]
 
     def _stop(self) -> None:
@@ -189,24 +180,24 @@ class Sglang(HttpEngine):
         self._stop()
 
 
-def complete(client: Client, body: dict[str, Any], *, incremental: bool = False) -> Reply:
+def complete(client: Client, body: dict[str, Any], *, incremental: bool = False) -> Completion:
     """Stream one completion of `/generate`; incremental: events hold the new ids only.
 
     Raises EngineError unless ids, counts and finish reason are there and agree.
     """
-    reply = Reply()
+    reply = Completion()
     meta: dict[str, Any] = {}
     for seconds, event in client.stream("/generate", body):
         meta, ids = event.get("meta_info") or {}, event.get("output_ids")
         if ids is None:
             raise EngineError(f"{client.url}: its events hold no output_ids; use SGLang 0.5 or later")
         reply.tokens = [*reply.tokens, *ids] if incremental else list(ids)
-        reply.arrived(seconds)
+        reply.note_arrival(seconds)
     finish = meta.get("finish_reason") or {}
     kind = finish.get("type") if isinstance(finish, dict) else finish
     if kind not in ("stop", "length"):
-        said = finish.get("message", "") if isinstance(finish, dict) else ""
-        raise EngineError(f"{client.url}: the answer ended with finish reason {kind!r} {said}".rstrip())
+        message = finish.get("message", "") if isinstance(finish, dict) else ""
+        raise EngineError(f"{client.url}: the answer ended with finish reason {kind!r} {message}".rstrip())
     reply.stop = "eos" if kind == "stop" else "length"
     completed, matched = (
         meta.get("completion_tokens", len(reply.tokens)),
@@ -225,26 +216,25 @@ def complete(client: Client, body: dict[str, Any], *, incremental: bool = False)
 
 
 def counts(meta: Mapping[str, Any]) -> Counts | None:
-    """A request's own totals from its `meta_info`; None where it did not speculate or does not say."""
+    """A request's totals from its `meta_info`; None where it has none or did not speculate."""
     passes = meta.get("spec_verify_ct")
     if not passes:
         return None
     drafted, accepted, histogram = (next((meta[name] for name in names if meta.get(name) is not None), None)
                                     for names in (DRAFTED, ACCEPTED, HISTOGRAM))  # fmt: skip
-    # The histogram counts rounds by how many drafts they accepted: position i was accepted by all that accepted i or
-    # more.
+    # The histogram counts rounds by accepted drafts: position i was accepted by all rounds that accepted i or more.
     per_position = [sum(histogram[position:]) for position in range(1, len(histogram))] if histogram else None
     return Counts(int(passes), drafted, accepted, per_position or None)
 
 
 def server_info(client: Client) -> dict[str, Any]:
-    """What a server says of itself: `/server_info`, formerly `/get_server_info`; empty if it has neither."""
-    page = client.find("/server_info") or client.find("/get_server_info")
-    said = page.json() if page is not None else {}
-    return said if isinstance(said, dict) else {}
+    """A server's `/server_info`, formerly `/get_server_info`; empty if it has neither."""
+    page = client.get_or_none("/server_info") or client.get_or_none("/get_server_info")
+    found = page.json() if page is not None else {}
+    return found if isinstance(found, dict) else {}
 
 
 def info(client: Client) -> dict[str, Any]:
-    """Of `server_info` the entries on which figures depend."""
-    said = server_info(client)
-    return {"url": client.url, **{key: said[key] for key in said if key in INFO or key.startswith("speculative_")}}
+    """The entries of `server_info` on which figures depend."""
+    found = server_info(client)
+    return {"url": client.url, **{key: found[key] for key in found if key in INFO or key.startswith("speculative_")}}

@@ -1,9 +1,8 @@
-"""Hugging Face transformers: `generate`, its assisted generation and its prompt lookup, as their users run them.
+"""Hugging Face transformers: `generate`, its assisted generation and its prompt lookup.
 
-What was drafted and accepted is read from the target's own forward passes. A pass in decoding is fed the last token and
-the candidates, and the tokens that it adds to the sequence show how many candidates were kept. In assisted generation
-the first pass, the prompt's prefill, verifies candidates too. So it counts as a round, but the tokens that it emits are
-there before decoding is timed (`Generation.prefill_tokens`).
+Hooks on the target's forward passes show what was drafted and accepted: a pass gets the last token and the candidates,
+and adds the kept ones to the sequence. In assisted generation prefill verifies candidates too. It counts as a round,
+but its tokens are there before decoding is timed (`Generation.prefill_tokens`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation, Round
-from specrig.engines.tokenized import TokenizedEngine
+from specrig.engines.base import WeightsEngine
 from specrig.models import needs
 from specrig.models.pair import PairFiles
 
@@ -26,8 +25,8 @@ BASELINES = ("autoregressive", "naive_batching")
 ASSISTED = ("draft_model", "ngram")
 
 
-class Passes:
-    """Forward passes of one model, watched through its hooks: the tokens each was fed, and the seconds it took."""
+class PassRecorder:
+    """Records the forward passes of one model by hooks: the tokens each was fed, and the seconds it took."""
 
     def __init__(self, model: Any, now: Any) -> None:
         self.now = now
@@ -38,7 +37,7 @@ class Passes:
         model.register_forward_hook(self._after)
 
     def clear(self) -> None:
-        """Start anew."""
+        """Forget all passes."""
         self.fed, self.seconds = [], []
 
     def decoding(self) -> dict[int, tuple[int, float]]:
@@ -58,17 +57,15 @@ class Passes:
         self.seconds.append(self.now() - self._started)
 
 
-class Watch:
-    """A stopping criterion that notes after every round the time and the sequence's length; it stops at `limit` tokens
-    in all.
-    """
+class RoundRecorder:
+    """A stopping criterion that records time and length of the sequence after every round. It stops at `limit` tokens."""
 
     def __init__(self, limit: int, now: Any) -> None:
         self.limit, self.now = limit, now
         self.rounds: list[tuple[float, int]] = []
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        """Asked by `generate` after each round."""
+        """`generate` calls it after each round."""
         import torch
 
         length = input_ids.shape[1]
@@ -76,7 +73,7 @@ class Watch:
         return torch.full((len(input_ids),), length >= self.limit, dtype=torch.bool, device=input_ids.device)
 
 
-class Transformers(TokenizedEngine):
+class Transformers(WeightsEngine):
     """Target and draft are loaded once; baseline and methods alternate."""
 
     name = "transformers"
@@ -93,24 +90,19 @@ class Transformers(TokenizedEngine):
         if threads is not None:
             torch.set_num_threads(threads)
         self.target = self._plain("target")
-        self.target_passes = Passes(self.target, self.now)
+        self.target_passes = PassRecorder(self.target, self.now)
         self._assistant: Any = None
-        self._assistant_passes: Passes | None = None
+        self._assistant_passes: PassRecorder | None = None
 
     @classmethod
     def missing(cls) -> str | None:
         """See `Engine`."""
-        return (
-            None
-            if importlib.util.find_spec("transformers")
-            else "transformers is not installed: pip install transformers"
-        )
+        found = importlib.util.find_spec("transformers")
+        return None if found else "transformers is not installed: pip install transformers"
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Methods that transformers lacks, and batches of a method that drafts: assisted generation takes one prompt at
-        a time.
-        """
+        """Methods that transformers lacks, and batches of a method that drafts."""
         if cell.method not in (*BASELINES, *ASSISTED):
             return f"transformers has no {cell.method}; it has {', '.join((*BASELINES, *ASSISTED))}"
         if cell.method in ASSISTED and cell.batch_size > 1:
@@ -151,7 +143,7 @@ class Transformers(TokenizedEngine):
         )
         assistant = self._assist(cell) if cell.method == "draft_model" else None
         torch.manual_seed(seeds[0] if len(seeds) == 1 else int(digest(list(seeds)), 16))
-        watch = Watch(longest + max_new_tokens, self.now)
+        watch = RoundRecorder(longest + max_new_tokens, self.now)
         for passes in filter(None, (self.target_passes, self._assistant_passes)):
             passes.clear()
         output = self.target.generate(
@@ -208,7 +200,7 @@ class Transformers(TokenizedEngine):
         """The draft, set to draft exactly k tokens."""
         if self._assistant is None:
             self._assistant = self._plain("draft")
-            self._assistant_passes = Passes(self._assistant, self.now)
+            self._assistant_passes = PassRecorder(self._assistant, self.now)
         # Read from the assistant alone; by default k starts at 20, follows a schedule and stops at low confidence.
         settings = self._assistant.generation_config
         settings.num_assistant_tokens = cell.k
@@ -230,7 +222,7 @@ class Transformers(TokenizedEngine):
         end = next((index for index, token in enumerate(tokens) if token in self.eos), len(tokens))
         return tokens[: end + 1]
 
-    def _rounds(self, row: list[int], prompt: int, watch: Watch) -> list[Round]:
+    def _rounds(self, row: list[int], prompt: int, watch: RoundRecorder) -> list[Round]:
         """One Round a target pass. A candidate was kept where the pass emitted the same token: a correction always
         differs from it.
         """

@@ -1,1 +1,1 @@
-"""Engines behind HTTP: the client, starting a server, its counters. No engine by itself."""
+"""What engines behind HTTP share: client, server processes, counters, the draft service."""

@@ -1,6 +1,6 @@
-"""What engines behind HTTP share: the client, the timing of the stream, and prompts in token ids. No engine by itself.
+"""What engines behind HTTP share: the client, and the times of a stream.
 
-Times are measured by the client, from sending a request to each arrival, so they include the network. Token ids are the
+The client measures the times, from sending a request to each arrival, so they include the network. Token ids are the
 server's own; text is never tokenized again.
 """
 
@@ -20,8 +20,7 @@ from urllib.parse import urlsplit
 
 from specrig.cell import Cell
 from specrig.decoding.types import Counts, Generation
-from specrig.engines.base import EngineError
-from specrig.engines.tokenized import TokenizerEngine
+from specrig.engines.base import EngineError, TokenizerEngine
 from specrig.models import hub
 from specrig.models.endpoint import Endpoint
 from specrig.models.pair import PairFiles
@@ -31,38 +30,35 @@ if TYPE_CHECKING:
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0
-"""How long a server may send nothing before it counts as hung: a long prompt on a busy machine stays well below."""
+"""A server that sends nothing for so long counts as hung; a long prompt on a busy machine takes far less."""
 CONNECTIONS = 256
 READ_BYTES = 1 << 16
-"""The most that one read takes. A read of a chunked answer, as streams are, ends with its chunk."""
+"""Most bytes of one read. A read of a stream ends with its chunk."""
 
 
 @dataclass(slots=True)
-class Reply:
-    """One streamed completion. `arrivals`: (seconds since the request was sent, tokens that had arrived by then),
-    growing.
-    """
+class Completion:
+    """One completion. arrivals: (seconds since the request was sent, tokens that had arrived by then), growing."""
 
     tokens: list[int] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     stop: Literal["eos", "length"] = "length"
     counts: Counts | None = None
 
-    def arrived(self, seconds: float) -> None:
-        """Note that the tokens which are new since the last arrival, if any, came at `seconds`."""
+    def note_arrival(self, seconds: float) -> None:
+        """Note that the tokens since the last arrival, if any, came at `seconds`."""
         if len(self.tokens) > (self.arrivals[-1][1] if self.arrivals else 0):
             self.arrivals.append((seconds, len(self.tokens)))
 
 
 class Client:
-    """The connection to one server. Every failure is an EngineError that names the address and what to do.
+    """The connection to one server. key_env: environment variable with the server's key.
 
-    key_env: environment variable that holds the server's key.
+    Every failure is an EngineError that names the address and the fix.
     """
 
     def __init__(self, url: str, *, key_env: str | None = None) -> None:
-        # Here and below, not above: every planning of a study imports every engine, and requests takes as long as
-        # pydantic.
+        # Not at the top: planning a study imports every engine, and requests takes as long as pydantic.
         from requests import Session
         from requests.adapters import HTTPAdapter
 
@@ -72,12 +68,12 @@ class Client:
         self.session.mount("http://", adapter)
         self.session.mount("https://", adapter)
         if urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1"):
-            self.session.trust_env = False  # a proxy cannot reach this machine's own servers
+            self.session.trust_env = False  # no proxy reaches this machine's own servers
         if key_env is not None:
             key = os.environ.get(key_env)
             if not key:
                 raise EngineError(
-                    f"{self.url}: its key is to be in the environment variable {key_env}, which is not set"
+                    f"{self.url}: its key belongs into the environment variable {key_env}, which is not set"
                 )
             self.session.headers["Authorization"] = f"Bearer {key}"
 
@@ -91,7 +87,7 @@ class Client:
             raise self._unreachable(error) from error
         return self._checked(response, path)
 
-    def find(self, path: str) -> Response | None:
+    def get_or_none(self, path: str) -> Response | None:
         """The answer to a GET, or None where there is no such path or no server."""
         try:
             return self.get(path)
@@ -143,10 +139,7 @@ class Client:
         raise EngineError(f"{self.url}: the stream ended after {events} events without [DONE]; has the server died?")
 
     def _sent(self, path: str, body: dict[str, Any], *, stream: bool = False) -> Response:
-        """The response to a POST, which is sent once more where the connection was closed before any of it came.
-
-        A server closes connections that idle, and may do so at the moment at which one is used again (RFC 9112, 9.3.1).
-        """
+        """The response to a POST, sent once more where the server closed the idle connection meanwhile (RFC 9112, 9.3.1)."""
         from requests.exceptions import ConnectionError as Unconnected
 
         def send() -> Response:
@@ -172,13 +165,13 @@ class Client:
         if response.ok:
             return response
         try:
-            said = _message(response.json())
+            message = _message(response.json())
         except ValueError:
-            said = response.text[:300].strip()
-        raise EngineError(f"{self.url}{path}: refused with status {response.status_code}: {said or response.reason}")
+            message = response.text[:300].strip()
+        raise EngineError(f"{self.url}{path}: refused with status {response.status_code}: {message or response.reason}")
 
     def _broken(self, error: RequestException, events: int) -> EngineError:
-        """The error to raise for a request that broke off after so many events."""
+        """The error for a request that broke off after so many events."""
         from requests.exceptions import ChunkedEncodingError
 
         if "Read timed out" in str(error):  # wrapped differently before and within the stream
@@ -190,7 +183,7 @@ class Client:
         return self._unreachable(error)
 
     def _unreachable(self, error: Exception) -> EngineError:
-        # The innermost cause says it shortest, e.g. "[Errno 111] Connection refused".
+        # The innermost cause is the shortest, e.g. "[Errno 111] Connection refused".
         text = str(getattr(error.args[0], "reason", error) if error.args else error) or type(error).__name__
         reason = text.rsplit(": ", 1)[-1].strip("')> ")
         return EngineError(
@@ -199,20 +192,19 @@ class Client:
 
 
 def _message(event: Any) -> str:
-    """What an error says, in the forms that OpenAI's API, vLLM and SGLang give it."""
+    """The message of an error of OpenAI's API, vLLM or SGLang."""
     found = event.get("error", event) if isinstance(event, dict) else event
     if isinstance(found, dict):
         found = found.get("message") or found.get("detail") or found
     return str(found)[:300]
 
 
-def timed(replies: Sequence[Reply], k: int) -> list[Generation]:
+def generations_of(replies: Sequence[Completion], k: int) -> list[Generation]:
     """Generations of a batch that was sent at once; times are the batch's.
 
-    `ttft_s` ends with the batch's first token, `decode_s` runs from there to its last. Tokens that came together with
-    the first took no measurable time of their own, so decode time is scaled to all decode tokens: it is that of the
-    others, per token. Raises EngineError for an answer that came in one piece though it is too long for one round: the
-    server does not stream.
+    `ttft_s` ends with the first token, `decode_s` runs from there to the last. Tokens that came with the first one have
+    no measured time, so the time of the others is scaled to all. Raises EngineError for an answer in one piece that is
+    too long for one round: the server does not stream.
     """
     first = min(reply.arrivals[0][0] for reply in replies)
     last = max(reply.arrivals[-1][0] for reply in replies)
@@ -240,7 +232,7 @@ def timed(replies: Sequence[Reply], k: int) -> list[Generation]:
 
 
 class HttpEngine(TokenizerEngine):
-    """Sends token ids to a server and makes Generations of its streams. A batch is sent at once, one request a prompt."""
+    """Sends token ids to a server, a batch at once, one request a prompt."""
 
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
         super().__init__(pair, device=device, threads=threads)
@@ -248,13 +240,13 @@ class HttpEngine(TokenizerEngine):
         self._clients: dict[str, Client] = {}
 
     @abstractmethod
-    def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
-        """The completion of one prompt. alone: no other request runs, so what the server's counters add belongs to this
-        prompt.
-        """
+    def request_completion(
+        self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool
+    ) -> Completion:
+        """The completion of one prompt. alone: no other request runs, so the server's counters count this prompt."""
 
     def ready(self, cell: Cell) -> None:
-        """Make sure that the cell's server runs, before any time is measured."""
+        """Start the cell's server where needed, before any time is measured."""
 
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
@@ -262,25 +254,27 @@ class HttpEngine(TokenizerEngine):
         """See `Engine`."""
         self.ready(cell)
 
-        def ask(prompt: Sequence[int], seed: int) -> Reply:
-            reply = self.ask(cell, prompt, max_new_tokens=max_new_tokens, seed=seed, alone=len(prompts) == 1)
+        def request_completion(prompt: Sequence[int], seed: int) -> Completion:
+            reply = self.request_completion(
+                cell, prompt, max_new_tokens=max_new_tokens, seed=seed, alone=len(prompts) == 1
+            )
             if not reply.tokens:
                 raise EngineError(f"an answer of the server for {cell.name} held no token")
             return reply
 
         if len(prompts) == 1:
-            return timed([ask(prompts[0], seeds[0])], cell.k)
+            return generations_of([request_completion(prompts[0], seeds[0])], cell.k)
         with ThreadPoolExecutor(max_workers=min(len(prompts), CONNECTIONS)) as pool:
-            return timed(list(pool.map(ask, prompts, seeds)), cell.k)
+            return generations_of(list(pool.map(request_completion, prompts, seeds)), cell.k)
 
     def client(self, url: str, endpoint: Endpoint | None = None) -> Client:
-        """The client of an address, kept over requests so that none pays for a new connection."""
+        """The client of an address, kept so that no request pays for a new connection."""
         if url not in self._clients:
             self._clients[url] = Client(url, key_env=endpoint.api_key_env if endpoint else None)
         return self._clients[url]
 
     def peak_memory_mb(self) -> float:
-        """Not known: the memory is the server's."""
+        """0: the memory is the server's."""
         return 0.0
 
     def close(self) -> None:

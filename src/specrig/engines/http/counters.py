@@ -1,8 +1,8 @@
-"""A server's own speculation counters, read from its `/metrics` page in Prometheus' text format.
+"""A server's own speculation counters, from its `/metrics` page in Prometheus' text format, summed over labels.
 
 vLLM names them `vllm:spec_decode_num_drafts_total`, `…_num_draft_tokens_total`, `…_num_accepted_tokens_total` and
 `…_num_accepted_tokens_per_pos_total{position="0"}` (docs.vllm.ai, "Production metrics"); llama.cpp's server has the
-same names behind `llamacpp:`. A counter without labels summed over its label sets is what is read here.
+same names behind `llamacpp:`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Counters = Counter[tuple[str, int]]
 
 
 def parse(text: str) -> Counters:
-    """The counters of a page that this module knows; empty if it has none."""
+    """The counters above on a page; empty if it has none."""
     found: Counters = Counter()
     for line in text.splitlines():
         match = SAMPLE.match(line)
@@ -36,13 +36,11 @@ def parse(text: str) -> Counters:
 
 
 def counts(before: Counters, after: Counters, tokens: int, events: int = 0) -> Counts | None:
-    """The counts of one answer of `tokens` tokens, from the counters before and after it; None for a server that does
-    not count drafts.
+    """The counts of one answer of `tokens` tokens, from the counters before and after it; None without drafts counted.
 
-    The number of passes is the largest of three lower bounds. (1) The drafts that were counted: vLLM counts a pass only
-    if it had a draft. (2) Decoded tokens less accepted ones: every pass emits its accepted tokens and one more. This
-    counts passes without a draft too, but is too low where the output was cut behind accepted tokens. (3) `events`, the
-    stream's token events, less one: a pass sends at most one, and the first event is prefill's.
+    The number of passes is the largest of three lower bounds. (1) The counted drafts: vLLM counts a pass only if it had
+    one. (2) Decoded tokens less accepted ones: a pass emits its accepted tokens and one more; too low where the output
+    was cut behind accepted tokens. (3) `events` with tokens, less prefill's: a pass sends at most one.
     """
     if (DRAFTS, -1) not in after:
         return None

@@ -1,6 +1,4 @@
-"""A server as a child process: starting it, waiting until it is ready, and ending it with all it started. No engine by
-itself.
-"""
+"""A server as a child process: start it, wait until it is ready, and end it with all it started."""
 
 from __future__ import annotations
 
@@ -21,26 +19,25 @@ from specrig.engines.http.client import Client
 from specrig.engines.logs import EngineLog
 
 READY_S = 1200.0
-"""How long a server may take to load: tens of GB of weights from a slow disk, and kernels to compile."""
+"""Longest time for a server to load: tens of GB from a slow disk, and kernels to compile."""
 STOP_S = 20.0
-"""How long it may take to end by itself before it is killed."""
+"""Longest time for it to end by itself before it is killed."""
 PR_SET_PDEATHSIG = 1
 
 
 class ServerProcess:
-    """`command` in a process group of its own, its output in a log, ready once `health` answers with success.
+    """`command` in a process group of its own, ready once the path `health` answers. On Linux it dies with this process.
 
-    It dies with this process, also when that is killed (on Linux). Raises EngineError, which quotes the log's end, if
-    it ends or `ready_s` pass before it is ready.
+    Raises EngineError with the end of its log where it ends, or `ready_s` pass, before it is ready.
     """
 
     def __init__(self, command: Sequence[str], url: str, *, health: str, ready_s: float = READY_S) -> None:
-        self.said = EngineLog()
-        self.log = self.said.path
+        self.engine_log = EngineLog()
+        self.log = self.engine_log.path
         self.name = " ".join(command[:3])
         self.process = subprocess.Popen(
             command,
-            stdout=self.said.handle,
+            stdout=self.engine_log.handle,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -55,16 +52,16 @@ class ServerProcess:
 
     def _wait(self, client: Client, health: str, ready_s: float) -> None:
         deadline = time.monotonic() + ready_s
-        while client.find(health) is None:
+        while client.get_or_none(health) is None:
             if self.process.poll() is not None:
                 raise EngineError(self.ended("before it was ready"))
             if time.monotonic() > deadline:
-                raise EngineError(f"{self.name} was not ready after {ready_s:g} s; {self.said.quoted()}")
+                raise EngineError(f"{self.name} was not ready after {ready_s:g} s; {self.engine_log.tail()}")
             time.sleep(0.2)
-        self._meet()
+        self._note_children()
 
-    def _meet(self) -> None:
-        """Note the processes that it has started. This must happen while it lives: afterwards nobody knows them."""
+    def _note_children(self) -> None:
+        """Note the processes that it has started; once it is dead nobody knows them."""
         with contextlib.suppress(psutil.NoSuchProcess):
             main = psutil.Process(self.process.pid)
             self._family |= {main, *main.children(recursive=True)}
@@ -75,20 +72,18 @@ class ServerProcess:
         return self.process.poll() is None
 
     def died(self, within_s: float = 1.0) -> bool:
-        """Whether the process has ended; it waits up to `within_s`, since connections may break a moment before the
-        process ends.
-        """
+        """Whether the process has ended. Waits up to `within_s`: connections may break a moment before it ends."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(within_s)
         return not self.alive
 
     def ended(self, when: str) -> str:
-        """A message about the server's end: how it ended, when, and the last lines of its log."""
-        return f"{self.name} {ending(self.process.poll())} {when}; {self.said.quoted()}"
+        """The message for a server that has ended: how, when, and the last lines of its log."""
+        return f"{self.name} {exit_reason(self.process.poll())} {when}; {self.engine_log.tail()}"
 
     def close(self, *, keep_log: bool = False) -> None:
-        """Ask the process and all it started to end, kill those that do not, and return when all are gone."""
-        self._meet()
+        """Terminate the process and all it started, kill what stays, and return when all are gone."""
+        self._note_children()
         members = list(self._family)
         for sent in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -98,18 +93,18 @@ class ServerProcess:
                     member.send_signal(sent)
             _, members = psutil.wait_procs(members, timeout=STOP_S)
         self.process.wait()
-        self.said.close(keep=keep_log)
+        self.engine_log.close(keep=keep_log)
 
 
-def ending(code: int | None) -> str:
+def exit_reason(code: int | None) -> str:
     """An exit code in words: the signal that killed the process (negative codes), or its status."""
-    return (
-        f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
-    )
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with status {code}"
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """A free port of this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
@@ -117,5 +112,5 @@ def free_port() -> int:
 
 
 def die_with_parent() -> None:
-    """In a child process: ask the kernel for SIGTERM when the parent is gone (prctl(2))."""
+    """In a child process: let the kernel send SIGTERM when the parent is gone (prctl(2))."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

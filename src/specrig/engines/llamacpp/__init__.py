@@ -1,9 +1,8 @@
-"""llama.cpp, what people run on a laptop: its server, from the package xllamacpp, in child processes.
+"""llama.cpp: its server, from the package xllamacpp, in child processes.
 
 Fields of `/completion` and of its `timings` are those of llama.cpp's documentation ("llama.cpp HTTP Server").
-Speculation is fixed when a server starts. So each method, k and set of options has a server of its own, beside the
-baseline's, and they take turns prompt by prompt: a server that waits costs memory, of which the weights are shared
-(they are mapped from one file), but no time.
+Speculation is fixed when a server starts. So each method, k and set of options has a server beside the baseline's, and
+they alternate prompt by prompt. A waiting server costs no time, and its weights are shared (one mapped file).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from specrig.cell import Cell, digest
 from specrig.decoding.types import Counts
 from specrig.engines.base import EngineError, EngineOptions
 from specrig.engines.http import counters
-from specrig.engines.http.client import Client, HttpEngine, Reply
+from specrig.engines.http.client import Client, Completion, HttpEngine
 from specrig.engines.http.launch import ServerProcess, free_port
 from specrig.engines.llamacpp import serve
 from specrig.models import gate, gguf, hub, to_gguf
@@ -37,18 +36,19 @@ TYPES = {
     "eagle3": "draft-eagle3",
     "ngram": "ngram",
 }
-"""Method -> llama.cpp's type of speculation; for `ngram` the option `ngram` says which."""
+"""Method -> llama.cpp's type of speculation; the option `ngram` chooses among its n-gram types."""
 DRAFTS = {"draft_model": "draft", "eagle3": "eagle3"}
 """Method -> the part of the pair that drafts."""
 CHAINS = {"draft_model": ("acceptance", "exact"), "ngram": ("acceptance", "exact"), "eagle3": ("nodes", 0)}
-"""Method -> the option that must have this value: llama.cpp verifies chains, token by token."""
-GREEDY = "above temperature 0 llama.cpp drafts greedily and keeps a draft token where its own sample is the same one, unless draft_sampling is probabilistic"
+"""Method -> (option, the value it must have): llama.cpp verifies chains, token by token."""
+GREEDY = (
+    "above temperature 0 llama.cpp drafts greedily and keeps a draft token where its own sample is the same one, unless "
+    "draft_sampling is probabilistic"
+)
 
 
 class LlamaCpp(HttpEngine):
-    """Writes the pair as GGUF files when a cell first needs them and keeps one server for each (method, k, options,
-    batch size).
-    """
+    """Writes the pair as GGUF files on first use and keeps one server for each (method, k, options, batch size)."""
 
     name = "llamacpp"
     in_process = False
@@ -67,9 +67,7 @@ class LlamaCpp(HttpEngine):
         """Of a target that comes as a GGUF file. file: its weights as they are, quantized; pair: spread out in the
         pair's dtype, as in the other engines."""
         ngram: Literal["simple", "map-k", "map-k4v", "mod"] = "simple"
-        """Which of llama.cpp's n-gram types stands for `ngram`. Its `ngram-cache` is left out: without a file of
-        n-grams it drafted nothing.
-        """
+        """llama.cpp's n-gram type for `ngram`. `ngram-cache` is left out: without a file of n-grams it drafted nothing."""
         draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
         """How drafts are drawn above temperature 0."""
         context: int = Field(8192, ge=1)
@@ -93,7 +91,7 @@ class LlamaCpp(HttpEngine):
 
     @classmethod
     def refuses(cls, cell: Cell) -> str | None:
-        """Methods that llama.cpp lacks, trees and lossy acceptance."""
+        """Methods that llama.cpp lacks, trees, and lossy acceptance."""
         if cell.method not in TYPES:
             return f"llama.cpp has no {cell.method}; it has {', '.join(TYPES)}"
         name, needed = CHAINS.get(cell.method, ("", None))
@@ -105,7 +103,7 @@ class LlamaCpp(HttpEngine):
 
     @classmethod
     def refuses_model(cls, method: str, config: dict[str, Any]) -> str | None:
-        """Folders of an architecture that is not written as GGUF."""
+        """Architectures that are not written as GGUF."""
         return to_gguf.refuses(config)
 
     @classmethod
@@ -123,7 +121,7 @@ class LlamaCpp(HttpEngine):
         return f"xllamacpp {version('xllamacpp')}" if cls.missing() is None else ""
 
     def settings(self, cell: Cell) -> dict[str, Any]:
-        """What `serve` needs to know for a cell, its port aside. Writes the files that it names."""
+        """The settings of `serve` for a cell, without the port. Writes the files that they name."""
         pair, kind = self.pair, TYPES[cell.method]
         speculation: dict[str, Any] | None = None
         if kind == "ngram":
@@ -143,7 +141,7 @@ class LlamaCpp(HttpEngine):
         }
 
     def _file(self, part: str) -> str:
-        """The GGUF file of a part of the pair, written on first use. Raises EngineError for a part that the pair lacks."""
+        """The GGUF file of a part of the pair, written on first use. Raises EngineError where the pair lacks the part."""
         pair, out = self.pair, Path(self._folder.name, f"{part}.gguf")
         source = pair.sources.get(part)
         if source is None:
@@ -162,7 +160,7 @@ class LlamaCpp(HttpEngine):
         return str(out)
 
     def ready(self, cell: Cell) -> None:
-        """Make sure that the cell's server runs."""
+        """Start the cell's server where it does not run."""
         settings = self.settings(cell)
         self._key = digest(settings)
         server, _ = self._servers.get(self._key, (None, None))
@@ -172,23 +170,19 @@ class LlamaCpp(HttpEngine):
         if server is None:
             port = free_port()
             url = f"http://127.0.0.1:{port}"
-            command = [
-                sys.executable,
-                "-c",
-                f"from {serve.__name__} import main; main()",
-                json.dumps({**settings, "port": port}),
-            ]
+            start = f"from {serve.__name__} import main; main()"
+            command = [sys.executable, "-c", start, json.dumps({**settings, "port": port})]
             self._servers[self._key] = ServerProcess(command, url, health="/health"), self.client(url)
 
-    def ask(self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool) -> Reply:
-        """See `HttpEngine`. The times are the server's own, from a prompt's first pass to its last token: no stream
-        disturbs its threads.
-        """
+    def request_completion(
+        self, cell: Cell, prompt: Sequence[int], *, max_new_tokens: int, seed: int, alone: bool
+    ) -> Completion:
+        """See `HttpEngine`. Nothing is streamed: the times are the server's own."""
         server, client = self._servers[self._key]
         body = {
             "prompt": list(prompt),
             "n_predict": max_new_tokens,
-            "samplers": ["temperature"],  # none of those that llama.cpp applies by default
+            "samplers": ["temperature"],  # without llama.cpp's default ones
             "temperature": cell.temperature,
             "seed": seed,
             "stop": [to_gguf.token(token) for token in sorted(self.eos)],
@@ -197,20 +191,20 @@ class LlamaCpp(HttpEngine):
         }
         try:
             before = self._counted(client) if alone else None
-            said = client.post("/completion", body)
+            response = client.post("/completion", body)
             after = self._counted(client) if alone else None
             self._peak_mb = psutil.Process(server.process.pid).memory_info().rss / 2**20
         except (EngineError, psutil.Error) as error:
             if server.died():
                 raise EngineError(server.ended(f"while it answered for {cell.name}")) from error
             raise
-        reply = answer(said, client.url)
+        reply = completion_of(response, client.url)
         if TYPES[cell.method] is None:
             return reply
         if before is not None and after is not None:
             reply.counts = counters.counts(before, after, len(reply.tokens))
         else:
-            drafted, accepted = (said["timings"].get(name, 0) for name in ("draft_n", "draft_n_accepted"))
+            drafted, accepted = (response["timings"].get(name, 0) for name in ("draft_n", "draft_n_accepted"))
             reply.counts = Counts(len(reply.tokens) - 1 - accepted, drafted, accepted)
         return reply
 
@@ -219,9 +213,7 @@ class LlamaCpp(HttpEngine):
         return counters.parse(client.get("/metrics").text)
 
     def peak_memory_mb(self) -> float:
-        """Resident memory of the cell's server after its last answer, of which the weights are shared with the other
-        servers.
-        """
+        """Resident memory of the cell's server after its last answer; its weights are shared with the other servers."""
         return self._peak_mb
 
     def close(self) -> None:
@@ -233,15 +225,13 @@ class LlamaCpp(HttpEngine):
         self._folder.cleanup()
 
 
-def answer(said: dict[str, Any], url: str) -> Reply:
-    """The reply that an answer of `/completion` holds. Raises EngineError for one that ended for another reason than
-    ours.
-    """
-    tokens, timings = [int(token) for token in said["tokens"]], said["timings"]
-    if said["stop_type"] not in ("limit", "word") or said["truncated"]:
+def completion_of(response: dict[str, Any], url: str) -> Completion:
+    """The completion in an answer of `/completion`. Raises EngineError where it ended for no reason of ours."""
+    tokens, timings = [int(token) for token in response["tokens"]], response["timings"]
+    if response["stop_type"] not in ("limit", "word") or response["truncated"]:
         raise EngineError(
-            f"{url}: the answer ended with stop type {said['stop_type']!r}, neither at a token that ends it nor at its limit"
+            f"{url}: the answer ended with stop type {response['stop_type']!r}, neither at a token that ends it nor at its limit"
         )
     first, rest = timings["prompt_ms"] / 1000, timings["predicted_ms"] / 1000
     arrivals = [(first, 1), (first + rest, len(tokens))]
-    return Reply(tokens, arrivals[: len(tokens)], "eos" if said["stop_type"] == "word" else "length")
+    return Completion(tokens, arrivals[: len(tokens)], "eos" if response["stop_type"] == "word" else "length")

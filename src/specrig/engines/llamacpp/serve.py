@@ -1,8 +1,4 @@
-"""llama.cpp's server in a process of its own, which runs `main` with the server's settings as JSON. No engine by
-itself.
-
-It ends when it is told to (SIGTERM) or with the process that started it.
-"""
+"""The process of a llama.cpp server: `main` with the settings as JSON. It ends at SIGTERM or with its parent."""
 
 from __future__ import annotations
 
@@ -13,9 +9,7 @@ import sys
 from typing import Any
 
 DRAFT_TOP_K = 10
-"""Of so many likeliest tokens llama.cpp's drafts choose; it aborts where it would choose them in the model's graph and
-there are fewer.
-"""
+"""llama.cpp's drafts choose among so many likeliest tokens; in the model's graph it aborts where there are fewer."""
 
 
 def parameters(settings: dict[str, Any]) -> Any:
@@ -42,30 +36,26 @@ def parameters(settings: dict[str, Any]) -> Any:
     return found
 
 
-def speculate(found: Any, asked: dict[str, Any] | None, types: Any) -> None:
-    """Set `CommonParamsSpeculative` as `asked`: its `type` as llama.cpp's command line names it, k, and what the type
-    needs.
-    """
-    if asked is None:
+def speculate(found: Any, speculation: dict[str, Any] | None, types: Any) -> None:
+    """Fill `CommonParamsSpeculative`. speculation: `type` as llama.cpp's command line names it, k, and its options."""
+    if speculation is None:
         return
-    found.types = [getattr(types, "COMMON_SPECULATIVE_TYPE_" + asked["type"].upper().replace("-", "_"))]
-    k = asked["k"]
+    found.types = [getattr(types, "COMMON_SPECULATIVE_TYPE_" + speculation["type"].upper().replace("-", "_"))]
+    k = speculation["k"]
     found.draft.n_max, found.draft.n_min, found.draft.p_min = k, 0, 0.0
-    if "draft" in asked:
-        found.draft.mparams.path = asked["draft"]
-        found.draft.probabilistic = asked["probabilistic"]
+    if "draft" in speculation:
+        found.draft.mparams.path = speculation["draft"]
+        found.draft.probabilistic = speculation["probabilistic"]
         return
     for name in ("ngram_simple", "ngram_map_k", "ngram_map_k4v"):
         sizes = getattr(found, name)
-        sizes.size_n, sizes.size_m = asked["n"], k
-    found.ngram_mod.n_match, found.ngram_mod.n_min, found.ngram_mod.n_max = asked["n"], 0, k
+        sizes.size_n, sizes.size_m = speculation["n"], k
+    found.ngram_mod.n_match, found.ngram_mod.n_min, found.ngram_mod.n_max = speculation["n"], 0, k
 
 
 def main() -> None:
     """Serve until a signal comes."""
-    os.environ.setdefault(
-        "GGML_NO_BACKTRACE", "1"
-    )  # a failed assertion is the last line of the log then, not a debugger's
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # so that a failed assertion is the last line of the log
     import xllamacpp
 
     server = xllamacpp.Server(parameters(json.loads(sys.argv[1])))

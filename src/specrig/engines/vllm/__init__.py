@@ -1,8 +1,8 @@
 """vLLM in this process or a child of it: its drafters, its scheduler, its own acceptance metrics request by request.
 
 `speculative_config`, `per_request_spec_decode_metrics` and the request metrics are those of vLLM 0.32 (docs.vllm.ai,
-"Speculative Decoding"). Speculation is fixed when an engine starts, so one (method, k, options) is one engine, and the
-next one replaces it. What vLLM and its processes write goes into a log (`engines.said`).
+"Speculative Decoding"). Speculation is fixed when an engine starts, so each (method, k, options) has an engine, and the
+next one replaces it. The output of vLLM and its processes goes into a log (`engines.logs`).
 """
 
 from __future__ import annotations
@@ -15,38 +15,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from specrig.cell import Cell, digest
 from specrig.decoding.types import Generation
-from specrig.engines.base import EngineError, EngineOptions
+from specrig.engines.base import EngineError, EngineOptions, WeightsEngine
 from specrig.engines.logs import EngineLog
-from specrig.engines.tokenized import TokenizedEngine
 from specrig.engines.vllm import cpu_sampling
 from specrig.engines.vllm.processes import Processes, intel_openmp, placing, quiet_llvmlite, resident_mb
 from specrig.engines.vllm.speculation import ARCTIC, CHAINS, METHODS, Request, speculation_of
 from specrig.models.pair import PairFiles
 
 KV_CACHE_BYTES = 1 << 30
-"""Cache of the CPU build, unless the pair's row gives its share of memory; by default it would take half the machine's
-memory.
-"""
+"""KV cache of the CPU build, unless the pair's row gives its share of memory; the default is half the machine's."""
 
 
 @dataclass(slots=True)
-class Started:
-    """One start of vLLM. wanted: the digest of how it speculates."""
+class RunningEngine:
+    """One start of vLLM. key: the digest of how it speculates."""
 
-    wanted: str
+    key: str
     llm: Any = None
     processes: Processes = field(default_factory=Processes)
     log: EngineLog = field(default_factory=EngineLog)
 
 
-class Vllm(TokenizedEngine):
-    """Starts vLLM when a cell first needs it. One start serves all cells of one (method, k, options), which the runner
-    asks for in turn.
-    """
+class Vllm(WeightsEngine):
+    """Starts vLLM when a cell first needs it. One start serves all cells of one (method, k, options)."""
 
     name = "vllm"
     paired = False
@@ -62,7 +57,7 @@ class Vllm(TokenizedEngine):
     }
 
     audit_options: ClassVar[Mapping[str, Any]] = {"eager": True, "multiprocessing": False}
-    """Seconds instead of a minute a start; its sampler is neither compiled nor another one in a child process."""
+    """A start takes seconds instead of a minute. The sampler is the same: never compiled, nor another in a child process."""
 
     class Options(EngineOptions):
         """vLLM's own choices, the same for baseline and methods."""
@@ -73,16 +68,23 @@ class Vllm(TokenizedEngine):
         """Run the engine core as a child process, as vLLM does; false: in this process, which starts faster."""
         draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
         """How drafts are drawn above temperature 0 (vLLM's `draft_sample_method`)."""
-        cpu_sampling: Literal["stock", "cured"] = "stock"
-        """cured: mend the CPU build's speculative sampling above temperature 0 (see `engines.vllm.cpu_sampling`)."""
+        cpu_sampling: Literal["stock", "patched"] = "stock"
+        """patched: correct the CPU build's speculative sampling above temperature 0 (see `engines.vllm.cpu_sampling`)."""
         max_num_seqs: int = Field(256, ge=1)
         """Requests that decode at once, at most."""
 
+        @field_validator("cpu_sampling", mode="before")
+        @classmethod
+        def _renamed(cls, value: Any) -> Any:
+            if value == "cured":
+                raise ValueError("'cured' is now called 'patched'")
+            return value
+
     def __init__(self, pair: PairFiles, *, device: str = "cpu", threads: int | None = None) -> None:
-        # A CPU has nothing to split a pair over.
+        # On a CPU a pair is not split.
         super().__init__(replace(pair, tensor_parallel=1) if device == "cpu" else pair, device=device, threads=threads)
-        self._baseline: Started | None = None
-        self._speculating: Started | None = None
+        self._baseline: RunningEngine | None = None
+        self._speculating: RunningEngine | None = None
         self._peak_mb, self._measured = 0.0, ""
         self._requests = 0
 
@@ -110,21 +112,20 @@ class Vllm(TokenizedEngine):
     def generate(
         self, cell: Cell, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, seeds: Sequence[int]
     ) -> list[Generation]:
-        """See `Engine`. An engine that dies is closed, so that the next cell starts a new one."""
+        """See `Engine`. After a failure the engine is closed, and the next cell starts a new one."""
         started = self._ready(cell)
         try:
-            with started.log.listening():
+            with started.log.captured():
                 requests = self._stream(started, cell, prompts, max_new_tokens, seeds)
         except Exception as error:
-            reason = started.processes.ended() or _said(error)
-            quoted = started.log.quoted()
+            reason = started.processes.exit_reason() or _one_line(error)
+            tail = started.log.tail()
             self._end(started, failed=True)
-            raise EngineError(f"vLLM failed while it decoded: {reason}; {quoted}") from error
-        if started.wanted != self._measured:
-            self._peak_mb, self._measured = 0.0, started.wanted
+            raise EngineError(f"vLLM failed while it decoded: {reason}; {tail}") from error
+        if started.key != self._measured:
+            self._peak_mb, self._measured = 0.0, started.key
         self._peak_mb = max(self._peak_mb, resident_mb(started.processes.all))
-        # Engine clocks: the core's timestamps of the first and last token; the first token's latency from the request's
-        # arrival.
+        # The core's timestamps of the first and last token; the first token's latency is from the request's arrival.
         first = max(request.times.first_token_ts for request in requests)
         ended = max(request.times.last_token_ts for request in requests)
         ttft = max(request.times.first_token_latency for request in requests)
@@ -143,7 +144,12 @@ class Vllm(TokenizedEngine):
         ]
 
     def _stream(
-        self, started: Started, cell: Cell, prompts: Sequence[Sequence[int]], max_new_tokens: int, seeds: Sequence[int]
+        self,
+        started: RunningEngine,
+        cell: Cell,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        seeds: Sequence[int],
     ) -> list[Request]:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
@@ -176,22 +182,21 @@ class Vllm(TokenizedEngine):
                     request.times, request.speculation = output.metrics, completion.spec_decode_metrics
         return list(found.values())
 
-    def _ready(self, cell: Cell) -> Started:
+    def _ready(self, cell: Cell) -> RunningEngine:
         """The engine with the cell's method, k and options. Raises EngineError where it does not start.
 
-        One that speculates replaces the last one. The baseline's is kept beside it where the memory is the machine's,
-        not a GPU's: then it starts once for both of its turns.
+        One that speculates replaces the last one. On a CPU the baseline's stays beside it and serves both of its turns.
         """
         speculation = speculation_of(cell, self.pair, self.options.draft_sampling)
-        wanted, beside = digest(speculation), self.options.multiprocessing and self.device == "cpu"
+        key, beside = digest(speculation), self.options.multiprocessing and self.device == "cpu"
         for started in (self._baseline, self._speculating):
-            if started is not None and started.wanted == wanted:
+            if started is not None and started.key == key:
                 return started
         if not (beside and speculation):
             self._end(self._baseline)
         self._end(self._speculating)
-        started = Started(wanted)
-        with started.log.listening():
+        started = RunningEngine(key)
+        with started.log.captured():
             self._prepare()
             from vllm import LLM
 
@@ -201,13 +206,13 @@ class Vllm(TokenizedEngine):
                 with intel_openmp() if alone else contextlib.nullcontext():
                     started.llm = LLM(**self.arguments(), **speculation)
             except Exception as error:
-                started.processes.meet()
-                quoted = started.log.quoted()
+                started.processes.note_children()
+                tail = started.log.tail()
                 self._end(started, failed=True)
-                raise EngineError(f"vLLM cannot start for {cell.method}: {_said(error)}; {quoted}") from error
-        started.processes.meet()
+                raise EngineError(f"vLLM cannot start for {cell.method}: {_one_line(error)}; {tail}") from error
+        started.processes.note_children()
         if self.options.multiprocessing:
-            started.processes.wake(started.llm.llm_engine.engine_core.outputs_queue)
+            started.processes.watch_cores(started.llm.llm_engine.engine_core.outputs_queue)
         if speculation:
             self._speculating = started
         else:
@@ -215,9 +220,7 @@ class Vllm(TokenizedEngine):
         return started
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `vllm.LLM` without those of speculation. The prefix cache is off, so that a prompt measured
-        twice is prefilled twice.
-        """
+        """Arguments of `vllm.LLM` without those of speculation. No prefix cache: a prompt measured twice is prefilled twice."""
         pair = self.pair
         optional = {
             "revision": pair.target_revision,
@@ -246,7 +249,7 @@ class Vllm(TokenizedEngine):
         if self.device == "cpu":
             for name, value in placing(self.thread_count()).items():
                 os.environ.setdefault(name, value)
-        cpu_sampling.choose(self.options.cpu_sampling == "cured")
+        cpu_sampling.choose(self.options.cpu_sampling == "patched")
         quiet_llvmlite()
 
     @classmethod
@@ -263,21 +266,21 @@ class Vllm(TokenizedEngine):
         return ""
 
     def peak_memory_mb(self) -> float:
-        """The largest resident memory seen after a generation, of this process and those of the engine that generated."""
+        """The largest resident memory after a generation, of this process and the engine's."""
         return self._peak_mb
 
     def close(self) -> None:
-        """End the engines and every process they started, and free their memory."""
+        """End the engines and all their processes."""
         self._end(self._baseline)
         self._end(self._speculating)
 
-    def _end(self, started: Started | None, *, failed: bool = False) -> None:
+    def _end(self, started: RunningEngine | None, *, failed: bool = False) -> None:
         """End one of the engines, if it runs. failed: keep its log."""
         if started is None:
             return
         self._baseline = None if started is self._baseline else self._baseline
         self._speculating = None if started is self._speculating else self._speculating
-        with started.log.listening():
+        with started.log.captured():
             llm, started.llm = started.llm, None
             if llm is not None:
                 with contextlib.suppress(Exception):  # of one that is dead already
@@ -292,6 +295,6 @@ class Vllm(TokenizedEngine):
         started.log.close(keep=failed)
 
 
-def _said(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """An error on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__

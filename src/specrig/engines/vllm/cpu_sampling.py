@@ -1,10 +1,9 @@
-"""Opt-in cure for speculative sampling in vLLM's CPU build, a plugin of vLLM (`vllm.general_plugins`). No engine by
-itself.
+"""Opt-in patch of speculative sampling in vLLM's CPU build, a plugin of vLLM (`vllm.general_plugins`).
 
 Up to 0.32 the CPU build expands each request's temperature, top-k and top-p to its draft tokens with a native kernel
 that drops the result, so that above temperature 0 the target's logits are divided by uninitialised memory (vLLM issue
-55005). The cure replaces that one function by the same expansion in torch. It acts only where the environment variable
-asks for it, in every process of vLLM.
+55005). The patch replaces that function by the same expansion in torch, in every process of vLLM, where the environment
+variable says so.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VARIABLE = "SPECRIG_VLLM_CPU_SAMPLING"
-CURED = "cured"
+PATCHED = "patched"
 
 
-def choose(cured: bool) -> None:
-    """Ask for the cure, or for the sampler as shipped, in the engines that start from now on in this process and its
-    children.
-    """
-    os.environ[VARIABLE] = CURED if cured else "stock"
+def choose(patched: bool) -> None:
+    """Take the patched sampler, or the shipped one, in engines that start from now on in this process and its children."""
+    os.environ[VARIABLE] = PATCHED if patched else "stock"
     from vllm.v1.sample import rejection_sampler
 
     rejection_sampler.expand_batch_to_tokens = _shipped()
@@ -31,8 +28,8 @@ def choose(cured: bool) -> None:
 
 
 def register() -> None:
-    """Put the cure in place if the environment variable asks for it; vLLM calls this when one of its processes starts."""
-    if os.environ.get(VARIABLE) != CURED:
+    """Patch where the environment variable says so; vLLM calls this when one of its processes starts."""
+    if os.environ.get(VARIABLE) != PATCHED:
         return
     from vllm.v1.sample import rejection_sampler
 
@@ -53,7 +50,7 @@ def expand_batch_to_tokens(
 
 
 def _shipped() -> object:
-    """The function as vLLM brings it, remembered on its module before it is first replaced."""
+    """VLLM's own function, kept on its module before it is first replaced."""
     from vllm.v1.sample import rejection_sampler
 
     if not hasattr(rejection_sampler, "_shipped_expand_batch_to_tokens"):

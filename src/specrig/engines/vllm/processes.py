@@ -1,4 +1,4 @@
-"""The processes that vLLM starts: finding them, telling how one ended, and ending them all. No engine by itself."""
+"""The processes that vLLM starts: find them, say how one ended, end them all."""
 
 from __future__ import annotations
 
@@ -18,32 +18,28 @@ from typing import Any
 import psutil
 
 from specrig.engines.base import EngineError
-from specrig.engines.http.launch import die_with_parent, ending
+from specrig.engines.http.launch import die_with_parent, exit_reason
 
 STOP_S = 10.0
-"""How long they may take to end by themselves before they are killed."""
+"""Longest time for them to end by themselves before they are killed."""
 
 
 class Processes:
-    """The processes of one engine. Make this object before the engine starts, and call `meet` once it has started."""
+    """The processes of one engine. Make this object before the engine starts, and call `note_children` once it has started."""
 
     def __init__(self) -> None:
-        self._strangers = children()
-        self._strange_cores = multiprocessing.active_children()
+        self._known_before = children()
+        self._cores_before = multiprocessing.active_children()
         self.all: list[psutil.Process] = []
         self._cores: list[Any] = []
 
-    def meet(self) -> None:
-        """Note the processes that are new. This must happen while they live: of a dead process nobody knows what it had
-        started.
-        """
-        self.all = list(children() - self._strangers)
-        self._cores = [core for core in multiprocessing.active_children() if core not in self._strange_cores]
+    def note_children(self) -> None:
+        """Note the new processes while they live: a dead one's children are not known."""
+        self.all = list(children() - self._known_before)
+        self._cores = [core for core in multiprocessing.active_children() if core not in self._cores_before]
 
-    def wake(self, outputs: Queue[Any]) -> None:
-        """Put an error into `outputs` when an engine core ends. vLLM 0.32 itself would leave whoever reads that queue
-        waiting for ever.
-        """
+    def watch_cores(self, outputs: Queue[Any]) -> None:
+        """Put an error into `outputs` when an engine core ends. In vLLM 0.32 a reader of that queue would wait for ever."""
         sentinels = [core.sentinel for core in self._cores]
 
         def wait() -> None:
@@ -53,27 +49,21 @@ class Processes:
         if sentinels:
             Thread(target=wait, name="specrig-vllm-watch", daemon=True).start()
 
-    def ended(self) -> str:
-        """How an engine core ended, for the error's message; empty while all of them run. vLLM's own error does not say
-        how.
-        """
-        # Its connection may break a moment before it ends; and where vLLM's own thread has waited for it too, the code
-        # comes a moment later.
+    def exit_reason(self) -> str:
+        """How an engine core ended, for the error's message; empty while all of them run. vLLM does not say."""
+        # Its connection may break a moment before it ends, and its exit code may come a moment later.
         deadline = time.monotonic() + 1
         while self._cores and time.monotonic() < deadline:
             for core in self._cores:
                 if core.exitcode is not None:
-                    hint = (
-                        " (by someone, or by the system when memory ran out)"
-                        if core.exitcode == -signal.SIGKILL
-                        else ""
-                    )
-                    return f"its process {core.name} {ending(core.exitcode)}{hint}"
+                    killed = core.exitcode == -signal.SIGKILL
+                    hint = " (by someone, or by the system when memory ran out)" if killed else ""
+                    return f"its process {core.name} {exit_reason(core.exitcode)}{hint}"
             time.sleep(0.02)
         return ""
 
     def end(self) -> None:
-        """Ask the processes to end, kill those that do not, and return when all are gone."""
+        """Terminate the processes, kill those that stay, and return when all are gone."""
         for process in self.all:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
@@ -95,9 +85,8 @@ def resident_mb(processes: Iterable[psutil.Process]) -> float:
 def placing(threads: int) -> dict[str, str]:
     """Environment variables by which vLLM runs so many threads on a CPU.
 
-    They are bound to this process's cores if they take all of these. With fewer, another job may run beside this one
-    and would be bound
-    to the same: then the system places them.
+    They are bound to this process's cores if they take all of these; else the system places them, since another job may
+    run beside this one.
     """
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
     bound = ",".join(map(str, cores)) if threads >= len(cores) else "nobind"
@@ -106,11 +95,9 @@ def placing(threads: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def intel_openmp() -> Iterator[None]:
-    """Processes that start meanwhile get Intel's OpenMP, which comes with vLLM's CPU build: its speculation is slow
-    without.
+    """Processes that start meanwhile get Intel's OpenMP from vLLM's CPU build, whose speculation is slow without it.
 
-    Only meanwhile: it must be there when a process starts, and another engine's server would decode with it,
-    llama.cpp's far slower.
+    Only meanwhile: llama.cpp's server decodes far more slowly with it.
     """
     openmp, before = Path(sys.prefix, "lib", "libiomp5.so"), os.environ.get("LD_PRELOAD")
     if not openmp.is_file() or "omp" in (before or ""):
@@ -126,10 +113,9 @@ def intel_openmp() -> Iterator[None]:
 
 
 def register() -> None:
-    """Let an engine core end with the process that started it; vLLM calls this when one of its processes starts
-    (`vllm.general_plugins`).
+    """Let an engine core end with its parent; vLLM calls this when one of its processes starts (`vllm.general_plugins`).
 
-    Without it an engine core does not notice that its parent was killed, and keeps running with all its memory.
+    Without it an engine core whose parent was killed keeps running with all its memory.
     """
     if multiprocessing.parent_process() is not None and sys.platform == "linux":
         die_with_parent()
@@ -146,10 +132,10 @@ def children() -> set[psutil.Process]:
 
 
 def quiet_llvmlite() -> None:
-    """Let a second engine start in one process after n-gram drafting, which imports numba and with it llvmlite.
+    """Let a second engine start in one process after n-gram drafting, which imports numba and llvmlite.
 
-    vLLM 0.32 looks through the values of every module for `__dict__`. llvmlite's library object takes any attribute,
-    that one too, for a function of the library and fails. Here it raises AttributeError instead, as it should.
+    vLLM 0.32 reads `__dict__` of every module's values. llvmlite's library object takes that for a function of the
+    library and fails. Here it raises AttributeError instead.
     """
     if "llvmlite.binding.ffi" not in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""How vLLM is told to speculate, method by method, and what it reports about each request. No engine by itself.
+"""vLLM's `speculative_config` for each method, and what it reports about each request.
 
 `speculative_config` and `RequestSpecDecodeMetrics` are those of vLLM 0.32 (docs.vllm.ai, "Speculative Decoding").
 """
@@ -26,15 +26,13 @@ def _head(cell: Cell, pair: PairFiles) -> dict[str, Any]:
 
 
 def _medusa(cell: Cell, pair: PairFiles) -> dict[str, Any]:
-    """Heads that vLLM 0.32 can load: of a cut vocabulary it can load none, since it misses `token_map` among what it
-    has loaded.
-    """
+    """Heads that vLLM 0.32 can load: it has no `token_map`, which heads of a cut vocabulary need."""
     found = _head(cell, pair)
     config = Path(found["model"], "config.json")
-    # Of heads on the hub vLLM says itself what is wrong.
-    said = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    whole = said.get("vocab_size", 0)
-    if (drafted := said.get("truncated_vocab_size") or whole) < whole:
+    # vLLM itself refuses such heads on the hub.
+    known = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    whole = known.get("vocab_size", 0)
+    if (drafted := known.get("truncated_vocab_size") or whole) < whole:
         raise EngineError(
             f"pair {pair.name}: vLLM cannot load Medusa heads that draft among {drafted} of {whole} tokens; train them with "
             "`medusa: {draft_vocabulary: null}`"
@@ -61,9 +59,7 @@ def _ngram(cell: Cell, _: PairFiles) -> dict[str, Any]:
 
 
 def _suffix(cell: Cell, _: PairFiles) -> dict[str, Any]:
-    """Suffix decoding without a cache of earlier requests: a prompt that is measured twice must not find its own
-    answer.
-    """
+    """Suffix decoding without a cache of earlier requests: a prompt measured twice must not find its own answer."""
     names = ("max_tree_depth", "max_spec_factor", "min_token_prob")
     given = {f"suffix_decoding_{name}": cell.options[name] for name in names if name in cell.options}
     return {"method": "suffix", "suffix_decoding_max_cached_requests": 0, **given}
@@ -79,7 +75,7 @@ METHODS: dict[str, Configure | None] = {
     "eagle3": _head,
     "suffix": _suffix,
 }
-"""Method -> what makes its part of `speculative_config`; None for methods without speculation."""
+"""Method -> the function that makes its `speculative_config`; None without speculation."""
 ARCTIC = (
     "`make vllm` does that where there is a C++ compiler; elsewhere pip install nanobind==2.9.2 grpcio-tools cmake && "
     "pip install --no-build-isolation --no-deps arctic-inference==0.1.1"
@@ -97,11 +93,10 @@ CHAINS: dict[str, dict[str, Any]] = {
 
 
 def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` that make it speculate as `cell` says and report each request's steps; empty for a
-    baseline.
+    """Arguments of `vllm.LLM` for the cell's speculation, with a report of each request's steps; empty for a baseline.
 
-    draft_sampling: how drafts are drawn above temperature 0, for the methods in `SAMPLED`. Raises EngineError where the
-    pair lacks a part.
+    draft_sampling: how the methods in `SAMPLED` draw drafts above temperature 0. Raises EngineError where the pair lacks
+    a part.
     """
     configure = METHODS[cell.method]
     if configure is None:
@@ -114,9 +109,7 @@ def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str
 
 @dataclass(slots=True)
 class Request:
-    """One prompt's stream: how many tokens came with each engine step, and what vLLM reports about the request in the
-    end.
-    """
+    """One prompt's stream: the number of tokens of each engine step, and vLLM's report at the end."""
 
     emitted: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -127,19 +120,15 @@ class Request:
     def rounds(self) -> list[Round]:
         """One Round for each engine step after the first, which is prefill.
 
-        vLLM reports (drafted, accepted) only for the steps that had a draft, in order. They are matched to the steps by
-        the number of tokens that each emitted. A step that emitted one token may have had a rejected draft or none;
-        vLLM does not say which, and no figure depends on it.
+        vLLM reports (drafted, accepted) only for the steps with a draft, in order. They are matched to the steps by the
+        number of emitted tokens. A step of one token may have had a rejected draft or none; no figure depends on it.
         """
-        told = (
-            list(zip(self.speculation.per_step_drafted, self.speculation.per_step_accepted, strict=True))
-            if self.speculation
-            else []
-        )
+        found = self.speculation
+        reported = list(zip(found.per_step_drafted, found.per_step_accepted, strict=True)) if found else []
         rounds = []
         for number, emitted in enumerate(self.emitted[1:], 2):
             last = number == len(self.emitted)
-            mine = bool(told) and (told[0][1] == emitted - 1 or (last and told[0][1] >= emitted))
-            drafted, accepted = told.pop(0) if mine else (0, 0)
+            fits = bool(reported) and (reported[0][1] == emitted - 1 or (last and reported[0][1] >= emitted))
+            drafted, accepted = reported.pop(0) if fits else (0, 0)
             rounds.append(Round(drafted, drafted, min(accepted, emitted), emitted, emitted < accepted + 1))
         return rounds
