@@ -82,9 +82,11 @@ def test_speedup_leaves_out_the_first_token_and_pairs_by_prompt() -> None:
     slow = record(run(9, 8.0), run(5, 2.0), group=1)  # 1.0 s a token against 0.5: 0.5x
     times = speedup.group_times([fast, slow])
     assert speedup.speedup(times) == pytest.approx(1.0)
-    low, high = speedup.speedup_interval(times)
-    # log 2 either way: mean 0, standard error log 2, and t(0.975) = 12.7062 with one degree of freedom.
-    assert (low, high) == pytest.approx((2**-12.7062, 2**12.7062), rel=1e-4)
+    assert all(map(math.isnan, speedup.speedup_interval(times))), "two units give no interval"
+    three = speedup.group_times([fast, slow, record(run(5, 2.0), run(5, 2.0), group=2)])
+    # log 2 either way and 0: mean 0, standard error log 2 / √3, and t(0.975) = 4.30265 with two degrees of freedom.
+    reach = 4.30265 / math.sqrt(3)
+    assert speedup.speedup_interval(three) == pytest.approx((2**-reach, 2**reach), rel=1e-4)
     assert speedup.tokens_per_s(times) == pytest.approx((4 + 8) / 9)
     assert speedup.tokens_per_s(times, "baseline_") == pytest.approx(8 / 4)
     assert speedup.ms_per_token(times) == pytest.approx(9000 / 12)
@@ -192,7 +194,7 @@ def test_simulated_process_agrees_with_leviathan(alpha: float, k: int, seed: int
 
 
 @settings(max_examples=30)
-@given(st.lists(st.floats(0.2, 5.0), min_size=2, max_size=12))
+@given(st.lists(st.floats(0.2, 5.0), min_size=3, max_size=12))
 def test_an_interval_holds_the_mean_and_never_falls_short_of_students(ratios: list[float]) -> None:
     logs = np.log(ratios)
     low, high = statistics.mean_interval(logs)
@@ -256,10 +258,11 @@ def test_the_jackknife_of_a_mean_is_the_mean() -> None:
 
 
 def test_the_interval_of_a_mean_of_ratios() -> None:
-    """Alike units have no spread; one unit says nothing."""
+    """Alike units have no spread; one unit says nothing, and two of a single stratum next to nothing."""
     assert statistics.stratified_ratio_interval([[(6.0, 3.0)] * 4, [(4.0, 1.0)] * 2]) == (3.0, 3.0)
     low, high = statistics.stratified_ratio_interval([[(1.0, 1.0), (9.0, 1.0)], [(2.0, 1.0)] * 2])
     # 5 ± 12.7062 · 4 in one stratum, 2 in the other; mean over both.
+    assert all(np.isnan(statistics.stratified_ratio_interval([[(1.0, 1.0), (9.0, 1.0)]]))), "n = 2"
     assert (low, high) == pytest.approx((3.5 - 12.7062 * 2, 3.5 + 12.7062 * 2), rel=1e-4)
     assert all(np.isnan(statistics.stratified_ratio_interval([[(1.0, 1.0)], [(2.0, 1.0)] * 2])))
 

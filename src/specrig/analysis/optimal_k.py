@@ -21,7 +21,7 @@ KEYS = ["engine", "pair", "method", "variant", "task", "temperature", "batch_siz
 COLUMNS = [
     *KEYS,
     *["ks", "best_k", "chosen_ks", "speedup", "speedup_low", "speedup_high", "predicted_k", "predicted_speedup"],
-    *["default_speedup", "loss", "loss_low", "loss_high"],
+    *["default_speedup", "loss", "loss_low", "loss_high", "prompts"],
 ]
 
 
@@ -60,6 +60,7 @@ def optimal_k(cells: pd.DataFrame, records: Iterable[Record]) -> pd.DataFrame:
             "best_k": best["k"],
             "predicted_k": predicted["k"],
             "predicted_speedup": predicted["predicted_speedup"],
+            "prompts": best["prompts"],
         }
         usual = [found for found in members if found["k"] == DEFAULT_K]
         if usual:
@@ -110,7 +111,7 @@ def _settings(cells: pd.DataFrame) -> list[list[dict[str, Any]]]:
     """The cells, sorted by k, of every setting (values of `KEYS`) with two or more k's."""
     frame = cells[cells["k"] > 0].assign(variant=cells["variant"].fillna("")).dropna(subset=["speedup"])
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in row_dicts(frame[[*KEYS, "k", "speedup", "predicted_speedup"]]):
+    for row in row_dicts(frame[[*KEYS, "k", "speedup", "predicted_speedup", "prompts"]]):
         found.setdefault(tuple(row[key] for key in KEYS), []).append(row)
     return [sorted(members, key=lambda row: row["k"]) for members in found.values() if len(members) > 1]
 

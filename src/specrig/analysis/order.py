@@ -155,17 +155,17 @@ def compare_orders(
     for ranking in rankings(claims):
         column = METRICS[ranking.claim.metric]
         for (engine, pair), every in places[column].items():
-            heat = (
+            temperature = (
                 ranking.claim.sampling_temperature
                 if ranking.claim.sampling_temperature is not None
                 else min(row["temperature"] for row in every)
             )
             smallest = min(row["batch_size"] for row in every)
-            here = [row for row in every if row["temperature"] == heat and row["batch_size"] == smallest]
+            here = [row for row in every if row["temperature"] == temperature and row["batch_size"] == smallest]
             tasks, exact = _tasks(ranking.claim, list(dict.fromkeys(row["task"] for row in here)))
             methods = _methods(ranking, here, tasks, partial(measured, column=column))
             if len(methods) > 1:
-                found.append(_compare(ranking, (str(engine), str(pair), float(heat)), tasks, exact, methods))
+                found.append(_compare(ranking, (str(engine), str(pair), float(sampling_temperature)), tasks, exact, methods))
     return found
 
 

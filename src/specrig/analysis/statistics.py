@@ -1,5 +1,5 @@
 """Estimates and their 95 % intervals in closed form, without random numbers. They keep their coverage with 4 to 64
-units.
+units; fewer than three units give none.
 
 One kernel serves every interval. An `Estimate` holds a value, the variance of that value, the degrees of freedom of
 this variance and the value's third cumulant. Two intervals are computed: Student's t, and Hall's transformation of t
@@ -38,7 +38,9 @@ SKEWNESS_UNITS = 6
 
 Interval = tuple[float, float]
 UNKNOWN: Interval = (float("nan"), float("nan"))
-"""The interval of a single unit, since one prompt says nothing about the spread over prompts."""
+"""The interval of fewer than `LEAST_UNITS` units."""
+LEAST_UNITS = 3
+"""One unit says nothing about the spread over units, and of two Student's t says next to nothing ([0.09, 225])."""
 Numbers = Any
 """A number, or an array whose last axis holds units and whose other axes are separate samples."""
 
@@ -53,10 +55,13 @@ class Estimate:
     """Degrees of freedom of `variance`."""
     third: Numbers = 0.0
     """Third cumulant of the value: its skewness times `variance` ** 1.5, shrunk as the module's docstring says."""
+    units: Numbers = 0
+    """How many units the value rests on; 0 where it rests on none of its own, as an error that is added to a value."""
 
     def interval(self, level: float = LEVEL) -> tuple[Numbers, Numbers]:
-        """(low, high) at `level`; NaN where value, variance or degrees of freedom are not known."""
-        error, reach = np.sqrt(self.variance), student(self.freedom, level)
+        """(low, high) at `level`; NaN for fewer than `LEAST_UNITS` units, and where a part of the estimate is not known."""
+        few = (np.asarray(self.units) > 0) & (np.asarray(self.units) < LEAST_UNITS)
+        error, reach = np.sqrt(self.variance), np.where(few, np.nan, student(self.freedom, level))
         with np.errstate(divide="ignore", invalid="ignore"):
             skewness = np.nan_to_num(self.third / error**3, posinf=0.0, neginf=0.0)
         above, below = (
@@ -72,7 +77,9 @@ class Estimate:
     def log(self) -> Estimate:
         """The estimate of the logarithm of this value, which must be positive, by linearisation."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return Estimate(np.log(self.value), self.variance / self.value**2, self.freedom, self.third / self.value**3)
+            return Estimate(
+                np.log(self.value), self.variance / self.value**2, self.freedom, self.third / self.value**3, self.units
+            )
 
 
 def mean(values: ArrayLike) -> Estimate:
@@ -131,7 +138,7 @@ def average(strata: Sequence[Estimate]) -> Estimate:
     if not strata:
         return Estimate(np.nan, np.nan, np.nan)
     found, count = _sum(strata), len(strata)
-    return Estimate(found.value / count, found.variance / count**2, found.freedom, found.third / count**3)
+    return Estimate(found.value / count, found.variance / count**2, found.freedom, found.third / count**3, found.units)
 
 
 def student(freedom: Numbers, level: float = LEVEL) -> Numbers:
@@ -156,7 +163,7 @@ def interval(estimate: Estimate, level: float = LEVEL, scale: Callable[[Numbers]
 
 
 def mean_interval(values: ArrayLike) -> Interval:
-    """95 % interval of the mean of `values` [units]; NaN for fewer than two units."""
+    """95 % interval of the mean of `values` [units]."""
     return interval(mean(values))
 
 
@@ -240,7 +247,7 @@ def _linear(value: Numbers, influence: NDArray[np.float64], weights: NDArray[np.
         # The cumulant's own correction for few units, then what few units are believed.
         corrected = units**2 / ((units - 1) * (units - 2)) * ((influence * np.sqrt(1 - weights)) ** 3).sum(-1)
         third = np.where(units > 2, corrected * units / (units + SKEWNESS_UNITS), 0.0)
-    return Estimate(value, variance, freedom, third)
+    return Estimate(value, variance, freedom, third, units)
 
 
 def _sum(parts: Sequence[Estimate]) -> Estimate:
@@ -250,7 +257,8 @@ def _sum(parts: Sequence[Estimate]) -> Estimate:
         freedom = variance**2 / sum(part.variance**2 / part.freedom for part in parts)
     # Without any spread the degrees of freedom do not matter: the interval is its value.
     freedom = np.where(variance == 0, 1.0, np.maximum(freedom, 1.0))
-    return Estimate(sum(part.value for part in parts), variance, freedom, sum(part.third for part in parts))
+    value, third, units = (sum(getattr(part, name) for part in parts) for name in ("value", "third", "units"))
+    return Estimate(value, variance, freedom, third, units)
 
 
 def _untransformed(bound: Numbers, skewness: Numbers) -> Numbers:

@@ -7,7 +7,6 @@ source reports about the same experiment: its acceptance, its baseline, its othe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -211,10 +210,9 @@ def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool 
         )
         others = [other for other in same if other.metric == "speedup"]
     elif claim.metric == "ms_per_token":
-        found = re.search(r"baseline ([\d.]+) ms", claim.note)
-        if not found:
+        if claim.baseline is None:
             return None, None, ""
-        base = float(found.group(1))
+        base = claim.baseline
         ratio, words = (base / claim.interval[1], base / claim.interval[0]), f"{base:g} / {claim.interval[0]:g} ms"
         others = [other for other in same if other.metric == "speedup"]
     else:

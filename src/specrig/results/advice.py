@@ -91,7 +91,9 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
                     bold=certain,
                 ),
                 GridEntry(str(row["k"]) if gains else "–"),
-                GridEntry(f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"])),
+                GridEntry(
+                    f"{grid.number(row['value'])}×", grid.interval(row["low"], row["high"], units=grid.units_of(row))
+                ),
                 GridEntry(_megabytes(row["beyond_mb"]), f"of {grid.number(row['peak_memory_mb'], 0)}")
                 if known
                 else GridEntry("–"),

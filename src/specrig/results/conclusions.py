@@ -11,6 +11,7 @@ from specrig.analysis.cells import row_dicts
 from specrig.analysis.repetition import LOOPING
 from specrig.results.grid import interval, number, percent
 from specrig.results.labels import method_name, task_name
+from specrig.results.speed_tables import mean_units
 from specrig.results.summary import CROSS_FITTED, MEAN, disturbed_in
 
 
@@ -39,7 +40,7 @@ def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> l
 def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str], where: str) -> list[str]:
     mean, low, high = top[CROSS_FITTED], top[f"{CROSS_FITTED}_low"], top[f"{CROSS_FITTED}_high"]
     name = method_name(top["method"], variant=top["variant"])
-    spread = f"{interval(low, high)} at 95 %" if np.isfinite(low) else "too few prompts for an interval"
+    spread = f"{interval(low, high)} at 95 %" if np.isfinite(low) else f"n = {mean_units(top)}: no interval"
     measured = [task for task in tasks if np.isfinite(top[task])]
     count = f"{len(measured)} task{'s' if len(measured) != 1 else ''}"
     temperature = f"temperature {top['temperature']:g}"

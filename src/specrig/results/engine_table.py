@@ -82,7 +82,9 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         if row["reason"]:
             mark = letters.setdefault(row["reason"], _letter(len(letters)))
         unlike = row["relative_difference"]
-        spread = grid.interval(row["difference_low"], row["difference_high"])
+        spread = grid.interval(
+            row["difference_low"], row["difference_high"], units=grid.units_of(row) if np.isfinite(unlike) else None
+        )
         difference = f"{row['difference']:+.2f} ({100 * unlike:+.1f} %)" if np.isfinite(unlike) else "–"
         reference = row["engine"] == row["reference"]
         labels = [
@@ -99,7 +101,7 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
                 GridEntry(
                     "1" if reference else grid.number(row["relative_speed"]), _spread(row, "relative_speed", reference)
                 ),
-                GridEntry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
+                grid.measured(row, "speedup"),
                 GridEntry(grid.number(row["acceptance_length"])),
                 GridEntry(
                     "" if reference else difference, " ".join(filter(None, (spread, mark))), bold=bool(row["disagrees"])

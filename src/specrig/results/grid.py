@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from specrig.analysis.statistics import LEAST_UNITS
+from specrig.results.labels import DISTURBED_SIGN
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,40 @@ class Grid:
         return list(found.items())
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """A number as text, with `digits` decimals and commas between thousands; an en dash where it is undefined."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{value:,.{digits}f}"
+def number(value: float | None, digits: int = 2, *, disturbed: bool = False) -> str:
+    """A number as text, with `digits` decimals and commas between thousands; an en dash where it is undefined.
+
+    disturbed: put the mark of disturbed cells behind it.
+    """
+    text = "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+    return f"{text} {DISTURBED_SIGN}" if disturbed else text
+
+
+def measured(
+    row: Mapping[str, Any],
+    name: str,
+    digits: int = 2,
+    *,
+    disturbed: bool = False,
+    bold: bool = False,
+    struck: bool = False,
+    units: int | None = None,
+    scale: float = 1,
+) -> GridEntry:
+    """The entry of the column `name`: its number, and its interval from `<name>_low` and `<name>_high`.
+
+    units: how many units the value rests on; None: the row's prompts, or batches of them. scale: multiplies all three.
+    """  # fmt: skip
+    value, low, high = (scale * row[f"{name}{end}"] for end in ("", "_low", "_high"))
+    known = units_of(row) if units is None else units
+    note = interval(low, high, digits, units=known if math.isfinite(value) else None)
+    return GridEntry(number(value, digits, disturbed=disturbed), note, bold, struck and math.isfinite(value))
+
+
+def units_of(row: Mapping[str, Any]) -> int | None:
+    """How many units the figures of a table's row rest on: its prompts, or batches of them; None where not known."""
+    prompts = row.get("common_prompts", row.get("prompts"))
+    return None if prompts is None or prompts != prompts else math.ceil(prompts / (row.get("batch_size") or 1))
 
 
 def percent(value: float | None, digits: int = 0) -> str:
@@ -78,9 +111,11 @@ def unbroken(text: str) -> str:
     return _UNITS.sub("\u00a0", text)
 
 
-def interval(low: float, high: float, digits: int = 2) -> str:
-    """An interval as text, e.g. `[1.53, 1.71]`; empty where it is not known."""
-    return f"[{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(low) and math.isfinite(high) else ""
+def interval(low: float, high: float, digits: int = 2, *, units: int | None = None) -> str:
+    """An interval as text, e.g. `[1.53, 1.71]`; `n = 2` where there are too few units for one; else empty."""
+    if math.isfinite(low) and math.isfinite(high):
+        return f"[{low:.{digits}f}, {high:.{digits}f}]"
+    return f"n = {units}" if units is not None and 0 < units < LEAST_UNITS else ""
 
 
 def markdown(grid: Grid) -> str:

@@ -10,8 +10,8 @@ from specrig.decoding.drafters import registry
 from specrig.results import grid
 from specrig.results.citations import further
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import BOLD_NOTE, DISTURBED_NOTE, DISTURBED_SIGN, method_order, task_name
-from specrig.results.speed_tables import best, row_labels, setting, table_notes, varying_levels
+from specrig.results.labels import BOLD_NOTE, DISTURBED_NOTE, method_order, task_name
+from specrig.results.speed_tables import best, mean_units, row_labels, setting, table_notes, varying_levels
 from specrig.results.study_data import StudyData
 from specrig.results.summary import CROSS_FITTED, MEAN, disturbed_in
 
@@ -53,15 +53,11 @@ def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) 
     bolds = best(speedups, CROSS_FITTED, groups, marked)
     rows = []
     for row, other, bold, sign in zip(row_dicts(speedups), row_dicts(acceptance), bolds, marked, strict=True):
-        spread = grid.interval(row[f"{CROSS_FITTED}_low"], row[f"{CROSS_FITTED}_high"])
         rows.append(
             [
                 *row_labels(row, levels),
-                GridEntry(
-                    grid.number(row[CROSS_FITTED]) + (f" {DISTURBED_SIGN}" if sign else ""),
-                    spread,
-                    bool(bold),
-                    bool(row["failed"]),
+                grid.measured(
+                    row, CROSS_FITTED, disturbed=sign, bold=bold, struck=row["failed"], units=mean_units(row)
                 ),
                 GridEntry(grid.number(other["mean_acceptance_length"])),
                 GridEntry(grid.percent(other["mean_acceptance_rate"])),
@@ -90,11 +86,10 @@ def task_grid(cells: pd.DataFrame, task: str, study: StudyData) -> Grid:
     marked = disturbed(frame)
     rows = []
     for row, sign, bold in zip(row_dicts(frame), marked, best(frame, "speedup", shared, marked), strict=True):
-        spread = grid.interval(row["speedup_low"], row["speedup_high"])
         rows.append(
             [
                 *row_labels(row, levels, disturbed=sign),
-                GridEntry(grid.number(row["speedup"]), spread, bool(bold), bool(row["failed"])),
+                grid.measured(row, "speedup", bold=bold, struck=row["failed"]),
                 GridEntry(grid.number(row["tokens_per_s"], 1)),
                 GridEntry(grid.number(row["baseline_tokens_per_s"], 1)),
                 GridEntry(grid.number(row["acceptance_length"])),

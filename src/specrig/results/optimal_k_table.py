@@ -27,13 +27,11 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
                 GridEntry(str(row["ks"])),
                 GridEntry(str(row["best_k"]), bold=True),
                 GridEntry(row["chosen_ks"] if isinstance(row["chosen_ks"], str) else "–"),
-                GridEntry(grid.number(row["speedup"]), grid.interval(row["speedup_low"], row["speedup_high"])),
+                grid.measured(row, "speedup"),
                 GridEntry(grid.number(row["predicted_k"], 0)),
                 GridEntry(grid.number(row["predicted_speedup"])),
                 GridEntry(grid.number(row["default_speedup"])),
-                GridEntry(
-                    grid.number(100 * row["loss"], 1), grid.interval(100 * row["loss_low"], 100 * row["loss_high"], 1)
-                ),
+                grid.measured(row, "loss", 1, scale=100),
             ]
         )
     header = [

@@ -51,7 +51,7 @@ def quality_grid(table: pd.DataFrame, study: str) -> Grid:
                 GridEntry(str(row["prompts"])),
                 GridEntry(grid.number(row["score"]), struck=differs),
                 GridEntry(grid.number(row["baseline_score"])),
-                GridEntry(grid.number(row["difference"]), grid.interval(row["difference_low"], row["difference_high"])),
+                grid.measured(row, "difference"),
                 GridEntry(grid.percent(row["identical"])),
                 GridEntry(
                     row["note"] or ("differs" if row["same"] is False else "same") + f" (p = {row['p_value']:.2g})"

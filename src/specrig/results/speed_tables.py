@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from specrig.analysis.cells import row_dicts
@@ -17,7 +16,6 @@ from specrig.results.labels import (
     BATCHED_NOTE,
     BOLD_NOTE,
     DISTURBED_NOTE,
-    DISTURBED_SIGN,
     FAILED_NOTE,
     LOSSY_NOTE,
     method_name,
@@ -53,12 +51,9 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
     for index, row in enumerate(row_dicts(summary)):
         entries = row_labels(row, levels)
         for column in columns:
-            note = grid.interval(row[f"{column}_low"], row[f"{column}_high"])
-            bold, struck = bool(bolds[column].iloc[index]), row["failed"]
-            sign = f" {DISTURBED_SIGN}" if marked[column].iloc[index] else ""
-            entries.append(
-                GridEntry(grid.number(row[column]) + sign, note, bold, struck and bool(np.isfinite(row[column])))
-            )
+            bold, sign = bool(bolds[column].iloc[index]), bool(marked[column].iloc[index])
+            units = mean_units(row) if column in (MEAN, CROSS_FITTED) else None
+            entries.append(grid.measured(row, column, disturbed=sign, bold=bold, struck=row["failed"], units=units))
         rows.append(entries)
     header = [*(level.replace("_", " ") for level in levels), "k", *map(task_name, tasks), "geometric mean"]
     header += ["the same, k chosen on other prompts"] if cross_fitted else []
@@ -123,7 +118,6 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
     rows = []
     marked = disturbed(cells)
     for row, sign in zip(row_dicts(cells), marked, strict=True):
-        note = grid.interval(row["speedup_low"], row["speedup_high"])
         rows.append(
             [
                 *row_labels(row, levels, disturbed=sign),
@@ -131,7 +125,7 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
                 *(_drift(row) if replicated else []),
                 GridEntry(grid.number(row["tokens_per_s"], 1)),
                 GridEntry(grid.number(row["baseline_tokens_per_s"], 1)),
-                GridEntry(grid.number(row["speedup"]), note, struck=row["failed"]),
+                grid.measured(row, "speedup", struck=row["failed"]),
                 GridEntry(grid.number(row["acceptance_length"])),
                 GridEntry(grid.percent(row["acceptance_rate"])),
                 GridEntry(grid.number(row["predicted_speedup"])),
@@ -150,10 +144,16 @@ def cells_grid(cells: pd.DataFrame, study: StudyData) -> Grid:
     )
 
 
+def mean_units(row: dict[str, Any]) -> int | None:
+    """How many units the means over tasks of a row of `speedup_summary` rest on."""
+    units = grid.units_of(row)
+    return None if units is None else units * row["tasks"]
+
+
 def _drift(row: dict[str, Any]) -> list[GridEntry]:
     return [
         GridEntry(str(row["replicates"])),
-        GridEntry(grid.number(row["drift"]), grid.interval(row["drift_low"], row["drift_high"])),
+        grid.measured(row, "drift"),
     ]
 
 
@@ -183,7 +183,7 @@ def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = Fals
 
 
 def best(frame: pd.DataFrame, column: str, groups: list[str], marked: pd.Series) -> pd.Series:
-    """Which rows are bold: the largest value of `column` in each group that the columns `groups` make.
+    """Which rows are bold: the largest speedup in `column` of each group that the columns `groups` make, if above 1.
 
     marked: the disturbed rows. They, the lossy, those that the audit failed and the baselines (a batch without drafts is held against
     single prompts) never win: their speeds do not compare.
@@ -191,7 +191,7 @@ def best(frame: pd.DataFrame, column: str, groups: list[str], marked: pd.Series)
     baseline = frame["method"].isin(list(BASELINES))
     fair = frame[column].where(frame["lossless"].astype(bool) & ~frame["failed"].astype(bool) & ~marked & ~baseline)
     top = fair.groupby([frame[level] for level in groups]).transform("max") if groups else fair.max()
-    return (fair == top) & fair.notna()
+    return (fair == top) & (fair > 1)
 
 
 def setting(frame: pd.DataFrame) -> str:

@@ -98,7 +98,7 @@ def speedup_summary(
 
     Columns: `LEVELS`, `k`, `lossless`, `failed` (see `audit_failures`), `disturbed` (names of the disturbed tasks); for
     each task `<task>`, `<task>_low`, `<task>_high`; `geometric_mean` over the tasks with its 95 % interval over prompts
-    (and runs, where there are replicates); `tasks`, the number of tasks in this mean; `cross_fitted` with its interval.
+    (and runs, where there are replicates); `tasks`, the number of tasks in this mean; `prompts`, the fewest of a task; `cross_fitted` with its interval.
 
     `cross_fitted` is the geometric mean with each half of the prompts at the k that the other half chose
     (`cross_fitted_ks`, e.g. "4, 5"). Where there was no k to choose, `cross_fitted` is the geometric mean and
@@ -121,13 +121,14 @@ def speedup_summary(
         pool = pools.get((row["engine"], row["pair"], len(identities)))
         runs = pool.of_mean(min(replicates[key] for key in identities)) if pool else None
         strata = [logs[identity] for identity in identities]
-        row |= _mean_over_tasks(MEAN, strata, runs) | {"tasks": len(strata)}
+        row |= _mean_over_tasks(MEAN, strata, runs)
+        row |= {"tasks": len(strata), "prompts": int(members["prompts"].min()) if "prompts" in members else np.nan}
         judged = cross_fit(*_choice(row, sweeps))
         row |= _mean_over_tasks(CROSS_FITTED, list(judged.logs.values()) if judged else strata, runs)
         row[f"{CROSS_FITTED}_ks"] = ", ".join(map(str, judged.ks)) if judged else ""
         rows.append(row)
     columns = [*LEVELS, "k", "lossless", "failed", "disturbed"]
-    columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")] + ["tasks"]
+    columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")] + ["tasks", "prompts"]
     columns += [f"{CROSS_FITTED}{end}" for end in ("", "_low", "_high", "_ks")]
     return _sorted(pd.DataFrame(rows, columns=columns))
 

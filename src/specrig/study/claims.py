@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -62,8 +62,17 @@ class Claim(Settings):
     """The figure, or the lower end of a range; `k` for "k times"."""
     high: Figure = None
     """The upper end of a range; equal to `low` for a single figure."""
+    baseline: Annotated[float | None, BeforeValidator(lambda value: value or None), Field(gt=0)] = None
+    """The source's figure for plain decoding under the same conditions, in the metric's unit."""
     note: str = ""
     """What else the source says of the figure's conditions."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _baseline_of_older_tables(cls, row: Any) -> Any:
+        """Older tables, also those of publications, state the baseline in the note: `baseline 14.1 ms/token`."""
+        found = re.search(r"baseline ([\d.]+) ms", str(row.get("note", ""))) if isinstance(row, dict) else None
+        return {"baseline": found[1], **row} if found else row
 
     @model_validator(mode="after")
     def _figures(self) -> Claim:

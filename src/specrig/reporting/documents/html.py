@@ -69,8 +69,8 @@ def write_report(study_dir: Path, out: Path, attachments: Attachments | None = N
     ).get_template("report.html.j2")
     if attachments is None:
         study = results.study
-        results = Path(os.path.relpath(study.folder, out.parent)).as_posix()
-        attachments = Embedded(results, mlflow_runs(study.folder, study.name))
+        folder = Path(os.path.relpath(study.folder, out.parent)).as_posix()
+        attachments = Embedded(folder, mlflow_runs(study.folder, study.name))
     write_atomically(out, template.render(_context(results, attachments)))
     return out
 
