@@ -155,7 +155,9 @@ def test_page_tells_what_happened(page: tuple[str, Page], study: Path) -> None:
     best = speedup_summary(found.table, found.records, found.tasks, found.audit())
     fair = best[best["lossless"] & ~best["failed"]]
     top = fair.sort_values("cross_fitted").iloc[-1]
-    assert f"fastest lossless method is {top['method']} at k = {top['k']}: {top['cross_fit']:.2f} times" in parsed.text
+    assert (
+        f"fastest lossless method is {top['method']} at k = {top['k']}: {top['cross_fitted']:.2f} times" in parsed.text
+    )
     for piece in ("diverges at token 7", "synthetic processor", "1 cell failed", "position 1", "000000000000"):
         assert piece in parsed.text
 

@@ -16,7 +16,7 @@ from specrig.dag.rules import Rules, memory, minutes
 from specrig.models.gguf import FILES as CONVERTED_FILES
 from specrig.planning.estimate import needs
 from specrig.provenance.digests import code_digest
-from specrig.results.names import FIGURES, TABLES
+from specrig.reporting.outline import figures, tables
 from specrig.runtime.gpus import OWN
 from specrig.study.grid import TOGETHER
 from specrig.study.load import load_study
@@ -78,16 +78,15 @@ AUDITS = [
     f"{ROOT}/audit/records.csv",
     *(f"{ROOT}/audit/exact-{engine}-{method}.csv" for engine, method in dag.audited()),
 ]
-# What is simulated stands in tables of its own.
-TABLE_NAMES = [name for name in TABLES if name != "simulated"]
+TABLE_NAMES = list(tables())
 # Only the tables have the reported figures as input, so that a new row there causes no measuring.
 REPORTED = [str(STUDY.tables.reported)] if STUDY.tables.reported else []
 TABLE_FILES = [
     f"{ROOT}/tables/{name}.{kind}"
-    for name in [*TABLE_NAMES, "simulated", "quality"]
+    for name in [*TABLE_NAMES, "quality"]
     for kind in ("csv", "md", "tex")
 ]
-FIGURE_NAMES = list(FIGURES)
+FIGURE_NAMES = list(figures())
 FIGURE_FILES = [
     f"{ROOT}/figures/{name}.{kind}" for name in FIGURE_NAMES for kind in ("svg", "png")
 ]

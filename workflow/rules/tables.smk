@@ -7,60 +7,20 @@ rule tables:
         audits=AUDITS,
         reported=REPORTED,
     output:
-        cells=report(
-            f"{ROOT}/tables/cells.csv",
-            caption="../report/cells.rst",
-            category="Tables",
-            labels={"table": "every cell"},
-        ),
-        speedup=report(
-            f"{ROOT}/tables/speedup.csv",
-            caption="../report/speedup.rst",
-            category="Tables",
-            labels={"table": "speedup by method and task"},
-        ),
-        acceptance=report(
-            f"{ROOT}/tables/acceptance.csv",
-            caption="../report/acceptance.rst",
-            category="Tables",
-            labels={"table": "acceptance by method and task"},
-        ),
-        engines=report(
-            f"{ROOT}/tables/engines.csv",
-            caption="../report/engines.rst",
-            category="Tables",
-            labels={"table": "engines side by side"},
-        ),
-        reproduction=report(
-            f"{ROOT}/tables/reproduction.csv",
-            caption="../report/reproduction.rst",
-            category="Tables",
-            labels={"table": "reported against measured"},
-        ),
-        optimal_k=report(
-            f"{ROOT}/tables/optimal_k.csv",
-            caption="../report/optimal_k.rst",
-            category="Tables",
-            labels={"table": "optimal k"},
-        ),
-        order=report(
-            f"{ROOT}/tables/order.csv",
-            caption="../report/order.rst",
-            category="Tables",
-            labels={"table": "order of methods, reported and measured"},
-        ),
-        order_changes=report(
-            f"{ROOT}/tables/order_changes.csv",
-            caption="../report/order.rst",
-            category="Tables",
-            labels={"table": "methods that changed places, and why"},
-        ),
+        data=[
+            report(
+                f"{ROOT}/tables/{name}.csv",
+                caption=f"../report/table-{name}.rst",
+                category="Tables",
+                labels={"table": name.replace("_", " ")},
+            )
+            for name in TABLE_NAMES
+        ],
         texts=expand(
             f"{ROOT}/tables/{{name}}.{{kind}}",
             name=TABLE_NAMES,
             kind=["md", "tex"],
         ),
-        simulated=multiext(f"{ROOT}/tables/simulated", ".csv", ".md", ".tex"),
     log:
         f"{ROOT}/logs/tables.log",
     conda:
@@ -104,13 +64,13 @@ rule figures:
     input:
         records=MEASURED,
         audits=AUDITS,
-        cells=rules.tables.output.cells,
+        cells=f"{ROOT}/tables/cells.csv",
         curves=CURVES,
     output:
         shown=[
             report(
                 f"{ROOT}/figures/{name}.svg",
-                caption=f"../report/{name}.rst",
+                caption=f"../report/figure-{name}.rst",
                 category="Figures",
                 labels={"figure": name.replace("_", " ")},
             )

@@ -5,7 +5,7 @@
 rule track:
     input:
         records=MEASURED,
-        cells=rules.tables.output.cells,
+        cells=f"{ROOT}/tables/cells.csv",
         figures=rules.figures.output,
         report=REPORT,
     output:

@@ -72,8 +72,8 @@ def methods(as_json: Json = False) -> None:
 
 
 def schema(folder: Annotated[Path, typer.Option(help="Folder to write to")] = Path("workflow/schemas")) -> None:
-    """Write the JSON schemas of studies and tables, with which editors complete and check them."""
-    from specrig.planning.schemas import write_schemas
+    """Write the JSON schemas, with which editors complete studies and tables, and the captions of Snakemake's report."""
+    from specrig.planning.schemas import write_captions, write_schemas
 
-    for path in write_schemas(folder):
+    for path in [*write_schemas(folder), *write_captions(folder.parent / "report")]:
         typer.echo(path)

@@ -26,6 +26,16 @@ def write_schemas(folder: Path) -> list[Path]:
     return paths
 
 
+def write_captions(folder: Path) -> list[Path]:
+    """Write the captions of Snakemake's report, which the report's outline has, into `folder`; returns their paths."""
+    from specrig.reporting.outline import captions
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in captions().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in captions()]
+
+
 def schema_text(name: str) -> str:
     """Return the text of one schema: of a study, or of a row of pairs.tsv, tasks.tsv or reported.csv."""
     schema: dict[str, Any] = {

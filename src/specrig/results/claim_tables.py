@@ -20,7 +20,7 @@ from specrig.study.claims import Claim, read_claims
 from specrig.study.problems import Positions, Problems
 from specrig.study.rows import Pair, Task, read_rows
 
-TELLING = ("reproduced", "higher", "lower", "impossible", "inconsistent with theory")
+DECIDED = ("reproduced", "higher", "lower", "impossible", "inconsistent with theory")
 """Verdicts that say something of the figure itself; they come first in tables."""
 CAPTION = (
     f"Every reported figure, with its verdict. Measured: the 95 % interval overlaps the reported figure widened by {TOLERANCE:.0%}. Theory: the "
@@ -63,7 +63,7 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
     """The verdicts as a table for readers; claims that were measured, are impossible or contradict the theory come
     first.
     """
-    order = {verdict: number for number, verdict in enumerate(TELLING)}
+    order = {verdict: number for number, verdict in enumerate(DECIDED)}
     rank = judged["verdict"].map(lambda verdict: order.get(verdict, len(order)))
     rows = []
     for row in row_dicts(judged.assign(rank=rank).sort_values("rank", kind="stable")):
@@ -97,8 +97,8 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
     return Grid(header=header, rows=rows, labels=7, trailing=1, caption=CAPTION, label=f"tab:{study}-reproduction")
 
 
-def telling_grid(judged: pd.DataFrame, study: str) -> Grid:
-    """The claims with a verdict in `TELLING`, in columns that fit on a page. judged: the rows of these claims."""
+def decided_grid(judged: pd.DataFrame, study: str) -> Grid:
+    """The claims with a verdict in `DECIDED`, in columns that fit on a page. judged: the rows of these claims."""
     rows = []
     for row in row_dicts(judged):
         k = f", k = {row['k']}" if row["k"] else ""
@@ -114,7 +114,7 @@ def telling_grid(judged: pd.DataFrame, study: str) -> Grid:
         )
     header = ["id", "verdict", "claim", "reported", "measured", "predicted", "reason"]
     caption = "Reported figures that were measured, cannot be true of their pair, or contradict the theory."
-    return Grid(header, rows, labels=3, trailing=1, caption=caption, label=f"tab:{study}-telling")
+    return Grid(header, rows, labels=3, trailing=1, caption=caption, label=f"tab:{study}-decided")
 
 
 def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
@@ -131,18 +131,6 @@ def sources_grid(judged: pd.DataFrame, study: str) -> Grid:
         caption=f"Reported figures by source and verdict. {CAPTION}",
         label=f"tab:{study}-sources",
     )
-
-
-def context(judged: pd.DataFrame, shown: Grid, study: str) -> dict[str, Any] | None:
-    """The variables of the report's section; None for a study without reported figures. shown: `judged` for readers."""
-    if judged.empty:
-        return None
-    return {
-        "sentence": sentence(judged),
-        "sources": sources_grid(judged, study),
-        "grid": shown,
-        "commands": [(row["id"], row["command"]) for row in row_dicts(judged) if row["command"]],
-    }
 
 
 def with_conditions(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:

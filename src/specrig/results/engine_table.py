@@ -45,15 +45,6 @@ def _said(environment: dict[str, Any]) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def section(study: StudyData, compared: pd.DataFrame) -> dict[str, Any] | None:
-    """The `sentence` and the table (`grid`) of the report's section; None for a study of one engine. compared:
-    `comparison`.
-    """
-    if compared.empty:
-        return None
-    return {"sentence": sentence(compared), "grid": engines_grid(compared, study)}
-
-
 def sentence(compared: pd.DataFrame) -> str:
     """A sentence on how many comparisons of acceptance agree, and how many disagree without a known reason."""
     against = compared[compared["engine"] != compared["reference"]]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from specrig.results.study_data import MeasuredJob
+from specrig.results.grid import Grid, GridEntry, number
+from specrig.results.study_data import MeasuredJob, StudyData
 
 MOVING = ("captured", "load_1min", "mhz", "sm_mhz", "memory_mhz", "copy_gb_s")
 """The last parts of keys that differ between any two jobs. Only the full list shows them; no warning is given."""
@@ -39,6 +40,31 @@ def environment_rows(jobs: list[MeasuredJob]) -> list[tuple[str, list[tuple[str,
         (key, [(text, [] if len(users) == len(measured) else users) for text, users in values.items()])
         for key, values in found.items()
     ]
+
+
+def environment_grid(jobs: list[MeasuredJob]) -> Grid | None:
+    """`environment_rows` as a table, one line a value; None where nothing was recorded."""
+    rows = [
+        [GridEntry(key if first else ""), GridEntry(text, f"({', '.join(users)})" if users else "")]
+        for key, values in environment_rows(jobs)
+        for first, (text, users) in zip([True, *[False] * len(values)], values, strict=False)
+    ]
+    caption = "What jobs recorded of their environment; in brackets the jobs, where not all agree."
+    return Grid(["key", "value"], rows, labels=2, caption=caption) if rows else None
+
+
+def models_grid(study: StudyData) -> Grid | None:
+    """The models that a study made or stored, with their sizes; None without models."""
+    rows = [
+        [GridEntry(row["pair"]), GridEntry(row["name"]), GridEntry(_millions(row["parameters"]))]
+        for row in model_rows(study.folder)
+    ]
+    header, caption = ["pair", "model", "parameters (millions)"], "Models made or stored by the study."
+    return Grid(header, rows, labels=2, caption=caption, label=f"tab:{study.name}-models") if rows else None
+
+
+def _millions(parameters: int | None) -> str:
+    return number(parameters / 1e6, 1 if parameters >= 1e6 else 3) if parameters else "–"
 
 
 def differing(jobs: list[MeasuredJob]) -> list[str]:

@@ -6,55 +6,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
+
 from specrig.analysis.statistics import LEVEL
-from specrig.results.audit_tables import RULE
 from specrig.results.grid import number, percent
 from specrig.results.labels import task_name
 from specrig.results.machine import model_rows
 from specrig.results.optimal_k_table import power_sentence
 from specrig.results.round_tables import EFFICIENT
-from specrig.results.study_results import StudyResults
+from specrig.results.study_data import StudyData
 
 SMALL_MODEL = 100_000_000
 """For targets with fewer parameters the report says what a target this small cannot show."""
-
-SWEEP = (
-    "A longer draft costs more, and its last tokens are accepted less often. The acceptance rate therefore falls with k, and the speed has a "
-    f"maximum. Bands are {percent(LEVEL)} intervals."
-)
-NETWORK = (
-    "The draft model runs in a service of its own, and each round sends it the new tokens and waits for its chain. Acceptance is that of "
-    "draft_model; what is lost is the time on the way. The baseline has no network."
-)
-BATCHES = (
-    "Speculation gains speed by reading the weights once for several tokens. A batch already reads them once for all its sequences. The larger "
-    "the batch, the less there is to gain."
-)
-PREDICTION = (
-    "The prediction takes the measured acceptance length and the measured cost of bare forward passes. A point below the diagonal has lost time "
-    "outside those passes: in verification, cache handling, drafting without a model, or the loop itself."
-)
-ENGINES = (
-    "The same pair, prompts, k and trained parts in each engine. Acceptance depends on the pair, the prompts and the method, not on the engine. "
-    "Where engines differ beyond sampling noise, they count or draft differently; the table's notes give the reason as far as the records show it."
-)
-ORDER = (
-    "Speedups do not carry over from one machine and pair to another; the order of methods may. Each source that ranks several methods on a task "
-    "is compared with the same methods here. Where two changed places, the cost model says why: through acceptance, the cost of drafting, the "
-    "cost of verifying, or time outside forward passes."
-)
-REPORTED = (
-    "A verdict by theory says whether a figure follows from what the same source reports about acceptance, k and hardware. It does not say that "
-    "the figure was measured again."
-)
-AUDIT = (
-    "Plain decoding itself is compared with transformers' own generate, with its own forward pass and cache, on the longest prompt of each pair. "
-    "At temperature zero the output must be the autoregressive one, token by token; a divergence counts as a numerical tie only where the "
-    "target's logits for the two tokens, computed in full precision, lie within a few units of the study's precision. Above temperature zero there are two tests. On a small pair made for the test, samples are "
-    "compared, token by token, with the target's exact probabilities given what came before. On the study's own pair, each emitted token is "
-    "compared with the target's distribution at its position (probability integral transform, Kolmogorov-Smirnov test). "
-    f"{RULE}"
-)
 
 DEFINITIONS = {
     "speedup": (
@@ -103,18 +66,17 @@ DEFINITIONS = {
 """Term -> what it means here."""
 
 
-def scope(results: StudyResults) -> str:
+def scope(cells: pd.DataFrame, tasks: list[str]) -> str:
     """A sentence on how much was measured."""
-    cells = results.cells
     prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
-    tasks = ", ".join(map(task_name, results.study.tasks))
-    what = f"{len(cells)} cells (method, pair, task, k, temperature, batch size) with {prompts} prompts each; tasks: {tasks}."
+    named = ", ".join(map(task_name, tasks))
+    what = f"{len(cells)} cells (method, pair, task, k, temperature, batch size) with {prompts} prompts each; tasks: {named}."
     return what if len(cells) else "No cell was measured."
 
 
-def low_efficiency(results: StudyResults) -> str:
+def low_efficiency(cells: pd.DataFrame) -> str:
     """A warning where the harness loses much of the possible speed; else empty."""
-    median = results.cells["efficiency"].median()
+    median = cells["efficiency"].median()
     if not median < EFFICIENT:
         return ""
     return (
@@ -123,9 +85,9 @@ def low_efficiency(results: StudyResults) -> str:
     )
 
 
-def limits(results: StudyResults, *, trained: bool) -> list[str]:
+def limits(cells: pd.DataFrame, study: StudyData, *, trained: bool) -> list[str]:
     """Sentences on what the figures do not say. trained: whether the study trained models."""
-    cells, replicates = results.cells, results.study.replicates
+    replicates = study.replicates
     prompts = " or ".join(str(count) for count in sorted({int(count) for count in cells["prompts"]}))
     runs = (
         f" and the differences between {replicates} runs of each job"
@@ -142,7 +104,7 @@ def limits(results: StudyResults, *, trained: bool) -> list[str]:
         "apart.",
     ]
     targets: dict[int, list[str]] = {}
-    for row in model_rows(results.study.folder):
+    for row in model_rows(study.folder):
         if row["name"] == "target" and row["parameters"]:
             targets.setdefault(row["parameters"], []).append(row["pair"])
     for size, pairs in sorted(targets.items()):

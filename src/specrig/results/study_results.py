@@ -1,39 +1,50 @@
-"""Which tables and figures a study has. The HTML report, the PDF and the folder for papers all show these same objects.
+"""What a finished study holds, by name: every table and every sentence of its report, each computed on first use.
 
-A new table is a property of `StudyResults` and, if it is a file of its own, a name in `names.TABLES`. A new figure is a
-name in `names.FIGURES` and its drawing in `figures`.
+`reporting.outline` says which of them a report shows, where, and in which order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from specrig.analysis.disturbance import undisturbed
 from specrig.analysis.optimal_k import optimal_k
 from specrig.analysis.order import OrderComparison
-from specrig.results import audit_tables as verdicts
-from specrig.results import order_tables as order
-from specrig.results.advice import advised
-from specrig.results.claim_tables import reproduction, reproduction_grid, sources_grid
-from specrig.results.engine_table import comparison, engines_grid
-from specrig.results.grid import Grid
+from specrig.results import (
+    audit_tables,
+    claim_tables,
+    conclusions,
+    disturbed_cells,
+    engine_table,
+    machine,
+    order_tables,
+    prose,
+)
+from specrig.results.advice import advice_grid, advised
+from specrig.results.floors import floor_notes
+from specrig.results.grid import Grid, GridEntry
+from specrig.results.labels import cell_name
 from specrig.results.method_tables import headline_grid, methods_grid, task_grid
-from specrig.results.names import TABLES
-from specrig.results.optimal_k_table import optimal_k_grid
+from specrig.results.optimal_k_table import optimal_k_grid, optimal_k_sentence
+from specrig.results.quality_table import read_quality
 from specrig.results.round_tables import efficiency_grid, positions_grid, repetition_grid
 from specrig.results.simulated_table import simulated_grid, simulated_table
 from specrig.results.speed_tables import acceptance_grid, cells_grid, speedup_grid
-from specrig.results.study_data import StudyData
+from specrig.results.study_data import StudyData, training_curves
 from specrig.results.summary import acceptance_summary, audit_failures, best_rows, speedup_summary
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A table: the data with full precision, and the same for readers. paper: instead of `shown` where that fits on no
-    page.
+class DataTable:
+    """A table: the data with full precision, and the same for readers.
+
+    paper: for print, instead of `shown`, where that fits on no page.
     """
 
     frame: pd.DataFrame
@@ -42,17 +53,21 @@ class Table:
 
     @property
     def printed(self) -> Grid:
-        """The table for a page."""
+        """The table for a page of paper."""
         return self.paper or self.shown
 
 
 class StudyResults:
-    """The tables of a study, each computed on first use."""
+    """The results of a study."""
 
     def __init__(self, study: StudyData, audit: pd.DataFrame | None = None) -> None:
         """audit: see `summary.audit_failures`; None means the study's own."""
         self.study = study
+        self.name = study.name
         self.audit = study.audit() if audit is None else audit
+        self.folder = Path(study.config.get("results", "results"), study.name)
+
+    # Data of which tables and sentences are made.
 
     @cached_property
     def cells(self) -> pd.DataFrame:
@@ -70,19 +85,19 @@ class StudyResults:
         return speedup_summary(self.cells, self.study.records, self.study.tasks, self.audit)
 
     @cached_property
-    def acceptance(self) -> pd.DataFrame:
+    def acceptances(self) -> pd.DataFrame:
         """`summary.acceptance_summary`."""
         return acceptance_summary(self.cells, self.study.records, self.study.tasks, self.audit)
 
     @cached_property
     def compared(self) -> pd.DataFrame:
-        """`engines.comparison`."""
-        return comparison(self.study)
+        """`engine_table.comparison`."""
+        return engine_table.comparison(self.study)
 
     @cached_property
     def judged(self) -> pd.DataFrame:
-        """`reproduction.reproduction`: the verdicts on reported figures."""
-        return reproduction(self.study)
+        """`claim_tables.reproduction`: the verdicts on reported figures."""
+        return claim_tables.reproduction(self.study)
 
     @cached_property
     def optimal(self) -> pd.DataFrame:
@@ -91,45 +106,90 @@ class StudyResults:
 
     @cached_property
     def advised(self) -> pd.DataFrame:
-        """`advised.advised`: the fastest lossless cell of each pair and task."""
+        """`advice.advised`: the fastest lossless cell of each pair and task."""
         return advised(self.study, self.cells, self.optimal)
 
     @cached_property
     def orders(self) -> list[OrderComparison]:
         """Reported orders of methods against the measured ones."""
-        return order.comparisons(self.study, self.cells)
+        return order_tables.comparisons(self.study, self.cells)
 
     @cached_property
-    def tables(self) -> dict[str, Table]:
-        """Name in `TABLES` -> table."""
-        study, label = self.study, self.study.name
-        simulated = simulated_table(study)
-        orders, changes = order.order_table(self.orders), order.changes_table(self.orders)
-        found = {
-            "cells": Table(self.cells, cells_grid(self.cells, study)),
-            "speedup": Table(self.speedups, speedup_grid(self.speedups, study.tasks, label, study.replicates)),
-            "acceptance": Table(self.acceptance, acceptance_grid(self.acceptance, study.tasks, label)),
-            "engines": Table(self.compared, engines_grid(self.compared, study)),
-            # Hundreds of claims fit on no page.
-            "reproduction": Table(self.judged, reproduction_grid(self.judged, label), sources_grid(self.judged, label)),
-            "optimal_k": Table(self.optimal, optimal_k_grid(self.optimal, label)),
-            "simulated": Table(simulated, simulated_grid(simulated, label)),
-            "order": Table(orders, order.order_grid(orders, label)),
-            "order_changes": Table(changes, order.changes_grid(changes, label)),
-        }
-        return {name: found[name] for name in TABLES}
+    def trained(self) -> bool:
+        """Whether the study trained models."""
+        return not training_curves(self.study.folder / "models").empty
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """environment.json of the first job that has one."""
+        return next((job.environment for job in self.study.jobs if job.environment), {})
+
+    def runs(self, of: Callable[[Any], object]) -> bool:
+        """Whether any measured cell has `of`."""
+        return any(of(members[0].cell) for members in self.study.cells.values())
+
+    # Tables that are files too: data and the same for readers.
+
+    @cached_property
+    def speedup(self) -> DataTable:
+        """Speedups by method and task."""
+        shown = speedup_grid(self.speedups, self.study.tasks, self.name, self.study.replicates)
+        return DataTable(self.speedups, shown)
+
+    @cached_property
+    def acceptance(self) -> DataTable:
+        """Acceptance by method and task."""
+        return DataTable(self.acceptances, acceptance_grid(self.acceptances, self.study.tasks, self.name))
+
+    @cached_property
+    def every_cell(self) -> DataTable:
+        """Every measured cell."""
+        return DataTable(self.cells, cells_grid(self.cells, self.study))
+
+    @cached_property
+    def engines(self) -> DataTable:
+        """The same cells in several engines."""
+        return DataTable(self.compared, engine_table.engines_grid(self.compared, self.study))
+
+    @cached_property
+    def best_k(self) -> DataTable:
+        """The best k of each setting."""
+        return DataTable(self.optimal, optimal_k_grid(self.optimal, self.name))
+
+    @cached_property
+    def simulated(self) -> DataTable:
+        """The cells with declared acceptance."""
+        frame = simulated_table(self.study)
+        return DataTable(frame, simulated_grid(frame, self.name))
+
+    @cached_property
+    def claims(self) -> DataTable:
+        """Reported figures with their verdicts; print has their counts, since hundreds of claims fit on no page."""
+        return DataTable(self.judged, claim_tables.reproduction_grid(self.judged, self.name), self.claim_counts)
+
+    @cached_property
+    def order(self) -> DataTable:
+        """Orders of methods, reported and measured."""
+        frame = order_tables.order_table(self.orders)
+        return DataTable(frame, order_tables.order_grid(frame, self.name))
+
+    @cached_property
+    def order_changes(self) -> DataTable:
+        """Methods that changed places, and why."""
+        frame = order_tables.changes_table(self.orders)
+        return DataTable(frame, order_tables.changes_grid(frame, self.name))
+
+    # Tables that only reports show. None: there is nothing to show.
 
     @cached_property
     def methods(self) -> Grid:
-        """The methods of the study: what they are, at which k they ran, whether they are lossless, where they come
-        from.
-        """
+        """The methods: what they are, at which k they ran, whether they are lossless, where they come from."""
         return methods_grid(self.study)
 
     @cached_property
     def headline(self) -> Grid:
         """Each method's speedup and acceptance over all tasks."""
-        return headline_grid(self.speedups, self.acceptance, self.study.name)
+        return headline_grid(self.speedups, self.acceptances, self.name)
 
     @cached_property
     def by_task(self) -> dict[str, Grid]:
@@ -144,14 +204,191 @@ class StudyResults:
     @cached_property
     def efficiency(self) -> Grid:
         """Measured / predicted speedup, and where the time goes."""
-        return efficiency_grid(self.cells, self.study.name)
+        return efficiency_grid(self.cells, self.name)
 
     @cached_property
     def repetition(self) -> Grid:
         """How much plain outputs repeat themselves."""
-        return repetition_grid(self.cells, self.study.tasks, self.study.name)
+        return repetition_grid(self.cells, self.study.tasks, self.name)
+
+    @cached_property
+    def claim_counts(self) -> Grid:
+        """Reported figures by source and verdict."""
+        return claim_tables.sources_grid(self.judged, self.name)
+
+    @cached_property
+    def decided_claims(self) -> Grid | None:
+        """The reported figures that were measured, cannot be true, or contradict the theory."""
+        found = self.judged[self.judged["verdict"].isin(claim_tables.DECIDED)]
+        return claim_tables.decided_grid(found, self.name) if len(found) else None
+
+    @cached_property
+    def quality(self) -> Grid | None:
+        """Scores of the outputs."""
+        return read_quality(self.study.folder, self.name)
 
     @cached_property
     def verdicts(self) -> Grid | None:
-        """The audit's verdicts; None where it has not run."""
-        return None if self.audit is None else verdicts.verdict_grid(self.audit)
+        """The audit's verdicts, one row a test."""
+        return None if self.audit is None else audit_tables.verdict_grid(self.audit)
+
+    @cached_property
+    def audit_summary(self) -> Grid | None:
+        """The audit's verdicts by method and kind of test."""
+        return None if self.audit is None else audit_tables.summary_grid(self.audit)
+
+    @cached_property
+    def models(self) -> Grid | None:
+        """The models that the study made or stored."""
+        return machine.models_grid(self.study)
+
+    @cached_property
+    def recorded(self) -> Grid | None:
+        """Everything that jobs recorded of their environment."""
+        return machine.environment_grid(self.study.jobs)
+
+    @cached_property
+    def disturbed(self) -> Grid | None:
+        """The disturbed cells, with reasons."""
+        return disturbed_cells.disturbed_grid(self.study)
+
+    @cached_property
+    def failed(self) -> Grid | None:
+        """The cells that failed."""
+        rows = [[job.name, slug, why] for job in self.study.jobs for slug, why in job.failed.items()]
+        return _reasons(rows, "Cells that failed, and are missing from the tables.", f"tab:{self.name}-failed")
+
+    @cached_property
+    def skipped(self) -> Grid | None:
+        """The cells that their engine cannot run; None for a study that this version cannot plan."""
+        from specrig.study.load import load_study
+        from specrig.study.problems import StudyError
+
+        try:
+            refusals = load_study(self.study.folder / "study.json").grid.refusals
+        except StudyError:
+            return None
+        rows = [["/".join(each.cell.method_key[:2]), cell_name(each.cell), each.reason] for each in refusals]
+        return _reasons(rows, "Cells that were not run, since their engine cannot.", f"tab:{self.name}-skipped")
+
+    def advice(self, links: Callable[[dict[str, Any]], list[GridEntry]]) -> Grid:
+        """The advice box. links: see `advice.advice_grid`."""
+        return advice_grid(self.advised, self.cells, links)
+
+    # Sentences. Empty: there is nothing to say.
+
+    @cached_property
+    def facts(self) -> list[str]:
+        """The lines below the report's title: machine, date, code, and how much was measured."""
+        captured = sorted(
+            {str(job.environment["captured"]) for job in self.study.jobs if job.environment.get("captured")}
+        )
+        commit = machine.commit(self.environment)
+        facts = [
+            machine.machine(self.environment),
+            f"measured {captured[0][:16].replace('T', ' ')} UTC" if captured else "",
+            f"code {commit}" if commit else "",
+            prose.scope(self.cells, self.study.tasks),
+        ]
+        return [fact for fact in facts if fact]
+
+    @cached_property
+    def conclusions(self) -> list[str]:
+        """A paragraph per engine and pair on its fastest method."""
+        return conclusions.conclusion(self.speedups, self.best, self.study.tasks)
+
+    @cached_property
+    def abstract(self) -> list[str]:
+        """The conclusions, how far the order of methods is the reported one, and what the audit found."""
+        order = [self.order_sentence] if self.orders else []
+        return [*self.conclusions, *order, *([self.audit_sentence] if self.audit is not None else [])]
+
+    @cached_property
+    def disturbance_warning(self) -> str:
+        """How many cells were disturbed, and the command that has them measured again."""
+        return disturbed_cells.warning(self.cells, self.folder)
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What a reader must know before trusting a figure."""
+        failed = sum(len(job.failed) for job in self.study.jobs)
+        lost = f"{failed} cell{'s' if failed > 1 else ''} failed and {'are' if failed > 1 else 'is'} missing from the tables."
+        untested = engine_table.untested(self.study).items()
+        return [
+            *([self.disturbance_warning] if self.disturbance_warning else []),
+            *conclusions.repetition_warnings(self.cells),
+            *(
+                f"The engine {engine} was never tested on hardware: {reason}. Check its figures."
+                for engine, reason in untested
+            ),
+            *([lost] if failed else []),
+        ]
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What engines, device and machine did while the study ran."""
+        study = self.study
+        energy = machine.energy_note(study.jobs)
+        return [
+            *machine.engine_notes(study.jobs, self.cells),
+            *floor_notes([*study.cells.values(), *study.simulated.values()], study.environments),
+            *([energy] if energy else []),
+            *disturbed_cells.notes(study, self.cells),
+        ]
+
+    @cached_property
+    def differing(self) -> str:
+        """What was not the same in all jobs."""
+        keys = machine.differing(self.study.jobs)
+        return f"Jobs did not all run in the same environment. These differ: {', '.join(keys)}." if keys else ""
+
+    @cached_property
+    def best_k_sentence(self) -> str:
+        """What choosing k gains."""
+        return optimal_k_sentence(self.optimal)
+
+    @cached_property
+    def low_efficiency(self) -> str:
+        """A warning where much of the possible speed is lost outside forward passes."""
+        return prose.low_efficiency(self.cells)
+
+    @cached_property
+    def engines_sentence(self) -> str:
+        """In how many comparisons the engines' acceptance agrees."""
+        return engine_table.sentence(self.compared)
+
+    @cached_property
+    def audit_sentence(self) -> str:
+        """What the audit found."""
+        return audit_tables.sentence(self.audit) if self.audit is not None else ""
+
+    @cached_property
+    def order_sentence(self) -> str:
+        """How far the orders agree."""
+        return order_tables.sentence(self.order.frame)
+
+    @cached_property
+    def order_reasons(self) -> str:
+        """What most often made methods change places."""
+        return order_tables.reasons_sentence(self.order_changes.frame)
+
+    @cached_property
+    def claims_sentence(self) -> str:
+        """How many reported figures have each verdict."""
+        return claim_tables.sentence(self.judged)
+
+    @cached_property
+    def drift_sentence(self) -> str:
+        """How much speedups changed between the runs of a job."""
+        return conclusions.drift_sentence(self.cells)
+
+    @cached_property
+    def limits(self) -> list[str]:
+        """What the figures do not say."""
+        return prose.limits(self.cells, self.study, trained=self.trained)
+
+
+def _reasons(rows: list[list[str]], caption: str, label: str) -> Grid | None:
+    """A table of cells with reasons; None without rows."""
+    entries = [[GridEntry(text) for text in row] for row in rows]
+    return Grid(["job", "cell", "reason"], entries, labels=3, caption=caption, label=label) if rows else None

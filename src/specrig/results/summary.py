@@ -26,6 +26,8 @@ MEASURES = ["acceptance_length", "acceptance_length_low", "acceptance_length_hig
 MEAN = "geometric_mean"
 CROSS_FITTED = "cross_fitted"
 """The column of the geometric mean over tasks with k chosen on other prompts than those it is judged on."""
+RENAMED_COLUMNS = {f"crossfit{end}": f"{CROSS_FITTED}{end}" for end in ("", "_low", "_high", "_ks")}
+"""Columns of tables that older versions wrote -> their present names."""
 BASELINE_TEST = "baseline against transformers' generate"
 """The name of the audit's test of plain decoding itself."""
 

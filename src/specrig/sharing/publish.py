@@ -17,10 +17,10 @@ from specrig.measurement.records import replicate_folder, write_atomically
 from specrig.reporting.documents.attachments import Beside
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.figures.drawings import write_figures
+from specrig.reporting.outline import tables
 from specrig.reporting.tables.files import write_tables
 from specrig.reporting.tables.quality import study_scores, write_quality_table
 from specrig.results.machine import processor_name
-from specrig.results.names import TABLES as OWN_TABLES
 from specrig.results.study_data import StudyData, read_study
 from specrig.sharing.archive import LIMIT, compressed, pack, read_scores, unpack
 from specrig.sharing.manifest import FILE, PublicationError, current_manifest, file_hashes, read_manifest
@@ -28,7 +28,7 @@ from specrig.sharing.scrub import check_no_traces, machine_names, machine_paths
 from specrig.sharing.table_differences import compare_csv, header
 from specrig.study.study import Study
 
-TABLES = (*OWN_TABLES, "quality")
+TABLES = (*tables(), "quality")
 """The tables of a publication. All are computed from its own records and scores."""
 
 

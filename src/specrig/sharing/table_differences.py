@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from specrig.analysis.cells import IDENTITY, row_dicts
-from specrig.results.names import RENAMED_COLUMNS
+from specrig.results.summary import RENAMED_COLUMNS
 
 KEYS = ["id", *IDENTITY, "source", "scorer"]
 """The columns that identify a row; those are used that a table has."""

@@ -12,17 +12,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from specrig.reporting.documents.outline import Caution, Outline, Section, Shown
+from specrig.reporting.documents.contents import Contents, Paragraph, ReadySection, ReadyTable
 from specrig.reporting.figures.panels import PAGE
+from specrig.reporting.outline import Figure
 from specrig.results.citations import cited, reference
 from specrig.results.grid import Grid, GridEntry, unbroken
 from specrig.results.labels import DISTURBED_SIGN
-from specrig.results.names import FIGURES
 
 TEMPLATE = "report.typ"
 
 
-def write_pdf(contents: Outline, figures: dict[str, list[tuple[str, str]]], drawn: Path, out: Path) -> Path:
+def write_pdf(contents: Contents, figures: dict[str, list[tuple[str, str]]], drawn: Path, out: Path) -> Path:
     """Write the report to the file `out` and return it.
 
     figures: name -> (setting, stem) of the figures that have data. drawn: the folder with their PDF files.
@@ -46,7 +46,7 @@ def write_pdf(contents: Outline, figures: dict[str, list[tuple[str, str]]], draw
     return out
 
 
-def as_data(contents: Outline, figures: dict[str, list[tuple[str, str]]]) -> dict[str, Any]:
+def as_data(contents: Contents, figures: dict[str, list[tuple[str, str]]]) -> dict[str, Any]:
     """The outline as the template reads it, in types that JSON has."""
     numbers: dict[str, int] = {}  # of the references, in the order in which they are cited
     data = {
@@ -74,20 +74,18 @@ def _marked(value: Any, numbers: dict[str, int]) -> Any:
     )
 
 
-def _section(section: Section, figures: dict[str, list[tuple[str, str]]]) -> dict[str, Any]:
+def _section(section: ReadySection, figures: dict[str, list[tuple[str, str]]]) -> dict[str, Any]:
     items: list[dict[str, Any]] = []
     for item in section.items:
-        if isinstance(item, Grid):
-            items.append({"kind": "table", **_table(item)})
-        elif isinstance(item, Shown):
+        if isinstance(item, ReadyTable):
+            items.append({"kind": "table", **_table(item.grid)})
+        elif isinstance(item, Figure):
             for setting, stem in figures.get(item.name, []):
-                caption = FIGURES[item.name] + (f" Setting: {setting}." if setting else "")
+                caption = item.caption + (f" Setting: {setting}." if setting else "")
                 items.append({"kind": "figure", "file": f"{stem}.pdf", "caption": caption})
-        elif isinstance(item, Caution):
-            items.append({"kind": "caution", "text": item.text})
-        else:
-            items.append({"kind": "text", "text": item})
-    return {"title": section.title, "appendix": section.appendix, "items": items}
+        elif isinstance(item, Paragraph):
+            items.append({"kind": "warning" if item.warning else "text", "text": item.text})
+    return {"title": section.title, "appendix": section.section.appendix, "items": items}
 
 
 def _table(grid: Grid) -> dict[str, Any]:

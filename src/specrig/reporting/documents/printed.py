@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from specrig.reporting.documents.outline import outline
+from specrig.reporting.documents.contents import contents
 from specrig.reporting.documents.paper import write_paper
 from specrig.reporting.documents.pdf import write_pdf
 from specrig.reporting.figures.drawings import draw_for_paper
@@ -26,9 +26,9 @@ def write_for_paper(study_dir: Path, out: Path) -> list[Path]:
     with tempfile.TemporaryDirectory(dir=out, prefix=".paper-") as scratch:
         fresh = Path(scratch) / "paper"
         figures = draw_for_paper(results, fresh / "figures")
-        contents = outline(results, figures)
-        pdf = write_pdf(contents, figures, fresh / "figures", out / "report.pdf")
-        write_paper(contents, figures, fresh)
+        shown = contents(results, "print", figures)
+        pdf = write_pdf(shown, figures, fresh / "figures", out / "report.pdf")
+        write_paper(shown, figures, fresh)
         paper = out / "paper"
         if paper.exists():
             shutil.rmtree(paper)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,11 @@ from specrig.reporting.figures.order_figure import order_figure
 from specrig.reporting.figures.panels import PAPER_SHEETS, PHONE, SCREEN, NothingError, Sheet, empty
 from specrig.reporting.figures.reported_figure import reported_against
 from specrig.reporting.figures.style import rc
-from specrig.results.names import FIGURES
+from specrig.reporting.outline import figures
 from specrig.results.study_data import read_study
 from specrig.results.study_results import StudyResults
 from specrig.results.summary import base_setting, best_rows, speedup_summary
 
-FILES = [
-    *(f"{name}.{ending}" for name in FIGURES for ending in ("svg", "png")),
-    *(f"{PHONE.name}/{name}.svg" for name in FIGURES),
-]
-"""The files that `write_figures` writes for every study."""
 MARGIN = 0.02
 """Inches of white around a figure on paper."""
 AROUND = 0.1
@@ -62,6 +58,13 @@ class Drawing:
     def stem(self) -> str:
         """The file name without its ending."""
         return f"{self.name}-{self.setting}" if self.setting else self.name
+
+
+def file_names() -> list[str]:
+    """The files that `write_figures` writes for every study."""
+    return [f"{name}.{ending}" for name in figures() for ending in ("svg", "png")] + [
+        f"{PHONE.name}/{name}.svg" for name in figures()
+    ]
 
 
 def drawings(results: StudyResults) -> Iterator[Drawing]:
@@ -91,6 +94,9 @@ def drawings(results: StudyResults) -> Iterator[Drawing]:
     yield Drawing("order", "", lambda sheet: order_figure(results.orders, sheet))
     losses = training_curves(study.folder / "models")
     yield Drawing("training", "", lambda sheet: curves.training_loss(losses, sheet))
+    for name, item in figures().items():
+        if item.draw is not None:
+            yield Drawing(name, "", partial(item.draw, results))
 
 
 def write_figures(study_dir: Path, out: Path) -> list[Path]:
@@ -105,13 +111,13 @@ def write_figures(study_dir: Path, out: Path) -> list[Path]:
     for drawing in drawings(StudyResults(read_study(study_dir))):
         for sheet, folder in ((SCREEN, out), (PHONE, out / PHONE.name)):
             with plt.rc_context(rc(sheet.size)):
-                caption = FIGURES[drawing.name]
+                caption = figures()[drawing.name].caption
                 try:
                     figure = drawing.draw(sheet)
                 except NothingError as reason:
                     figure, caption = empty(str(reason)), str(reason)
                 written += _save(figure, folder / drawing.stem, caption, picture=sheet is SCREEN)
-    for stray in {path for name in FIGURES for path in out.rglob(f"{name}-*.*")} - set(written):
+    for stray in {path for name in figures() for path in out.rglob(f"{name}-*.*")} - set(written):
         stray.unlink()  # of a pair or an engine that left the study
     return written
 
@@ -132,10 +138,10 @@ def draw_for_paper(
                     figure = drawing.draw(sheet)
                 except NothingError:
                     break
-                _save_pdf(figure, out / f"{drawing.stem}-{sheet.name}.pdf", sheet, FIGURES[drawing.name])
+                _save_pdf(figure, out / f"{drawing.stem}-{sheet.name}.pdf", sheet, figures()[drawing.name].caption)
         else:
             found.setdefault(drawing.name, []).append((drawing.setting, drawing.stem))
-    return {name: found[name] for name in FIGURES if name in found}
+    return {name: found[name] for name in figures() if name in found}
 
 
 def _of_setting(

@@ -1,0 +1,478 @@
+"""The report, section by section: HTML, PDF and the folder for papers render this one outline.
+
+A table or a figure costs one place, its entry here: the workflow's files, the captions of Snakemake's report, `tables/`,
+`figures/` and all three documents follow from it (CONTRIBUTING.md has an example). No pandas: the workflow reads the
+names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from specrig.analysis.statistics import LEVEL
+from specrig.results.grid import Grid, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure as Drawn
+
+    from specrig.results.study_results import DataTable, StudyResults
+
+Medium = Literal["html", "print"]
+
+
+def always(results: StudyResults) -> bool:
+    """The condition of what every report has."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Paragraphs. of: the text, or what gives it; what it leaves empty is left out. warning: they are set as one."""
+
+    of: str | Callable[[StudyResults], str | Sequence[str]]
+    warning: bool = False
+    only: Medium | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table.
+
+    of: gives it as a `DataTable`, as one or several `Grid`s, or as a DataFrame, which is shown as it is; None: no such
+    table. caption: that of a DataFrame. file: it is written to `tables/` as CSV, Markdown and LaTeX; the text is its
+    caption in Snakemake's report. title: HTML puts it above the table. fold: HTML shows the table on a click on these
+    words. wide: HTML gives its last column room for sentences. linked: HTML links each row to its cell's record.
+    source: the file of the study that has the table where it is too long for print, if that is not its own.
+    """
+
+    name: str
+    of: Callable[[StudyResults], DataTable | Grid | Sequence[Grid] | pd.DataFrame | None]
+    file: str = ""
+    caption: str = ""
+    only: Medium | None = None
+    title: str = ""
+    fold: str = ""
+    wide: bool = False
+    linked: bool = False
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure. caption: below it. file: its caption in Snakemake's report, if another. timed: it shows speeds.
+
+    column: a paper sets it in one column. draw: draws it on a
+    `figures.panels.Sheet`; None: `figures.drawings` does.
+    """
+
+    name: str
+    caption: str
+    file: str = ""
+    timed: bool = True
+    column: bool = False
+    draw: Callable[[StudyResults, Any], Drawn] | None = None
+    only: Medium | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the HTML page with a template of its own: `documents/templates/<name>.html.j2`."""
+
+    name: str
+    only: Medium | None = "html"
+
+
+Item = Text | Table | Figure | Block
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section. name: its anchor in HTML. given: whether a report has it.
+
+    appendix: print sets it behind the references. detail: so does the paper, whose columns it would flood.
+    """
+
+    name: str
+    title: str
+    items: tuple[Item, ...]
+    given: Callable[[StudyResults], object] = always
+    appendix: bool = False
+    detail: bool = False
+
+
+OUTLINE = (
+    Section(
+        "speedup",
+        "Speedup",
+        (
+            Table("headline", lambda results: results.headline, only="print"),
+            Table(
+                "speedup",
+                lambda results: results.speedup,
+                "Speedup over autoregressive decoding by method and task, at each method's best k, with 95 % intervals "
+                "over prompts, and the geometric mean over tasks. Where a method has several k, the last columns judge "
+                "each half of the prompts at the k that the other half chose.",
+                only="html",
+            ),
+            Figure(
+                "heatmap",
+                "Speedup over autoregressive decoding by method and task, at each method's best k (chosen on the same prompts).",
+                "Speedup over autoregressive decoding by method (at its best k) and task. The last column is the "
+                "geometric mean over tasks. Blue is faster than plain decoding, orange is slower.",
+                column=True,
+            ),
+            Figure(
+                "speedup_bars",
+                "Speedup over autoregressive decoding with 95 % intervals, at each method's best k (chosen on the same prompts).",
+                "Speedup over autoregressive decoding with 95 % intervals, at each method's best k. Hatched bars are "
+                "lossy methods.",
+            ),
+        ),
+    ),
+    Section(
+        "tasks",
+        "Results by task",
+        (Table("by_task", lambda results: list(results.by_task.values()), only="print"),),
+        detail=True,
+    ),
+    Section(
+        "k",
+        "How many tokens to draft",
+        (
+            Text(
+                "A longer draft costs more, and its last tokens are accepted less often. So the acceptance rate falls "
+                f"with k, and the speed has a maximum. Bands are {percent(LEVEL)} intervals."
+            ),
+            Figure(
+                "k_sweep",
+                "Acceptance rate and decoding speed against k, the number of tokens drafted a round.",
+                "Acceptance rate (top) and decoding speed (bottom) against k, the number of tokens drafted a round. One "
+                "column a task. Bands are 95 % intervals. The dashed line is autoregressive decoding.",
+            ),
+            Text(lambda results: results.best_k_sentence),
+            Table(
+                "optimal_k",
+                lambda results: results.best_k,
+                "The k with the largest measured speedup and the k with the largest predicted speedup, for every setting "
+                "with several k. Speedup and loss are computed with each half of the prompts at the k that the other half "
+                "chose, with 95 % intervals.",
+            ),
+        ),
+    ),
+    Section(
+        "batches",
+        "Batches",
+        (
+            Text(
+                "Speculation gains speed because it reads the weights once for several tokens. A batch already reads them "
+                "once for all its sequences. So a larger batch leaves less to gain."
+            ),
+            Figure(
+                "batching",
+                "Throughput against batch size: where speculation stops paying.",
+                "Throughput of the whole batch against its size. One column a task. Bands are 95 % intervals over "
+                "batches. The dashed line decodes the same batch without drafts.",
+            ),
+        ),
+        given=lambda results: len(set(results.cells["batch_size"])) > 1,
+    ),
+    Section(
+        "network",
+        "A network between draft and target",
+        (
+            Text(
+                "The draft model runs in a service of its own. Each round sends it the new tokens and waits for its "
+                "draft. Acceptance is that of draft_model; what is lost is the time on the network. The baseline has no "
+                "network."
+            ),
+            Figure(
+                "latency",
+                "Speedup against the latency that is added to each round trip between draft and target.",
+                "Speedup against the latency that is added to each round trip between target and draft service. One "
+                "column a task. Bands are 95 % intervals. The dashed line is the same draft model in the target's own "
+                "process.",
+            ),
+        ),
+        given=lambda results: results.runs(lambda cell: "latency_ms" in cell.options),
+    ),
+    Section(
+        "acceptance",
+        "Acceptance",
+        (
+            Table(
+                "acceptance",
+                lambda results: results.acceptance,
+                "Acceptance length (tokens emitted per target pass, the target's own token included), acceptance rate "
+                "(accepted / drafted tokens) and alpha (mean of the sum of min(p, q)) by method and task, at each method's "
+                "best k.",
+            ),
+            Table("positions", lambda results: results.positions),
+            Figure(
+                "emitted_lengths",
+                "How many tokens a target pass emits, at each method's best k.",
+                "Share of target passes that emitted 1, 2, … tokens, at each method's best k. Their mean is the acceptance "
+                "length.",
+                timed=False,
+            ),
+            Text("Methods that copy from the text gain more where the target repeats itself, as small models do."),
+            Table("repetition", lambda results: results.repetition),
+        ),
+    ),
+    Section(
+        "engines",
+        "Engines",
+        (
+            Text(
+                lambda results: (
+                    "Every engine runs the same pair, prompts, k and trained parts. Acceptance depends on the pair, the "
+                    "prompts and the method, not on the engine. Where two engines differ by more than sampling noise, they "
+                    "count or draft differently; the notes give the reason where the records show it. "
+                    f"{results.engines_sentence}"
+                )
+            ),
+            Table(
+                "engines",
+                lambda results: results.engines,
+                "The same cells in each engine, on the prompts that all engines answered: speed, speedup and acceptance "
+                "length with 95 % intervals. The difference in acceptance length is taken against the first engine, "
+                "paired by prompt. The table is empty for a study of one engine.",
+            ),
+            Figure(
+                "engines",
+                "The same cells in each engine, each method at the k that suits the first engine best, with 95 % intervals.",
+            ),
+        ),
+        given=lambda results: len(results.compared),
+    ),
+    Section(
+        "theory",
+        "Measured and predicted",
+        (
+            Text(
+                "The prediction follows from the measured acceptance length and the measured cost of bare forward passes. "
+                "A point below the diagonal lost time outside those passes: in verification, in the cache, in drafting "
+                "without a model, or in the loop itself."
+            ),
+            Figure(
+                "predicted",
+                "Measured speedup against the speedup predicted from acceptance and the cost of bare passes.",
+                "Measured speedup against the speedup predicted from the measured acceptance length and the measured cost "
+                "of bare forward passes. On the solid line the harness loses nothing, on the dashed line it loses 15 %.",
+                column=True,
+            ),
+            Table("efficiency", lambda results: results.efficiency),
+            Text(lambda results: results.low_efficiency, warning=True),
+        ),
+    ),
+    Section(
+        "order",
+        "Order against the literature",
+        (
+            Text(
+                lambda results: (
+                    "Speedups differ from machine to machine and from pair to pair. The order of methods may stay. Each "
+                    "source that ranks several methods on a task is compared with the same methods here. Where two methods "
+                    "changed places, the cost model says why: acceptance, the cost of drafting, the cost of verifying, or "
+                    f"time outside forward passes. {results.order_sentence}"
+                )
+            ),
+            Figure(
+                "order",
+                "The order of methods by speed, as reported (left) and as measured (right), with Kendall's τ. Methods that "
+                "changed places are drawn in full colour.",
+            ),
+            Table(
+                "order",
+                lambda results: results.order,
+                "The order in which sources rank methods, against the order measured here, with Kendall's τ and its 95 % "
+                "interval over prompts.",
+            ),
+            Text(lambda results: results.order_reasons),
+            Table(
+                "order_changes",
+                lambda results: results.order_changes,
+                "Pairs of methods whose order here is not the reported one, and what favoured the one that moved up.",
+                only="html",
+                fold="changes of place, and why",
+            ),
+        ),
+        given=lambda results: results.orders,
+    ),
+    Section(
+        "reported",
+        "Reported against measured",
+        (
+            Text(
+                lambda results: (
+                    f"{results.claims_sentence} A verdict by theory says whether a figure follows from what the same source "
+                    "reports about acceptance, k and hardware. It does not say that the figure was measured again."
+                )
+            ),
+            Figure(
+                "reported",
+                "Reported speedups against measured ones, or those that acceptance and a roofline predict; shaded: "
+                "consistent with theory.",
+                "Reported speedups against measured ones, or against those predicted from the reported acceptance and a "
+                "roofline of the passes. On the solid line both agree. Figures in the shaded band are consistent with "
+                "theory.",
+                column=True,
+            ),
+            Table("sources", lambda results: results.claim_counts, only="html"),
+            Table(
+                "reproduction",
+                lambda results: results.claims,
+                "Every reported figure with its verdict and the reason. A figure is compared with measured cells where all "
+                "conditions agree, and with theory (expected tokens per pass and a roofline of the passes) where the "
+                "source says enough. For the others a command is given that would measure them.",
+                fold="reported figures, each with its verdict and reason",
+                wide=True,
+            ),
+            Table("decided", lambda results: results.decided_claims, only="print"),
+            Block("commands"),
+        ),
+        given=lambda results: len(results.judged),
+    ),
+    Section("outputs", "Sample outputs", (Block("samples"),), given=lambda results: len(results.cells)),
+    Section("quality", "Quality of the outputs", (Table("quality", lambda results: results.quality),)),
+    Section(
+        "simulated",
+        "Simulated acceptance",
+        (
+            Table(
+                "simulated",
+                lambda results: results.simulated,
+                "Cells of pairs with random weights, whose acceptance was declared and not measured.",
+            ),
+        ),
+        given=lambda results: results.study.simulated,
+    ),
+    Section(
+        "audit",
+        "Audit",
+        (
+            Text(
+                lambda results: (
+                    f"{results.audit_sentence} Plain decoding itself is compared with transformers' own generate, which has "
+                    "a forward pass and a cache of its own, on the longest prompt of each pair. At temperature 0 a method's "
+                    "output must be plain decoding's, token by token. A difference is a numerical tie only where the "
+                    "target's logits for the two tokens, computed in full precision, lie within a few units of the study's "
+                    "precision. Above temperature 0 there are two tests. On a small pair made for the test, samples are "
+                    "compared, token by token, with the target's exact probabilities. On the study's own pair, each token "
+                    "is compared with the target's distribution at its position (probability integral transform, "
+                    "Kolmogorov-Smirnov test)."
+                )
+            ),
+            Table("audit", lambda results: results.audit_summary),
+            Table("verdicts", lambda results: results.verdicts, only="html", fold="verdicts", wide=True),
+        ),
+        given=lambda results: results.audit is not None,
+    ),
+    Section(
+        "training",
+        "Training",
+        (
+            Figure(
+                "training",
+                "Training and held-out loss against wall time, of every model the study trained; a head's is the loss of "
+                "its own method, so panels do not compare.",
+                "Training loss (raw and smoothed) and held-out loss of each task against wall time, for every model that "
+                "the study trained.",
+                timed=False,
+            ),
+        ),
+        given=lambda results: results.trained,
+    ),
+    Section("methods", "Methods", (Table("methods", lambda results: results.methods),)),
+    Section(
+        "machine",
+        "Machine and models",
+        (
+            Text(lambda results: results.facts, only="html"),
+            Text(lambda results: results.notes),
+            Text(lambda results: results.warnings, warning=True, only="print"),
+            Text(lambda results: results.differing, warning=True),
+            Table("models", lambda results: results.models),
+            Table(
+                "recorded",
+                lambda results: results.recorded,
+                only="html",
+                fold="recorded values: packages, processor, threads, model digests",
+                wide=True,
+            ),
+            Table("disturbed", lambda results: results.disturbed, only="html", title="Disturbed cells", wide=True),
+            Table("failed", lambda results: results.failed, title="Failed cells", wide=True),
+            Table("skipped", lambda results: results.skipped, only="html", title="Cells that were not run", wide=True),
+        ),
+    ),
+    Section("limits", "What these numbers do not say", (Text(lambda results: results.limits),)),
+    Section("definitions", "Definitions", (Block("definitions"),)),
+    Section("reproduce", "Reproduce", (Block("reproduce"),)),
+    Section(
+        "cells",
+        "Every cell",
+        (
+            Table("speedup_by_task", lambda results: results.speedup, only="print", source="tables/speedup.csv"),
+            Text(lambda results: results.drift_sentence),
+            Table(
+                "cells",
+                lambda results: results.every_cell,
+                "Every measured cell: one row per engine, pair, method, k, task, temperature and batch size, with speed, "
+                "speedup and its 95 % interval, acceptance, costs, prediction and efficiency. An empty field means "
+                "undefined, never zero.",
+                fold="cells",
+                linked=True,
+            ),
+        ),
+        given=lambda results: len(results.cells),
+        appendix=True,
+    ),
+    Section(
+        "changes",
+        "Methods that changed places",
+        (
+            Table(
+                "order_changes_in_print",
+                lambda results: results.order_changes,
+                only="print",
+                source="tables/order_changes.csv",
+            ),
+        ),
+        given=lambda results: results.orders and len(results.order_changes.printed.rows),
+        appendix=True,
+    ),
+    Section(
+        "every_verdict",
+        "Every verdict of the audit",
+        (Table("verdicts_in_print", lambda results: results.verdicts, only="print", source="audit/records.csv"),),
+        appendix=True,
+    ),
+)
+
+
+def items() -> Iterator[Item]:
+    """All items of the outline."""
+    for section in OUTLINE:
+        yield from section.items
+
+
+def tables() -> dict[str, Table]:
+    """The tables that are files in `tables/`, by name."""
+    return {item.name: item for item in items() if isinstance(item, Table) and item.file}
+
+
+def figures() -> dict[str, Figure]:
+    """The figures, by name."""
+    return {item.name: item for item in items() if isinstance(item, Figure)}
+
+
+def captions() -> dict[str, str]:
+    """File name in `workflow/report/` -> the caption that Snakemake's report takes from it."""
+    kinds: dict[str, dict[str, Any]] = {"table": tables(), "figure": figures()}
+    return {
+        f"{kind}-{name}.rst": f"{item.file or item.caption}\n"
+        for kind, found in kinds.items()
+        for name, item in found.items()
+    }
