@@ -61,3 +61,48 @@ def test_the_example_passes_the_contract_of_every_method(package: Path, reposito
         "test_stops_at_end_of_sequence",
         "test_the_host_waits_once_a_round",
     }
+
+
+DOCUMENTS = """
+import sys
+from pathlib import Path
+from synthetic import write_study
+from specrig.reporting.documents.contents import contents
+from specrig.reporting.documents.html import write_report
+from specrig.reporting.documents.paper import write_paper
+from specrig.reporting.documents.pdf import as_data
+from specrig.reporting.tables.files import write_tables
+from specrig.results.study_data import read_study
+from specrig.results.study_results import StudyResults
+import json
+out = Path(sys.argv[1])
+study = write_study(out / "study", methods=("ngram", "draft_model"), ks=(2,), tasks=("code", "translation"), prompts=3)
+write_tables(study, out / "tables")
+write_report(study, out / "report.html")
+printed = contents(StudyResults(read_study(study)), "print", ())
+(out / "pdf.json").write_text(json.dumps(as_data(printed, {})))
+write_paper(printed, {}, out / "paper")
+"""
+
+
+def test_a_table_is_one_entry_of_the_outline(repository: Path, tmp_path: Path) -> None:
+    """The page's entry, put where the page says, is in tables/, in all three documents and in Snakemake's report."""
+    page = (repository / "CONTRIBUTING.md").read_text()
+    (entry,) = re.findall(r"before the entry `Table\(\"positions\", …\)`.*?```python\n(.*?)```", page, flags=re.S)
+    source = tmp_path / "src"
+    shutil.copytree(repository / "src/specrig", source / "specrig", ignore=shutil.ignore_patterns("__pycache__"))
+    outline = source / "specrig/reporting/outline.py"
+    before, anchor, after = outline.read_text().partition('            Table("positions"')
+    outline.write_text(before + entry + anchor + after)
+    environment = {**os.environ, "PYTHONPATH": f"{source}:{repository / 'tests/unit'}"}
+    for arguments in (["-c", DOCUMENTS, tmp_path], ["-m", "specrig", "schema", "--folder", tmp_path / "schemas"]):
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=repository, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    said = "The slowest method of each task, and its speedup."
+    assert (tmp_path / "tables/slowest.csv").read_text().startswith("task,method,speedup\ncode,")
+    for file in ("tables/slowest.md", "report.html", "pdf.json", "tables/slowest.tex", "report/table-slowest.rst"):
+        assert said in (tmp_path / file).read_text(), file
+    assert r"\input{tables/study-slowest}" in (tmp_path / "paper/main.tex").read_text()
+    assert said in (tmp_path / "paper/tables/study-slowest.tex").read_text()

@@ -320,7 +320,7 @@ def test_a_disturbed_cell_is_marked_and_never_the_best(tmp_path: Path) -> None:
 def test_report_and_tables_say_so(tmp_path: Path) -> None:
     folder = write_quiet(tmp_path / "made_up", hit)
     page = write_report(folder, tmp_path / "report.html").read_text()
-    assert "1 of 8 cells was disturbed while it was measured" in page
+    assert "1 of 8 cells was disturbed: the machine did other things" in page
     assert "specrig remeasure --study results/made_up/study.json" in page
     assert 'id="disturbed"' in page
     assert "1 of the study&#39;s 8 cells are disturbed" in page

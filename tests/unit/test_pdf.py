@@ -15,11 +15,12 @@ import pytest
 from synthetic import write_study
 
 from specrig.decoding.drafters import registry
+from specrig.reporting.documents.contents import Paragraph, contents
 from specrig.reporting.documents.html import write_report
-from specrig.reporting.documents.outline import Outline, Section, outline
 from specrig.reporting.documents.pdf import as_data
 from specrig.reporting.documents.printed import write_for_paper
 from specrig.reporting.figures.panels import COLUMN, PAGE
+from specrig.reporting.outline import Section, Table, captions
 from specrig.reporting.tables.latex import escape, latex
 from specrig.results import citations
 from specrig.results.grid import Grid, GridEntry
@@ -134,28 +135,28 @@ def test_a_table_too_long_for_print_is_a_sentence_that_says_where_it_is(
 ) -> None:
     """10,000 rows would take Typst gigabytes, and nobody reads them on paper."""
     results = StudyResults(read_study(study))
-    whole = outline(results, ())
+    whole = contents(results, "print", ())
     longest = max(len(grid.rows) for grid in whole.tables())
-    monkeypatch.setattr("specrig.reporting.documents.outline.LONGEST", longest - 1)
-    said = [item for section in outline(results, ()).sections for item in section.items if isinstance(item, str)]
-    said = [text for text in said if "too many to print" in text]
+    monkeypatch.setattr("specrig.reporting.documents.contents.LONGEST", longest - 1)
+    shown = [item for section in contents(results, "print", ()).sections for item in section.items]
+    said = [item.text for item in shown if isinstance(item, Paragraph) and "too many to print" in item.text]
     assert len(said) == sum(len(grid.rows) == longest for grid in whole.tables())
     assert f"{longest} rows, too many to print. results/made_up/tables/cells.csv has them." in said[-1]
 
 
 def test_html_pdf_and_tex_show_the_same_tables(study: Path, written: Path, tmp_path: Path) -> None:
     results = StudyResults(read_study(study))
-    shown = results.tables["speedup"].shown
+    shown = results.speedup.shown
     assert (written / "paper" / "tables" / "made-up-speedup.tex").read_text() == latex(shown)
-    assert any(grid is shown for grid in outline(results, ()).tables())
+    assert any(grid is shown for grid in contents(results, "print", ()).tables())
     page = write_report(study, tmp_path / "report.html").read_text()
     assert all(entry.text in page for row in shown.rows for entry in row)
 
 
 def test_a_heading_breaks_only_where_it_is_wider_than_its_column() -> None:
     shares = Grid(["position 8", "tokens a second"], [[GridEntry("89 %", "(4 %)"), GridEntry("1.5")]])
-    contents = Outline("", [], [], [Section("", [shares])], {})
-    [table] = as_data(contents, {})["sections"][0]["items"]
+    section = ReadySection(Section("", "", ()), [ReadyTable(Table("", lambda results: shares), shares)])
+    [table] = as_data(Contents("", [], [], [section], {}), {})["sections"][0]["items"]
     assert [column["name"] for column in table["columns"]] == ["position 8", "tokens a\nsecond"]
 
 
@@ -185,7 +186,7 @@ def test_sentences_have_no_figures_of_their_own() -> None:
     """Citations and the names of theorems apart, whatever number stands in the shared prose is a constant's."""
     import ast
 
-    for name in ("results/prose", "results/conclusions", "reporting/documents/outline", "results/order_tables"):
+    for name in ("results/prose", "results/conclusions", "reporting/outline", "results/order_tables"):
         tree = ast.parse((ROOT / f"src/specrig/{name}.py").read_text())
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
         texts = [
@@ -251,3 +252,9 @@ def test_a_study_without_records_still_has_its_paper(tmp_path: Path) -> None:
     (folder / "study.json").write_text('{"study": "s", "tasks": ["code"]}')
     pdf, paper = write_for_paper(folder, tmp_path / "out")
     assert pdf.read_bytes().startswith(b"%PDF-") and (paper / "main.tex").is_file()
+
+
+def test_the_captions_of_snakemakes_report_are_the_outlines() -> None:
+    """`specrig schema` writes them anew."""
+    folder = ROOT / "workflow/report"
+    assert {path.name: path.read_text() for path in folder.glob("*-*.rst")} == captions()

@@ -111,7 +111,7 @@ def test_a_wrong_mask_is_identical_to_itself_and_found_all_the_same(windowed: Pa
     assert "native/tiny" in sentence(audit) and "struck through" in sentence(audit)
     assert "At temperature 0 2 of 2 outputs (100 %) are plain decoding's token by token." in sentence(audit)
     parted = audit.assign(identical=[None, 1])
-    assert "1 of 2 outputs (50 %) are plain decoding's token by token; a test passes" in sentence(parted)
+    assert "1 of 2 outputs (50 %) are plain decoding's token by token. A test passes" in sentence(parted)
     assert "passed, 50 % identical" in {row[-2].text for row in verdict_grid(parted).rows}
     assert "identical" not in sentence(audit.drop(columns="identical")), "audits of before had no such column"
 

@@ -21,7 +21,7 @@ from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.documents.samples import sample, sources, spans
-from specrig.reporting.figures.drawings import FILES, write_figures
+from specrig.reporting.figures.drawings import file_names, write_figures
 from specrig.reporting.figures.style import method_colour, method_hatch, method_marker
 from specrig.results import labels
 from specrig.results.advice import _megabytes, advice_grid, advised
@@ -182,7 +182,7 @@ def test_report_without_anything_still_stands(tmp_path: Path) -> None:
 def test_figures_are_all_there_and_reproducible(study: Path, tmp_path: Path) -> None:
     write_figures(study, tmp_path)
     names = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
-    assert names == set(FILES)
+    assert names == set(file_names())
     for name in names:
         assert (tmp_path / name).read_bytes() == (study / "figures" / name).read_bytes()
 
@@ -332,7 +332,7 @@ def test_where_all_was_disturbed_no_cell_of_another_setting_is_advised(tmp_path:
     best = advised(found, cells, results.optimal)
     assert "code" not in set(best["task"]) and set(best["temperature"]) == {0.0}
     [said] = advice_grid(best, cells, lambda row: []).notes
-    assert said == "No advice, since the machine disturbed their cells: code."
+    assert said == "There is no advice for these tasks, since their cells were disturbed: code."
 
 
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None
     best = best_rows(found.table)
     mean = ["cross_fitted", "cross_fitted_low", "cross_fitted_high"]
     summary.loc[:, mean] = [1.02, 0.97, 1.07]
-    assert "do not tell it apart from no gain" in conclusion(summary, best, found.tasks)[0]
+    assert "show no certain gain" in conclusion(summary, best, found.tasks)[0]
     summary.loc[:, mean] = [0.9, 0.85, 0.95]
     assert "slower than not speculating" in conclusion(summary, best, found.tasks)[0]
     summary["lossless"] = False

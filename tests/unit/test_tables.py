@@ -16,7 +16,7 @@ from synthetic import write_job, write_study
 from specrig.analysis.cells import COLUMNS
 from specrig.cell import Cell
 from specrig.measurement.records import RecordError, read_records
-from specrig.reporting.tables.files import FILES, write_tables
+from specrig.reporting.tables.files import file_names, write_tables
 from specrig.reporting.tables.latex import PACKAGES, STRIKING, latex
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
@@ -33,7 +33,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_and_columns(study: Path, tmp_path: Path) -> None:
-    assert write_tables(study, tmp_path) == [tmp_path / name for name in FILES]
+    assert write_tables(study, tmp_path) == [tmp_path / name for name in file_names()]
     cells = pd.read_csv(tmp_path / "cells.csv")
     assert list(cells.columns[: len(COLUMNS)]) == COLUMNS
     assert len(cells) == (3 + 1 + 3 + 3) * 2
@@ -116,7 +116,7 @@ def test_a_batch_without_drafts_is_never_bold(tmp_path: Path) -> None:
     for cell in cells:
         write_job(study, [cell])
     results = StudyResults(read_study(study))
-    for shown in (results.tables["speedup"].shown, results.headline, results.by_task["code"]):
+    for shown in (results.speedup.shown, results.headline, results.by_task["code"]):
         bold = {row[0].text: any(entry.bold for entry in row) for row in shown.rows}
         assert bold == {"naive_batching": False, "draft_model": True}
         assert any("one after another" in note for note in shown.notes)
@@ -293,11 +293,11 @@ def test_a_default_that_loses_nothing_is_not_said_to_lose() -> None:
     columns = ["method", "task", "best_k", "predicted_k", "loss", "loss_low"]
     equal = pd.DataFrame([["ngram", "code", 4, 4, -0.02, -0.1], ["ngram", "story", 5, 4, 0.01, -0.1]], columns=columns)
     assert optimal_k_sentence(equal).endswith(
-        "the default k = 4 gains 0.5 % on average; it surely loses in 0 of 2 settings."
+        "the default k = 4 gains 0.5 % on average. It certainly loses in 0 of 2 settings."
     )
     worse = pd.DataFrame([["eagle", "code", 8, 4, 0.2, 0.1], ["eagle", "story", 6, 6, 0.1, 0.05]], columns=columns)
     said = optimal_k_sentence(worse)
     assert (
-        "loses 15.0 % on average; it surely loses in 2 of 2 settings, most on code with eagle (20.0 %; k = 8 is best)."
+        "loses 15.0 % on average. It certainly loses in 2 of 2 settings, most on code with eagle (20.0 %; k = 8 is best)."
         in said
     )

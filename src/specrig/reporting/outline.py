@@ -213,7 +213,7 @@ OUTLINE = (
             Figure(
                 "emitted_lengths",
                 "How many tokens a target pass emits, at each method's best k.",
-                "Share of target passes that emitted 1, 2, … tokens, at each method's best k. Their mean is the acceptance "
+                "Share of target passes by the number of tokens that they emitted, at each method's best k. The mean is the acceptance "
                 "length.",
                 timed=False,
             ),
@@ -260,7 +260,7 @@ OUTLINE = (
                 "predicted",
                 "Measured speedup against the speedup predicted from acceptance and the cost of bare passes.",
                 "Measured speedup against the speedup predicted from the measured acceptance length and the measured cost "
-                "of bare forward passes. On the solid line the harness loses nothing, on the dashed line it loses 15 %.",
+                "of bare forward passes. On the solid line the harness loses nothing. Below the dashed line the report warns.",
                 column=True,
             ),
             Table("efficiency", lambda results: results.efficiency),

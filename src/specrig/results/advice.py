@@ -108,10 +108,10 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
         labels=len(levels) + 3,
         trailing=1 + len(titles),
         caption=(
-            "The fastest lossless method, with the 95 % interval of its speedup over plain decoding; of a method with several k's, that of choosing k "
-            "on other prompts. Being the best of several methods still flatters it a little. Not told apart: methods whose interval reaches into "
-            "the best one's. None: no method was faster than plain decoding, and the speedup is that of the fastest. More memory: peak memory beyond "
-            "plain decoding's in the same cell, of the whole."
+            "The fastest lossless method, with the 95 % interval of its speedup over plain decoding. A method with several k is judged at the "
+            "k that other prompts chose. Being the best of several methods still makes it look slightly too good. Not told apart: methods "
+            "whose interval reaches into that of the best. None: no method was faster than plain decoding; the speedup is that of the "
+            "fastest. More memory: peak memory minus that of plain decoding in the same cell, of the whole."
         ),
         notes=_silent(found, cells, levels),
     )
@@ -129,7 +129,11 @@ def _silent(found: pd.DataFrame, cells: pd.DataFrame, levels: list[str]) -> list
     names = [
         " / ".join(task_name(str(row[name])) if name == "task" else str(row[name]) for name in keys) for row in missing
     ]
-    return [f"No advice, since the machine disturbed their cells: {_first(names, SILENT)}."] if names else []
+    return (
+        [f"There is no advice for these tasks, since their cells were disturbed: {_first(names, SILENT)}."]
+        if names
+        else []
+    )
 
 
 def _first(names: list[str], most: int) -> str:

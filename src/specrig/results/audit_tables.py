@@ -17,12 +17,12 @@ SMALLEST = 1e-12
 TESTS = {"exact distribution": 0, BASELINE_TEST: 1, "token identity": 2, "per-position uniformity": 3}
 
 RULE = (
-    f"All p-values are judged together (Holm's procedure): a study whose methods are all correct has even one failed test with a chance "
-    f"of at most {100 * FAMILY_WISE:g} %."
+    f"All p-values are judged together (Holm's procedure). If all methods are correct, the probability that any test fails is at most "
+    f"{100 * FAMILY_WISE:g} %."
 )
 CAPTION = (
-    "Verdicts of the audit. p-value: how often a correct method deviates as far as this one or farther. Small ones are to be expected "
-    f"among many tests. {RULE}"
+    "Verdicts of the audit. p-value: how often a correct method deviates as far as this one or farther. Among many tests some "
+    f"p-values are small. {RULE}"
 )
 
 
@@ -38,12 +38,12 @@ def sentence(audit: pd.DataFrame) -> str:
     else:
         names = ", ".join(sorted({method_name(name) for name in failed["method"]}))
         text = (
-            f"{len(failed)} of {len(claimed)} tests failed ({names}): their speedups are struck through in the tables."
+            f"{len(failed)} of {len(claimed)} tests failed ({names}). Their speedups are struck through in the tables."
         )
     said = identity(claimed)
     text += f" {said}" if said else ""
     text += (
-        f" {int(lossy.sum())} tests are of cells that are lossy by design; they are shown, not judged."
+        f" {int(lossy.sum())} tests are of cells that are lossy by design. They are shown, not judged."
         if lossy.any()
         else ""
     )
@@ -57,8 +57,8 @@ def identity(audit: pd.DataFrame) -> str:
     if "identical" not in audit or (compared := audit[audit["identical"].notna()]).empty:
         return ""
     same, of = int(compared["identical"].sum()), int(compared["samples"].sum())
-    text = f"At temperature 0 {same:,} of {of:,} outputs ({_percent(same, of)}) are plain decoding's token by token"
-    return text + ("." if same == of else "; a test passes where the others part from it at a numerical tie.")
+    text = f"At temperature 0 {same:,} of {of:,} outputs ({_percent(same, of)}) are plain decoding's token by token."
+    return text + ("" if same == of else " A test passes where the other outputs differ first at a numerical tie.")
 
 
 def _percent(part: int, whole: int) -> str:
@@ -87,11 +87,11 @@ def _baselines(audit: pd.DataFrame) -> str:
     text = ""
     if len(wrong):
         names = ", ".join(sorted({f"{row['engine']}/{row['pair']}" for row in row_dicts(wrong)}))
-        text = f" Plain decoding itself differs from transformers' own generate ({names}): all that was measured against it is struck through."
+        text = f" Plain decoding itself differs from transformers' own generate ({names}). All that was measured against it is struck through."
     elif len(made):
-        text = " Plain decoding, which all is held against, gives what transformers' own generate gives."
+        text = " Plain decoding, the baseline of all speedups, gives what transformers' own generate gives."
     if len(made) < len(audit):
-        text += f" Not compared with transformers' own generate: {len(audit) - len(made)} of {len(audit)} baselines; the table says why."
+        text += f" Not compared with transformers' own generate: {len(audit) - len(made)} of {len(audit)} baselines. The table says why."
     return text
 
 

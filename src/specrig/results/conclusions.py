@@ -53,9 +53,9 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         sentences.append(f"Each half of the prompts is judged at the k that the other half chose (k = {chosen}).")
     if np.isfinite(low):
         if high < 1:
-            sentences.append("That is slower than not speculating.")
+            sentences.append("That is slower than plain decoding.")
         elif low <= 1:
-            sentences.append("The interval holds 1: these prompts do not tell it apart from no gain.")
+            sentences.append("The interval holds 1, so these prompts show no certain gain.")
     ordered = sorted(measured, key=lambda task: top[task])
     if len(ordered) > 1:
         most, least = ordered[-1], ordered[0]
@@ -74,13 +74,13 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
     kept = cells["efficiency"].median()
     if np.isfinite(kept):
         sentences.append(
-            f"The measured speed is {percent(kept)} of what its acceptance and bare pass costs predict (median over tasks)."
+            f"The measured speed is {percent(kept)} of the speed that its acceptance and the cost of bare passes predict (median over tasks)."
         )
     others = rows[~disturbed_in(rows, MEAN) & ~rows["method"].isin([top["method"], "autoregressive"])]
     slower = others[others[f"{CROSS_FITTED}_high"] < 1]
     if len(slower):
         names = (method_name(row["method"], variant=row["variant"]) for row in row_dicts(slower))
-        sentences.append(f"Surely slower than not speculating: {', '.join(dict.fromkeys(names))}.")
+        sentences.append(f"Certainly slower than plain decoding: {', '.join(dict.fromkeys(names))}.")
     return sentences
 
 
@@ -94,9 +94,9 @@ def drift_sentence(cells: pd.DataFrame) -> str:
     changes = known["drift"].map(lambda drift: max(drift, 1 / drift))
     apart = int(((known["drift_low"] > 1) | (known["drift_high"] < 1)).sum())
     return (
-        f"Each job ran {int(known['replicates'].max())} times, each time in a process of its own: between the first and the last run a cell's speedup changed by "
-        f"{percent(changes.median() - 1, 1)} in the median and {percent(changes.max() - 1, 1)} at most; in {apart} of {len(known)} cells the prompts alone do not "
-        "explain it. The intervals hold it."
+        f"Each job ran {int(known['replicates'].max())} times, each time in its own process. Between the first and the last run the "
+        f"speedup of a cell changed by {percent(changes.median() - 1, 1)} in the median and by {percent(changes.max() - 1, 1)} at most. "
+        f"In {apart} of {len(known)} cells the choice of prompts alone does not explain the change. The intervals include it."
     )
 
 
@@ -107,11 +107,11 @@ def repetition_warnings(cells: pd.DataFrame) -> list[str]:
     shares = cells.groupby(["pair", "task"], sort=False)["baseline_repeated_4grams"].mean().reset_index()
     looping = shares[shares["baseline_repeated_4grams"] > LOOPING]
     return [
-        f"The target of {pair} loops: of the 4-grams in its outputs "
+        f"The target of {pair} repeats itself: "
         + ", ".join(
-            f"{percent(share)} for {task_name(task)}"
+            f"{percent(share)} of its 4-grams on {task_name(task)}"
             for task, share in zip(rows["task"], rows["baseline_repeated_4grams"], strict=True)
         )
-        + " repeat earlier ones, which flatters ngram and every method that copies. Read those columns with care."
+        + " are repeats. So methods that copy, as ngram does, gain more on these tasks than they would elsewhere."
         for pair, rows in looping.groupby("pair", sort=False)
     ]

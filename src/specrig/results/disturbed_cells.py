@@ -37,11 +37,10 @@ def warning(cells: pd.DataFrame, folder: Path) -> str:
     folder.
     """
     count = int(disturbed(cells).sum())
-    what, it, marked = ("cells were", "they were", "They are") if count > 1 else ("cells was", "it was", "It is")
     return (
-        f"{count} of {len(cells)} {what} disturbed while {it} measured: the machine did other things, or times do not fit each other. {marked} marked "
-        f"{DISTURBED_SIGN} and left out of what is called best, fastest or optimal, and of verdicts on reported speeds. To measure just those "
-        f"again: specrig remeasure --study {folder / 'study.json'}, then what ran the study."
+        f"{count} of {len(cells)} cells {'were' if count > 1 else 'was'} disturbed: the machine did other things during the measurement, or the "
+        f"times do not fit together. Such cells are marked {DISTURBED_SIGN}. They are never called best, fastest or optimal, and no reported speed "
+        f"is judged by them. To measure just them again: specrig remeasure --study {folder / 'study.json'}, then the command that ran the study."
         if count
         else ""
     )
@@ -56,11 +55,11 @@ def notes(study: StudyData, cells: pd.DataFrame) -> list[str]:
         if values:
             said.append(text.format(f"{percent(values[len(values) // 2], 1)} (up to {percent(values[-1])})"))
     unknown = int((cells["disturbed"] == NOT_RECORDED).sum()) if len(cells) else 0
-    lines = [f"While the median cell (the worst in brackets) was measured, {'; '.join(said)}."] if said else []
+    lines = [f"While the median cell (in brackets: the worst) was measured, {'; '.join(said)}."] if said else []
     if unknown:
         lines.append(
-            f"Of {unknown} cells it was not recorded what else the machine did while they ran: they may have been disturbed, and only "
-            "their times were checked."
+            f"The records of {unknown} cells do not say what else the machine did. Those cells may have been disturbed: only their times were "
+            "checked."
         )
     return [*lines, *filter(None, [efficiency_note(study, cells)])]
 
@@ -85,8 +84,8 @@ def efficiency_note(study: StudyData, cells: pd.DataFrame) -> str:
     low, high = min(explained for _, explained in known), max(explained for _, explained in known)
     return (
         f"Efficiency is above 1 in {len(above)} undisturbed cells (up to {number(above['efficiency'].max())}): plain decoding, the denominator, spends "
-        f"more of its own time outside its passes than the method does, once a token instead of once a round, which alone gives {number(low)} to "
-        f"{number(high)} there. The rest, at most {percent(left)}, is what a geometric mean over prompts differs from a ratio of sums."
+        f"time outside its passes once a token, the method only once a round. This alone gives {number(low)} to {number(high)} there. The rest, "
+        f"at most {percent(left)}, is the difference between a geometric mean over prompts and a ratio of sums."
     )
 
 
@@ -123,7 +122,7 @@ def caption_note(cells: pd.DataFrame) -> str:
     """The sentence on disturbed cells to append to a figure's caption; empty where no cell is disturbed."""
     count = int(disturbed(cells).sum())
     return (
-        f" {count} of the study's {len(cells)} cells are disturbed ({DISTURBED_SIGN} in figures and tables) and should not be read."
+        f" {count} of the study's {len(cells)} cells were disturbed ({DISTURBED_SIGN} in figures and tables). Do not read them."
         if count
         else ""
     )

@@ -19,11 +19,11 @@ BASELINES = ("autoregressive", "naive_batching")
 """Methods that draft nothing."""
 DAGGER = "†"
 DISTURBED_SIGN = "‡"
-DISTURBED_NOTE = "‡ disturbed: the machine did other things while it was measured, or its times do not fit each other; not to be read."
-LOSSY_NOTE = "† lossy: its acceptance rule does not keep the target's distribution."
-BOLD_NOTE = "Bold: the fastest lossless method of its group."
-BATCHED_NOTE = "naive_batching is held against the same prompts one after another, the others against plain decoding of the same batch."
-FAILED_NOTE = "Struck through: the audit found output that differs from the target's own."
+DISTURBED_NOTE = "‡ disturbed: the machine did other things during the measurement, or the times do not fit together. Do not read it."
+LOSSY_NOTE = "† lossy: the acceptance rule changes the target's distribution."
+BOLD_NOTE = "Bold: the fastest lossless method of its group, if it is faster than plain decoding."
+BATCHED_NOTE = "The baseline of naive_batching decodes the same prompts one after another. The baseline of the others decodes the same batch."
+FAILED_NOTE = "Struck through: the audit found output that differs from the target's."
 
 
 def listed() -> list[str]:

@@ -24,9 +24,11 @@ from specrig.results.labels import (
 from specrig.results.study_data import StudyData
 from specrig.results.summary import CROSS_FITTED, LEVELS, MEAN, disturbed_in
 
-BEST_K = "k: the one with the largest geometric mean speedup, chosen on these same prompts, which flatters a method with several."
-CROSS_FITTED_NOTE = "Last column: each half of the prompts at the k that the other half chose, which flatters none."
-ONE_RUN = "Intervals are over the prompts of one run; what differs from run to run is not known and not in them."
+BEST_K = "k is the one with the largest geometric mean speedup. It was chosen on the same prompts, so the numbers of a method with several k are slightly too good."
+CROSS_FITTED_NOTE = (
+    "The last column has no such error: each half of the prompts is judged at the k that the other half chose."
+)
+ONE_RUN = "Intervals are over the prompts of one run. Differences between runs are not known."
 RUNS = "Intervals are over prompts and over {} runs of each job."
 
 

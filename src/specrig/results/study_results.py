@@ -318,7 +318,7 @@ class StudyResults:
             *([self.disturbance_warning] if self.disturbance_warning else []),
             *conclusions.repetition_warnings(self.cells),
             *(
-                f"The engine {engine} was never tested on hardware: {reason}. Check its figures."
+                f"Untested on hardware: the engine {engine} ({reason}). Check its figures."
                 for engine, reason in untested
             ),
             *([lost] if failed else []),
