@@ -15,7 +15,7 @@ import pytest
 from synthetic import write_study
 
 from specrig.decoding.drafters import registry
-from specrig.reporting.documents.contents import Paragraph, contents
+from specrig.reporting.documents.contents import Contents, Paragraph, ReadySection, ReadyTable, contents
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.documents.pdf import as_data
 from specrig.reporting.documents.printed import write_for_paper
