@@ -35,9 +35,7 @@ def acceptance_rate_interval(records: Iterable[Record]) -> Interval:
 
 
 def depth_acceptance_rate(records: Iterable[Record]) -> float:
-    """Σ accepted / Σ depth of the longest offered path. For chains it equals `acceptance_rate`; trees compare with
-    them.
-    """
+    """Σ accepted / Σ depth of the longest offered path: for chains `acceptance_rate`."""
     records = list(records)
     return _ratio(
         [sum(record.run.rounds.accepted) for record in records],
@@ -169,9 +167,7 @@ def _passes(run: Run) -> int:
 
 
 def _emitted(run: Run, cut: bool = False) -> tuple[int, int]:
-    """(tokens emitted, passes). Prefill emits the first token, so an engine's totals account for all tokens but that
-    one.
-    """
+    """(tokens emitted, passes), without the first token, which prefill emits."""
     if run.rounds.emitted:
         emitted = run.rounds.emitted if cut else _full(run.rounds, run.rounds.emitted)
         return sum(emitted), len(emitted)

@@ -69,9 +69,7 @@ def means(claim: Claim, tasks: Sequence[str], rows: Sequence[dict[str, Any]], co
 
 
 def _mean(values: Sequence[tuple[float, ...]], units: Sequence[int], geometric: bool) -> tuple[float, float, float]:
-    """The mean of several (value, low, high), as one such triple; NaN where any is missing. units: how many each rests
-    on.
-    """
+    """The mean of several (value, low, high); NaN where any is missing. units: how many each rests on."""
     table = np.array(values, dtype=float)
     table = np.log(table) if geometric else table
     freedom = np.array(units, dtype=float) - 1

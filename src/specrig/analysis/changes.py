@@ -56,9 +56,7 @@ class Change:
 
     @property
     def p_value(self) -> float:
-        """The chance of a ratio at least as far from 1 in either direction if nothing changed (Student's t); NaN if not
-        known.
-        """
+        """The probability of a ratio this far from 1 if nothing changed (Student's t); NaN if not known."""
         from scipy.special import stdtr
 
         if self.log.variance == 0:
@@ -103,9 +101,7 @@ class CellChange:
 
 @dataclass(frozen=True, slots=True)
 class MeanChange:
-    """What changed in a setting's geometric mean speedup over the tasks that both measured. cell: the setting, without
-    a task.
-    """
+    """The change of a setting's mean speedup over the tasks that both measured. cell: the setting."""
 
     cell: Cell
     tasks: tuple[str, ...]
@@ -169,9 +165,7 @@ def changes(a: Cells, b: Cells) -> Changes:
 
 
 def _difference(a: pd.Series, b: pd.Series) -> tuple[Estimate, tuple[int, int], bool]:
-    """(mean of `b` minus mean of `a`, units of each side that were compared, whether one by one). a, b: indexed by
-    unit.
-    """
+    """(mean of `b` minus mean of `a`, units compared of each, whether paired). a, b: indexed by unit."""
     common = a.index.intersection(b.index)
     paired = len(common) > 1 and len(common) == min(len(a), len(b))
     if paired:
@@ -186,9 +180,7 @@ def _difference(a: pd.Series, b: pd.Series) -> tuple[Estimate, tuple[int, int], 
 
 
 def _median(logs: Sequence[float]) -> Estimate | None:
-    """The median of the cells' changes, with the error that their own spread gives it; None for fewer than
-    `LEAST_CELLS`.
-    """
+    """The median of the cells' changes with the error of their spread; None for fewer than `LEAST_CELLS`."""
     known = np.array([log for log in logs if np.isfinite(log)])
     if len(known) < LEAST_CELLS:
         return None
@@ -198,9 +190,7 @@ def _median(logs: Sequence[float]) -> Estimate | None:
 
 
 def _alike(a: Cells, b: Cells) -> dict[tuple[str, ...], BetweenRuns]:
-    """(engine, pair) -> how much a whole run moves all of its cells alike, pooled over both studies; absent without
-    replicates.
-    """
+    """(engine, pair) -> how much a whole run moves all its cells, over both studies; absent without replicates."""
     pools = [between(cells) for cells in (a, b)]
     found = {key: _pooled([pool.get(key) for pool in pools]) for key in {**pools[0], **pools[1]}}
     return {key: pooled for key, pooled in found.items() if pooled}
@@ -236,9 +226,7 @@ def _log_lengths(records: Sequence[Record]) -> pd.Series:
 
 
 def _units(records: Sequence[Record]) -> dict[int, str]:
-    """Group -> the prompts in it, as ids and lengths in tokens: the same text in both studies if the prompts are the
-    same.
-    """
+    """Group -> its prompts, as ids and lengths in tokens: equal in both studies if the prompts are."""
     found: dict[int, set[str]] = {}
     for record in records:
         found.setdefault(record.group, set()).add(f"{record.prompt_id} ({record.prompt_tokens})")

@@ -178,9 +178,7 @@ def impossible(claim: Claim) -> str | None:
 
 
 def differing(claim: Claim, row: dict[str, Any]) -> list[str]:
-    """The conditions, in words, in which a cell (or a mean of cells) differs from the claim. What the source omits
-    agrees.
-    """
+    """The conditions, in words, in which a cell or mean differs from the claim. What is omitted agrees."""
     found = []
     if claim.ks is not None and row["k"] not in claim.ks and row["k"] != 0:
         found.append(f"k ({claim.k} reported, {row['k']} measured)")

@@ -21,9 +21,7 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
 class KnownPair(NamedTuple):
-    """A row of pairs.tsv: the hub ids of target and draft ("" where there is no draft), and the names of its heads;
-    `TRAINED`: any.
-    """
+    """A row of pairs.tsv: hub ids of target and draft ("": none), and the names of its heads; `TRAINED`: any."""
 
     target: str
     draft: str = ""
@@ -36,9 +34,7 @@ class KnownPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What this installation can measure: pairs by name, names of tasks, and methods (name -> the models that it
-    needs).
-    """
+    """What can be measured here: pairs by name, names of tasks, methods (name -> models that it needs)."""
 
     pairs: Mapping[str, KnownPair] = field(default_factory=dict)
     tasks: Collection[str] = ()

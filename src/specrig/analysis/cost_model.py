@@ -60,9 +60,7 @@ def expected_tree_tokens(acceptance: Sequence[float], parents: Sequence[int]) ->
 
 
 def expected_adaptive_tokens(alpha: float, shares: dict[int, float]) -> float:
-    """E[tokens per target pass] where k changes from round to round. shares: k -> its share of the rounds (need not sum
-    to 1).
-    """
+    """E[tokens per target pass] where k changes from round to round. shares: k -> its share of the rounds."""
     total = sum(shares.values())
     return sum(share * expected_tokens(alpha, k) for k, share in shares.items()) / total
 
@@ -79,9 +77,7 @@ def required_alpha(speedup: float, k: int, c: float, verify_cost: float = 1.0) -
 
 
 def best_k(alpha: float, c: float, ks: Iterable[int], verify_cost: Callable[[int], float] = lambda _: 1.0) -> int:
-    """The k in `ks` with the largest expected speedup; among equals, the smallest. verify_cost: v as a function of n =
-    k + 1.
-    """
+    """The k in `ks` with the largest expected speedup; among equals, the smallest. verify_cost: v(k + 1)."""
     return max(sorted(ks), key=lambda k: walltime_improvement(alpha, k, c, verify_cost(k + 1)))
 
 

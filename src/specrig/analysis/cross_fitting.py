@@ -18,9 +18,7 @@ Logs = Mapping[str, pd.Series]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The result of `cross_fit`. ks: the choices of the two halves. logs: each prompt's log speedup at the other half's
-    choice.
-    """
+    """ks: the choices of the two halves. logs: each prompt's log speedup at the other half's choice."""
 
     ks: tuple[int, int]
     logs: Logs

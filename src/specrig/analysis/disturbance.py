@@ -295,9 +295,7 @@ def _replicates(records: Iterable[Record]) -> dict[int, list[Record]]:
 
 
 def _speeds(records: Iterable[Record]) -> list[float]:
-    """Tokens/s of plain decoding in each group, in order, without groups of fewer than `LEAST_PASSES` tokens per
-    prompt.
-    """
+    """Tokens/s of plain decoding in each group of at least `LEAST_PASSES` tokens per prompt, in order."""
     found = []
     for members in groups(records):
         tokens = sum(len(record.baseline.tokens) - record.baseline.prefill_tokens for record in members)

@@ -218,17 +218,13 @@ def same_output(records: Iterable[Record], reference: Iterable[Record]) -> set[s
 
 
 def other_ids(records: Iterable[Record], reference: Iterable[Record]) -> bool:
-    """Whether any prompt differs in its number of token ids, which means that the engines tokenized its text
-    differently.
-    """
+    """Whether any prompt has another number of token ids: the engines tokenized its text differently."""
     theirs = {record.prompt_id: record.prompt_tokens for record in reference}
     return any(theirs.get(record.prompt_id) != record.prompt_tokens for record in records)
 
 
 def drafted_per_round(records: Iterable[Record]) -> float:
-    """Mean number of draft tokens per target pass, including rounds without a draft and cut rounds; NaN where not
-    counted.
-    """
+    """Mean draft tokens per target pass, rounds without a draft and cut ones included; NaN if not counted."""
     drafted = passes = 0
     for record in records:
         run = record.run

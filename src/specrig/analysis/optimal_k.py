@@ -117,9 +117,7 @@ def _settings(cells: pd.DataFrame) -> list[list[dict[str, Any]]]:
 
 
 def _gain_runs(cells: pd.DataFrame, ratios: dict[tuple[Any, ...], pd.Series]) -> dict[tuple[str, str], BetweenRuns]:
-    """(engine, pair) -> what whole runs add to the difference between a k and the default. What moves both alike
-    cancels.
-    """
+    """(engine, pair) -> what whole runs add to the difference between a k and the default."""
     found: dict[tuple[str, str], dict[str, list[Layout]]] = {}
     for members in _settings(cells):
         logs = {row["k"]: ratios[row_identity(row)] for row in members}

@@ -52,9 +52,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ranking:
-    """Figures of one source that differ in the method alone. figures: method -> figure, the best where it states
-    several.
-    """
+    """Figures of one source that differ in the method alone. figures: method -> its best figure."""
 
     claim: Claim
     """One of the claims, for what they share: source, target, task, temperature, hardware, batch, metric."""
@@ -196,9 +194,7 @@ def _tasks(claim: Claim, names: list[str]) -> tuple[list[str], bool]:
 def _methods(
     ranking: Ranking, rows: Sequence[dict[str, Any]], tasks: list[str], measured: Callable[[tuple[Any, ...]], _Cell]
 ) -> dict[str, list[_Cell]]:
-    """Method -> its cell for each task, for methods that the source ranks and that ran all tasks; the best variant
-    counts.
-    """
+    """Method -> its cell for each task, of methods that the source ranks and that ran all tasks."""
     found: dict[str, list[_Cell]] = {}
     candidates: dict[tuple[Any, Any], dict[str, dict[str, Any]]] = {}
     for row in rows:

@@ -189,9 +189,7 @@ def _randomisation(
 def _interval(
     scorer: Scorer, ours: NDArray[np.float64], theirs: NDArray[np.float64], counts: NDArray[np.int64]
 ) -> Interval:
-    """95 % interval of the difference, by leaving out each prompt in turn (the jackknife); NaN for fewer than two
-    prompts.
-    """
+    """95 % interval of the difference, by the jackknife over prompts."""
     if len(counts) < 2:
         return UNKNOWN
 

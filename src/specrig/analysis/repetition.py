@@ -1,6 +1,4 @@
-"""Measure how much outputs repeat themselves. A model that loops under greedy decoding flatters methods that copy
-(`ngram`).
-"""
+"""Measure how much outputs repeat themselves: methods that copy (`ngram`) gain from it."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ LOOPING = 0.3
 
 
 def repeated_ngrams(outputs: Iterable[Sequence[int]], n: int = 4) -> float:
-    """The share of n-grams that occurred before in the same output: 1 - Σ distinct / Σ all. NaN if no output has n
-    tokens.
-    """
+    """1 - Σ distinct / Σ all: the share of n-grams that occurred before in the same output. NaN without any."""
     total = distinct = 0
     for tokens in outputs:
         grams = _ngrams(tokens, n)
@@ -23,9 +19,7 @@ def repeated_ngrams(outputs: Iterable[Sequence[int]], n: int = 4) -> float:
 
 
 def distinct_ngrams(outputs: Iterable[Sequence[int]], n: int = 2) -> float:
-    """distinct-n (Li et al. 1510.03055): different n-grams of all outputs / all n-grams of them. NaN without any
-    n-gram.
-    """
+    """distinct-n (Li et al. 1510.03055): different n-grams / all n-grams of all outputs. NaN without any."""
     grams = [gram for tokens in outputs for gram in _ngrams(tokens, n)]
     return len(set(grams)) / len(grams) if grams else float("nan")
 

@@ -132,17 +132,13 @@ def between_means(cells: Mapping[str, list[Record]]) -> dict[tuple[str, str, int
 
 
 def over_tasks(tasks: Sequence[Layout]) -> Layout:
-    """The mean of several tasks' layouts. Prompts of different tasks are no pairs: each task's first with the others'
-    first is as good.
-    """
+    """The mean of several tasks' layouts, prompts in order, since prompts of different tasks are no pairs."""
     prompts, runs = min(len(task) for task in tasks), min(task.shape[1] for task in tasks)
     return np.mean([task[:prompts, :runs] for task in tasks], axis=0)
 
 
 def layout(logs: pd.Series) -> Layout:
-    """Turn a series indexed by (group, replicate) into an array [groups, replicates], without groups that lack a
-    replicate.
-    """
+    """An array [groups, replicates] of a series indexed by both, without groups that lack a replicate."""
     runs = {number: logs.xs(number, level="replicate") for number in sorted(logs.index.unique("replicate"))}
     return pd.DataFrame(runs).dropna().to_numpy(dtype=float)
 
@@ -153,9 +149,7 @@ def count(records: Sequence[Record]) -> int:
 
 
 def drift(cell: Layout) -> tuple[float, Interval]:
-    """The last replicate's geometric mean / the first one's, and its 95 % interval over prompts; NaN for a single
-    replicate.
-    """
+    """The last replicate's geometric mean / the first one's, and its 95 % interval over prompts."""
     if cell.shape[1] < 2 or not len(cell):
         return float("nan"), UNKNOWN
     change = mean(cell[:, -1] - cell[:, 0])
@@ -163,9 +157,7 @@ def drift(cell: Layout) -> tuple[float, Interval]:
 
 
 def _difference(observed: float, freedom: float, rest: float, rest_freedom: float) -> BetweenRuns:
-    """What is left of the variance `observed` without the part `rest` of it, each with its degrees of freedom; at least
-    0.
-    """
+    """The variance `observed` minus its part `rest`, each with its degrees of freedom; at least 0."""
     variance = max(observed - rest, 0.0)
     if variance == 0:
         return BetweenRuns(0.0, 1.0)

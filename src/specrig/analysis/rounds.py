@@ -27,9 +27,7 @@ class Head:
 
     @property
     def depth(self) -> int | None:
-        """Tokens on the longest drafted path: one per pass if the head reads its own output; None if `passes` does not
-        tell.
-        """
+        """Tokens on the longest drafted path; None if `passes` does not tell."""
         return self.passes if self.passes > 1 else None
 
     def size(self, target: Size) -> Size:
@@ -54,9 +52,7 @@ TREES = {"lookahead", "medusa", "hydra", "token_recycling", "rest"}
 
 
 def draft_costs(target: Size, draft: Size, device: Device | None, precision: str) -> Range:
-    """(lowest, highest) draft cost c in target passes: by the ratio of parameters, and by the roofline if the device is
-    known.
-    """
+    """(lowest, highest) draft cost c in target passes: by parameters, and by the roofline of a known device."""
     found = [draft.active / target.active]
     if device is not None:
         found.append(roofline.draft_cost(target, draft, device, precision))

@@ -78,9 +78,7 @@ def log_ratios(times: Times, scope: Scope = "decode") -> pd.Series:
 
 
 def log_rates(times: Times) -> pd.Series:
-    """log(decode tokens / decode seconds) of the method, indexed by (group, replicate), without groups that decoded
-    nothing.
-    """
+    """log(decode tokens / decode seconds) of the method by (group, replicate), without empty groups."""
     keys, tokens = _together(times.keys, 2, times["decode_tokens"])
     _, seconds = _together(times.keys, 2, times["decode_s"])
     defined = (tokens > 0) & (seconds > 0)
@@ -116,16 +114,12 @@ def tokens_per_s(times: Times, side: Literal["", "baseline_"] = "") -> float:
 
 
 def tokens_per_s_interval(times: Times, runs: Estimate | None = None) -> Interval:
-    """95 % interval of the method's `tokens_per_s` over groups, repeats and replicates pooled. runs: as in
-    `speedup_interval`.
-    """
+    """95 % interval of the method's `tokens_per_s` over groups, all runs pooled. runs: see `speedup_interval`."""
     return _rate_interval(times, times["decode_tokens"], times["decode_s"], runs)
 
 
 def ms_per_token(times: Times, side: Literal["", "baseline_"] = "") -> float:
-    """Milliseconds between two tokens of one sequence (TPOT): 1000 · Σ decode_s · rows / Σ decode tokens; NaN without
-    tokens.
-    """
+    """Milliseconds between two tokens of a sequence (TPOT): 1000 · Σ decode_s · rows / Σ decode tokens."""
     tokens = times[f"{side}decode_tokens"].sum()
     return float(1000 * (times[f"{side}decode_s"] * times["rows"]).sum() / tokens) if tokens else float("nan")
 
@@ -144,9 +138,7 @@ def baseline_drift(records: Iterable[Record]) -> float:
 
 
 def ms_per_token_interval(times: Times, runs: Estimate | None = None) -> Interval:
-    """95 % interval of the method's `ms_per_token` over groups, repeats and replicates pooled. runs: as in
-    `speedup_interval`.
-    """
+    """95 % interval of the method's `ms_per_token` over groups, all runs pooled. runs: see `speedup_interval`."""
     low, high = _rate_interval(times, times["decode_s"] * times["rows"], times["decode_tokens"], runs)
     return 1000 * low, 1000 * high
 
@@ -179,9 +171,7 @@ def _by_replicate(keys: Sequence[tuple[int, ...]], values: Values) -> pd.Series:
 def _together(
     keys: Sequence[tuple[int, ...]], depth: int, values: Values, *, mean_of_each: bool = False
 ) -> tuple[list[tuple[int, ...]], Values]:
-    """Sums (or means) of the values whose keys agree in their first `depth` parts; returns these parts, sorted, and the
-    sums.
-    """
+    """(the first `depth` parts of keys, sorted; the sums or means of the values that share them)."""
     found: dict[tuple[int, ...], list[float]] = {}
     for key, value in zip(keys, values.tolist(), strict=True):
         found.setdefault(key[:depth], []).append(value)

@@ -121,9 +121,7 @@ def ratio_difference(first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike
 
 
 def jackknife(value: float, without: ArrayLike) -> Estimate:
-    """Estimate any statistic of n units from its values `without` [n] each unit in turn; variance NaN for fewer than
-    two.
-    """
+    """Estimate any statistic of n units from its values `without` [n] each unit in turn."""
     left = np.asarray(without, dtype=float)
     units = left.size
     if units < 2:
@@ -155,9 +153,7 @@ def geometric_mean(ratios: ArrayLike) -> float:
 
 
 def interval(estimate: Estimate, level: float = LEVEL, scale: Callable[[Numbers], Numbers] = np.asarray) -> Interval:
-    """(low, high) of `estimate.interval` for one sample, as two floats. scale: applied to both ends (np.exp for
-    logarithms).
-    """
+    """(low, high) of one sample, as floats. scale: applied to both ends (np.exp for logarithms)."""
     low, high = estimate.interval(level)
     return float(scale(low)), float(scale(high))
 
@@ -194,9 +190,7 @@ def ratio_interval(numerators: ArrayLike, denominators: ArrayLike) -> Interval:
 def ratio_difference_interval(
     first: tuple[ArrayLike, ArrayLike], second: tuple[ArrayLike, ArrayLike], *, level: float = LEVEL
 ) -> Interval:
-    """Interval of `ratio_difference` at `level`; NaN for fewer than two units. Every unit must have positive
-    denominators.
-    """
+    """Interval of `ratio_difference` at `level`. Every unit must have positive denominators."""
     return interval(ratio_difference(first, second), level)
 
 

@@ -30,17 +30,13 @@ def matches_task(claim: Claim, name: str) -> bool:
 
 
 def preferred(claim: Claim, task: str, names: Iterable[str]) -> list[str]:
-    """Those of `names` that hold `task`, a task as the claim's source writes it. The source's own benchmark comes
-    first.
-    """
+    """Those of `names` that hold `task`, as the claim's source writes it; its own benchmark comes first."""
     found = [name for name in names if matches_task(claim.model_copy(update={"task": task}), name)]
     return sorted(found, key=lambda name: not of_benchmark(claim, name))
 
 
 def of_benchmark(claim: Claim, name: str) -> bool:
-    """Whether the row `name` is of the claim's source, where this is a benchmark: it begins with the source's first
-    word.
-    """
+    """Whether the row `name` is of the claim's source: it begins with the source's first word."""
     return plain(name).startswith(plain(claim.source.split()[0]))
 
 

@@ -38,9 +38,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """What the model says about a claim. consistent: None where it cannot tell. low, high: predicted, in the claim's
-    unit.
-    """
+    """consistent: None where the model cannot tell. low, high: predicted, in the claim's unit."""
 
     consistent: bool | None
     reason: str
@@ -49,9 +47,7 @@ class Theory:
 
 
 def check(claim: Claim, claims: Sequence[Claim]) -> Theory:
-    """Check a claim against the model and against those of `claims` that the same source makes about the same
-    experiment.
-    """
+    """Check a claim against the model and against what its source says of the same experiment."""
     if claim.analytic:
         return _calculation(claim)
     if claim.interval is None:
@@ -189,9 +185,7 @@ def _ceiling(claim: Claim, implied: Range, rounds: list[Range], agrees: bool | N
 
 
 def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool | None, str]:
-    """(the speedup that a timed claim implies, whether the source's other figures agree or None without any, both in
-    words).
-    """
+    """(the implied speedup, whether the source's other figures agree or None without any, both in words)."""
     assert claim.interval is not None
     same = [other for other in family if _same(claim, other) and other.interval and other.batch == claim.batch]
     ratio, words = claim.interval, ""
@@ -237,9 +231,7 @@ def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool 
 
 
 def _lengths(claim: Claim, family: Iterable[Claim]) -> tuple[Range | None, str]:
-    """(tokens per target pass, in words), from the τ that the source reports of the same experiment, or from its α by
-    eq. (1).
-    """
+    """(tokens per target pass, in words): the source's τ of the same experiment, or its α by eq. (1)."""
     same = [other for other in family if other.interval and other.metric not in TIMED and _same(claim, other)]
     for other in same:
         if other.metric == "acceptance_length":
@@ -269,9 +261,7 @@ def _lengths(claim: Claim, family: Iterable[Claim]) -> tuple[Range | None, str]:
 
 
 def _same(one: Claim, other: Claim, *, task: bool = True) -> bool:
-    """Whether two claims of one source and target describe the same experiment; what a claim omits agrees with
-    anything.
-    """
+    """Whether two claims of one source describe the same experiment; what is omitted agrees with anything."""
     timed = one.metric in TIMED and other.metric in TIMED
     drafts = not one.drafts or not other.drafts or bool(set(one.drafts) & set(other.drafts))
     ks = one.ks is None or other.ks is None or bool(set(one.ks) & set(other.ks))

@@ -1,6 +1,4 @@
-"""The advice box: for each pair and task the fastest lossless method and its k, how sure that is, and what it costs in
-memory.
-"""
+"""The advice box: the fastest lossless method and its k for each pair and task, and its memory."""
 
 from __future__ import annotations
 
@@ -64,9 +62,7 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
 
 
 def _fair(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that may be advised unless they are disturbed: lossless methods that passed the audit, in the base
-    setting of their task.
-    """
+    """The cells that may be advised unless disturbed: lossless, passed by the audit, in their base setting."""
     base = pd.concat([cells.iloc[:0], *(base_setting(frame) for _, frame in cells.groupby(SETTING, sort=False))])
     fair = base[base["lossless"].astype(bool) & ~base["failed"].astype(bool) & ~base["method"].isin(list(BASELINES))]
     return fair.assign(variant=fair["variant"].fillna("")).dropna(subset=["speedup"])

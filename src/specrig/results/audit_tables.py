@@ -51,9 +51,7 @@ def sentence(audit: pd.DataFrame) -> str:
 
 
 def identity(audit: pd.DataFrame) -> str:
-    """A sentence: the share of greedy outputs that equal plain decoding's; empty where none were compared. audit: see
-    `verdict_grid`.
-    """
+    """How many greedy outputs equal plain decoding's; empty where none were compared. audit: see `verdict_grid`."""
     if "identical" not in audit or (compared := audit[audit["identical"].notna()]).empty:
         return ""
     same, of = int(compared["identical"].sum()), int(compared["samples"].sum())

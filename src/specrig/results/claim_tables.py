@@ -37,9 +37,7 @@ def reproduction(study: StudyData) -> pd.DataFrame:
 
 
 def reported_claims(study: StudyData) -> list[Claim]:
-    """The claims in the study's file of reported figures; empty where it names none. Raises StudyError like
-    `reproduction`.
-    """
+    """The claims in the study's file, if it names one. Raises StudyError like `reproduction`."""
     problems = Problems(Positions([]))
     tables = study.config.get("tables") or {}
     claims = read_claims(Path(tables["reported"]), problems) if tables.get("reported") else []
@@ -60,9 +58,7 @@ def sentence(judged: pd.DataFrame) -> str:
 
 
 def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
-    """The verdicts as a table for readers; claims that were measured, are impossible or contradict the theory come
-    first.
-    """
+    """The verdicts as a table for readers; those of `DECIDED` come first."""
     order = {verdict: number for number, verdict in enumerate(DECIDED)}
     rank = judged["verdict"].map(lambda verdict: order.get(verdict, len(order)))
     rows = []
@@ -148,9 +144,7 @@ def with_conditions(study: StudyData, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _catalogue(study: StudyData) -> Catalogue:
-    """All pairs and tasks of the study's tables (of the study itself where a table is missing), and all registered
-    methods.
-    """
+    """All pairs and tasks of the study's tables (or of the study itself), and all registered methods."""
     rows = study.config.get("rows") or {}
     tables = study.config.get("tables") or {}
     problems = Problems(Positions([]))  # rows that the study does not use may be wrong: planning says so

@@ -85,9 +85,7 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
 
 
 def drift_sentence(cells: pd.DataFrame) -> str:
-    """A sentence on how much speedups changed between the first and the last run of the jobs; empty where each job ran
-    once.
-    """
+    """How much speedups changed between the first and the last run; empty where each job ran once."""
     known = cells.dropna(subset=["drift"])
     if known.empty:
         return ""

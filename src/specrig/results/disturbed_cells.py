@@ -1,6 +1,4 @@
-"""Show readers which cells are disturbed: a warning with the command that measures them again, notes, a table of
-reasons.
-"""
+"""Which cells are disturbed: a warning with the command that measures them again, notes, a table."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def disturbed_cells(study: StudyData) -> list[str]:
 
 
 def warning(cells: pd.DataFrame, folder: Path) -> str:
-    """The warning for readers of a study's results; empty where no cell is disturbed. folder: the study's results
-    folder.
-    """
+    """The warning for readers; empty where no cell is disturbed. folder: the study's results folder."""
     count = int(disturbed(cells).sum())
     return (
         f"{count} of {len(cells)} cells {'were' if count > 1 else 'was'} disturbed: the machine did other things during the measurement, or the "
@@ -65,9 +61,7 @@ def notes(study: StudyData, cells: pd.DataFrame) -> list[str]:
 
 
 def efficiency_note(study: StudyData, cells: pd.DataFrame) -> str:
-    """A sentence that explains efficiencies above 1, which could not occur if loops cost nothing; empty where there are
-    none.
-    """
+    """Why efficiencies are above 1, which loops without cost would not allow; empty where none are."""
     above = cells[(cells["efficiency"] > 1) & ~disturbed(cells)]
     if above.empty:
         return ""
@@ -90,9 +84,7 @@ def efficiency_note(study: StudyData, cells: pd.DataFrame) -> str:
 
 
 def disturbed_grid(study: StudyData) -> Grid | None:
-    """The table of disturbed cells: one row per cell and replicate, with time and reasons. None where no cell is
-    disturbed.
-    """
+    """Disturbed cells, one row per cell and replicate, with time and reasons. None without any."""
     rows = []
     for name in disturbed_cells(study):
         for replicate in dict.fromkeys(reason.replicate for reason in study.disturbances[name]):

@@ -21,9 +21,7 @@ ALONE = "No cell of this study ran in more than one engine."
 
 
 def comparison(study: StudyData) -> pd.DataFrame:
-    """`analysis.engines.compare` of a study, given what its engines report to do differently; empty for a study of one
-    engine.
-    """
+    """`analysis.engines.compare` of a study, with the differences that its engines report."""
     differences = {
         (job.engine, method): str(text)
         for job in study.jobs
@@ -33,9 +31,7 @@ def comparison(study: StudyData) -> pd.DataFrame:
 
 
 def untested(study: StudyData) -> dict[str, str]:
-    """Engine -> the part of it that was never tried on real hardware, for the engines of the study that report such a
-    part.
-    """
+    """Engine -> the part of it that was never tried on real hardware, where the engine reports one."""
     found = {job.engine: _said(job.environment).get("untested") for job in study.jobs}
     return {engine: str(reason) for engine, reason in found.items() if reason}
 

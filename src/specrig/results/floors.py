@@ -39,9 +39,7 @@ def device_entries(row: Mapping[str, Any]) -> list[GridEntry]:
 
 
 def with_floor(table: pd.DataFrame, cells: Iterable[list[Record]], environments: Environments) -> pd.DataFrame:
-    """`table` with `floor.COLUMNS` added, or unchanged where no cell's floor is known. table: the `cells_table` of
-    `cells`.
-    """
+    """`table` with `floor.COLUMNS` where any floor is known. table: the `cells_table` of `cells`."""
     floors = [floor(records, environments.get(records[0].cell.method_key, {})) for records in cells]
     if not any(floors):
         return table

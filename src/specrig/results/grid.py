@@ -119,9 +119,7 @@ def interval(low: float, high: float, digits: int = 2, *, units: int | None = No
 
 
 def markdown(grid: Grid) -> str:
-    """The grid in GitHub's table syntax, with the caption above and the notes below. Bold is `**`, struck through is
-    `~~`.
-    """
+    """The grid in GitHub's table syntax, with caption and notes. Bold is `**`, struck through is `~~`."""
 
     def show(entry: GridEntry) -> str:
         text = _escape_markdown(entry.text)

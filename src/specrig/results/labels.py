@@ -32,17 +32,13 @@ def listed() -> list[str]:
 
 
 def method_order(named: Iterable[str]) -> list[str]:
-    """The different methods among `named`, in the order of `listed`; methods that are not registered come last, by
-    name.
-    """
+    """The different methods among `named`, in the order of `listed`; unregistered ones last, by name."""
     known = {name: number for number, name in enumerate(listed())}
     return sorted(set(named), key=lambda name: (known.get(name, len(known)), name))
 
 
 def method_name(method: str, *, variant: str = "", lossless: bool = True, disturbed: bool = False) -> str:
-    """A method as tables show it: name and variant, with a dagger if it is lossy, a double dagger if its cell is
-    disturbed.
-    """
+    """A method's name and variant, with a dagger if it is lossy, a double dagger if its cell is disturbed."""
     signs = f"{'' if lossless else ' ' + DAGGER}{' ' + DISTURBED_SIGN if disturbed else ''}"
     return f"{method}{f' ({variant_name(method, variant)})' if variant else ''}{signs}"
 

@@ -78,9 +78,7 @@ def differing(jobs: list[MeasuredJob]) -> list[str]:
 
 
 def processor_name(cpu: Mapping[str, Any]) -> str | None:
-    """A processor's model with its generation where that was recorded: many processors share one name. None where
-    nothing was.
-    """
+    """A processor's model, with its generation where recorded: many processors share one name."""
     model, generation = cpu.get("model"), cpu.get("generation")
     return f"{model} ({generation})" if model and generation else model
 
@@ -147,9 +145,7 @@ def energy_note(jobs: list[MeasuredJob]) -> str | None:
 
 
 def commit(environment: dict[str, Any]) -> str:
-    """The first 12 digits of the code's git commit, with a remark where there were uncommitted changes; empty when
-    unknown.
-    """
+    """The first 12 digits of the git commit, with a remark on uncommitted changes; empty when unknown."""
     git = environment.get("git") or {}
     if not isinstance(git, dict) or not git.get("commit"):
         return ""
@@ -171,9 +167,7 @@ def model_rows(study: Path) -> list[dict[str, Any]]:
 
 
 def parameters(model: Path) -> int | None:
-    """The number of parameters of the model in a folder, from the headers of its safetensors files; None if none is
-    readable.
-    """
+    """The parameters of the model in a folder, from its safetensors headers; None if not readable."""
     total = 0
     for path in sorted(model.glob("*.safetensors")):
         try:

@@ -44,9 +44,7 @@ def methods_grid(study: StudyData) -> Grid:
 
 
 def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) -> Grid:
-    """Each method's geometric mean speedup over tasks with its acceptance: `summary.speedup_summary` in a column's
-    width.
-    """
+    """Each method's mean speedup over tasks with its acceptance, in a column's width."""
     levels = varying_levels(speedups)
     groups = [level for level in levels if level != "method"]
     marked = disturbed_in(speedups, MEAN)

@@ -64,9 +64,7 @@ def optimal_k_grid(optimal: pd.DataFrame, study: str) -> Grid:
 
 
 def optimal_k_sentence(optimal: pd.DataFrame) -> str:
-    """Sentences on what choosing k gains over the default, and on whether the predicted best k is close to the measured
-    one.
-    """
+    """What choosing k gains over the default, and how close the predicted best k is to the measured one."""
     if optimal.empty:
         return "No method was measured at more than one k."
     known = optimal.dropna(subset=["predicted_k"])
@@ -90,9 +88,7 @@ def optimal_k_sentence(optimal: pd.DataFrame) -> str:
 
 
 def power_sentence(cells: pd.DataFrame) -> str:
-    """A sentence that compares the number of prompts that the measured spread requires with the number that the study
-    has.
-    """
+    """How many prompts the measured spread requires, and how many cells have them."""
     speculative = cells[cells["method"] != "autoregressive"].dropna(subset=["prompts_needed"])
     if speculative.empty:
         return "Too few prompts to estimate how many it takes to tell a difference."

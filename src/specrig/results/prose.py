@@ -1,6 +1,4 @@
-"""The sentences that HTML, PDF and the paper share. Figures in them come from the tables or from the constants that the
-code uses.
-"""
+"""Sentences of the report. Their numbers come from tables or from constants of the code."""
 
 from __future__ import annotations
 

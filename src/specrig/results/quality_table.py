@@ -30,9 +30,7 @@ def read_quality(folder: Path, study: str) -> Grid | None:
 
 
 def quality_grid(table: pd.DataFrame, study: str) -> Grid:
-    """`analysis.quality.quality_table` as a table for readers. Scores of lossless methods that differ are struck
-    through.
-    """
+    """`quality_table` for readers. Scores of lossless methods that differ are struck through."""
     several = [name for name in ("engine", "pair", "batch_size") if len(table[name].unique()) > 1]
     rows = []
     for row in row_dicts(table):

@@ -20,9 +20,7 @@ EFFICIENT = 0.85
 
 
 def positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
-    """Acceptance by draft position at each method's best k, over all tasks, with one row per method of the base
-    setting.
-    """
+    """Acceptance by draft position at each method's best k, tasks pooled, in the base setting."""
     best = base_setting(best) if not best.empty else best
     wanted = set(best[IDENTITY].itertuples(index=False, name=None))
     pooled: dict[tuple[str, ...], list[Any]] = {}

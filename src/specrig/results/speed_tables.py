@@ -74,9 +74,7 @@ def speedup_grid(summary: pd.DataFrame, tasks: list[str], study: str, replicates
 
 
 def acceptance_grid(summary: pd.DataFrame, tasks: list[str], study: str) -> Grid:
-    """`summary.acceptance_summary` as a table for readers: acceptance lengths, each with the acceptance rate in
-    brackets.
-    """
+    """`summary.acceptance_summary` for readers: acceptance lengths, with acceptance rates in brackets."""
     levels = varying_levels(summary)
     rows = []
     for row in row_dicts(summary):
@@ -208,9 +206,7 @@ def setting(frame: pd.DataFrame) -> str:
 
 
 def table_notes(frame: pd.DataFrame, *, speeds: bool = True) -> list[str]:
-    """The notes that explain the signs in a table of methods. speeds: it shows speeds, of which a failed method's are
-    struck through.
-    """
+    """The notes that explain a table's signs. speeds: whether it shows speeds."""
     notes = [] if frame["lossless"].astype(bool).all() else [LOSSY_NOTE]
     notes += [BATCHED_NOTE] if speeds and (frame["method"] == "naive_batching").any() else []
     return [*notes, FAILED_NOTE] if speeds and frame["failed"].astype(bool).any() else notes

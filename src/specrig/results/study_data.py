@@ -56,9 +56,7 @@ class StudyData:
 
     @cached_property
     def cells(self) -> dict[str, list[Record]]:
-        """`Cell.name` -> its records of all replicates, without simulated cells. Jobs are in path order, cells in index
-        order.
-        """
+        """`Cell.name` -> its records of all replicates, without simulated cells, in path and index order."""
         return {name: records for name, records in self.every.items() if records[0].simulated_acceptance is None}
 
     @cached_property
@@ -91,9 +89,7 @@ class StudyData:
         return disturbances(self.every, self.environments)
 
     def with_surroundings(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
-        """`table` with the column `disturbed` and the floors added. table: the `cells_table` of `cells`, in the same
-        order.
-        """
+        """`table` with the column `disturbed` and the floors. table: the `cells_table` of `cells`, in its order."""
         return with_floor(table.assign(disturbed=column(cells, self.disturbances)), cells.values(), self.environments)
 
     @cached_property
@@ -125,9 +121,7 @@ class StudyData:
         return str(self.config.get("study", self.folder.name))
 
     def audit(self) -> pd.DataFrame | None:
-        """The rows of all `audit/*.csv` in one table, judged as one family (`audit.multiple_testing`); None where the audit has
-        not run.
-        """
+        """The rows of all `audit/*.csv`, judged as one family (`audit.multiple_testing`); None without an audit."""
         frames = [pd.read_csv(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
         frames = [frame for frame in frames if not frame.empty]
         return with_verdicts(pd.concat(frames, ignore_index=True)) if frames else None
@@ -180,9 +174,7 @@ def training_curves(models: Path) -> pd.DataFrame:
 
 
 def names(value: Any) -> list[str] | None:
-    """The names in a configuration value: a mapping's keys, or a list's strings and `name` or `method` entries; None if
-    none.
-    """
+    """The names in a configuration value: a mapping's keys, or a list's strings, `name`s or `method`s."""
     if isinstance(value, dict):
         return [str(key) for key in value]
     if not isinstance(value, list):

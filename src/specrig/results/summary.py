@@ -1,6 +1,4 @@
-"""Summarise cells by method × task: the best k of each method, speedups with intervals, acceptance, the audit's
-verdict.
-"""
+"""Cells by method × task: the best k, speedups with intervals, acceptance, the audit's verdict."""
 
 from __future__ import annotations
 
@@ -84,9 +82,7 @@ def best_rows(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def base_setting(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that a figure or table of one setting shows: those at the lowest temperature and, of these, the
-    smallest batch.
-    """
+    """The cells that one setting shows: those at the lowest temperature and, of these, the smallest batch."""
     coldest = cells[cells["temperature"] == cells["temperature"].min()]
     return coldest[coldest["batch_size"] == coldest["batch_size"].min()]
 
@@ -217,9 +213,7 @@ def _by_identity(grouped: dict[str, list[Record]]) -> dict[Key, list[Record]]:
 
 
 def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, dict[float, Sweep]]:
-    """Values of `LEVELS` but the temperature -> temperature -> k -> task -> log speedups, for the cells that have a
-    speedup.
-    """
+    """`LEVELS` but the temperature -> temperature -> k -> task -> log speedups."""
     found: dict[Key, dict[float, Sweep]] = {}
     for row in row_dicts(cells.dropna(subset=["speedup"])):
         row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""

@@ -1,6 +1,4 @@
-"""Two ways in which a report carries its tables' files: inside the page, so that it is one file, or beside it. Figures
-are inside.
-"""
+"""How a report carries its tables' files: inside the page, so that it is one file, or beside it."""
 
 from __future__ import annotations
 
@@ -42,15 +40,11 @@ class Attachments(ABC):
 
     @abstractmethod
     def places(self, cell: Cell) -> list[GridEntry]:
-        """Return the entries of a row that lead to its cell: to the record, and to the MLflow run where the page may
-        know it.
-        """
+        """Return the entries of a row that lead to its cell's record, and to its MLflow run where known."""
 
 
 class Embedded(Attachments):
-    """Everything is inside the page, which needs neither a network nor other files. Links to records and runs lead out
-    of it.
-    """
+    """Everything is inside the page. Only the links to records and runs lead out of it."""
 
     def __init__(self, results: str, runs: str) -> None:
         """results: the study's folder, as seen from the page's. runs: see `mlflow_runs`; empty: no links to MLflow."""

@@ -138,9 +138,7 @@ def _drawings_of(study: StudyData) -> dict[str, list[tuple[str, Markup, str]]]:
 
 
 def _drawings(path: Path, number: int) -> tuple[Markup, str]:
-    """A figure as an element for screens, and packed (gzip, base64) for phones: unpacked, each would cost as much
-    again.
-    """
+    """A figure as an element for screens, and packed (gzip, base64) for phones."""
     drawn = inline_svg(path, "screen", f"s{number}")
     phone = inline_svg(path.parent / PHONE.name / path.name, "phone", f"p{number}")
     return drawn, "" if phone == drawn else b64encode(

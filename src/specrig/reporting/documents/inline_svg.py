@@ -1,6 +1,4 @@
-"""Put an SVG file of matplotlib's into a page: in the page's colours and a third of the size, so that a report stays
-one file.
-"""
+"""Put an SVG file of matplotlib's into a page: in the page's colours and a third of the size."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Write the folder for papers: figures in a column's and a page's width, tables, references, and a document that
-includes them.
-"""
+"""Write the folder for papers: figures in two widths, tables, references, a document that has them all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Write what a reader takes into a paper: the PDF, and the folder with figures, tables and a document that includes
-them.
-"""
+"""Write the PDF, and the folder for papers with figures, tables and a document."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Show outputs to readers, with the tokens that the draft proposed and the target accepted told apart from the target's
-own.
-"""
+"""Show outputs to readers, each token marked by who wrote it: the draft or the target."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One record to show. `spans` is None where the tokens' texts or the rounds are not known; then only `text` can be
-    shown.
-    """
+    """One record. spans: None where the tokens' texts or the rounds are not known; then `text` is shown."""
 
     record: Record
     prompt: str | None
@@ -74,9 +70,7 @@ def grow(found: list[Span], text: str, source: Source, number: int) -> None:
 
 
 class Writing:
-    """Text that grows token by token, cut into spans. A character whose bytes are spread over several tokens waits for
-    the last.
-    """
+    """Text that grows token by token, cut into spans. A character waits for the last of its tokens."""
 
     def __init__(self, tokenizer: Decoder) -> None:
         self.tokens: list[int] = []
@@ -94,9 +88,7 @@ class Writing:
 
 
 def spans(run: Run, text: str, ends: Sequence[int]) -> list[Span]:
-    """The output `text` cut into spans, whose texts join to it. ends: see `Record.ends`. Raises ValueError like
-    `sources`.
-    """
+    """The output `text` cut into spans. ends: see `Record.ends`. Raises ValueError like `sources`."""
     found: list[Span] = []
     for start, end, (source, number) in zip([0, *ends], ends, sources(run), strict=False):
         grow(found, text[start:end], source, number)

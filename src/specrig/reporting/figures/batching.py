@@ -27,9 +27,7 @@ PLAIN = "autoregressive, same batch"
 
 
 def swept(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of methods and tasks that ran at several batch sizes: at the lowest temperature and the k that ran at
-    most sizes.
-    """
+    """The cells of methods and tasks with several batch sizes: the lowest temperature, the most measured k."""
     if cells.empty:
         return cells
     cells = cells[cells["temperature"] == cells["temperature"].min()]

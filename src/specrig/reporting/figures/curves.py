@@ -54,9 +54,7 @@ def emitted_lengths(lengths: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
 
 
 def training_loss(curves: pd.DataFrame, sheet: Sheet) -> Figure:
-    """Training loss (raw and smoothed) and held-out loss of each task against wall time: one panel per model, four in a
-    row.
-    """
+    """Training loss (raw and smoothed) and held-out loss against wall time: one panel a model, four in a row."""
     if curves.empty:
         raise NothingError("no model was trained in this study")
     found = dict.fromkeys(curves[["pair", "model"]].itertuples(index=False, name=None))

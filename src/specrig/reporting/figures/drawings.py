@@ -1,6 +1,4 @@
-"""Write a study's figures: SVG and PNG in `results/<study>/figures`, PDF in the widths of a paper. `plots` and others
-draw them.
-"""
+"""Write a study's figures: SVG and PNG in `results/<study>/figures`, PDF in the widths of a paper."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ AROUND = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure of one setting. setting: `<engine>-<pair>`, empty for the study's first. draw: raises NothingError
-    without data.
-    """
+    """setting: `<engine>-<pair>`, empty for the study's first. draw: raises NothingError without data."""
 
     name: str
     setting: str
@@ -147,9 +143,7 @@ def draw_for_paper(
 def _of_setting(
     tasks: Sequence[str], measured: Sequence[list[Record]], cells: pd.DataFrame
 ) -> dict[str, Callable[[Sheet], Figure]]:
-    """The figures of one engine and pair. measured: the records of each of their cells, also of those that `cells`
-    leaves out.
-    """
+    """The figures of one engine and pair. measured: the records of each cell, also of those not in `cells`."""
     tasks = [task for task in tasks if task in set(cells["task"])]
     records = [record for members in measured for record in members]
     summary, best = speedup_summary(cells, records, tasks), best_rows(cells)
@@ -163,9 +157,7 @@ def _of_setting(
 
 
 def _lengths(measured: Iterable[list[Record]], cells: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell and emitted length: method, variant, k, lossless, task, emitted, share of the rounds that were
-    not cut.
-    """
+    """One row per cell and emitted length, with its share of the rounds that were not cut."""
     wanted = set(cells[IDENTITY].itertuples(index=False, name=None))
     rows: list[dict[str, Any]] = []
     columns = ["method", "variant", "k", "lossless", "task", "emitted", "share"]

@@ -67,9 +67,7 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
 
 
 def _best_k(compared: pd.DataFrame) -> pd.DataFrame:
-    """The rows at each method's best k: the one with the largest geometric mean speedup over tasks in the reference
-    engine.
-    """
+    """The rows at each method's best k over all tasks in the reference engine."""
     first = compared[compared["engine"] == compared["reference"]]
     logs = first.assign(log=np.log(first["speedup"].astype(float))).groupby(["method", "variant", "k"])["log"].mean()
     best = {

@@ -45,9 +45,7 @@ def with_latency(cells: pd.DataFrame, measured: Iterable[Cell]) -> pd.DataFrame:
 
 
 def latency(cells: pd.DataFrame, measured: Iterable[Cell], tasks: list[str], sheet: Sheet) -> Figure:
-    """Speedup against added latency, with 95 % bands: one column per task, one line per method. Dashed: draft and
-    target in one process.
-    """
+    """Speedup against added latency: a column a task, a line a method. Dashed: both models in one process."""
     remote = with_latency(cells, measured)
     if remote.empty:
         raise NothingError("no method of this study drafted over a network")

@@ -20,9 +20,7 @@ _MARK = re.compile(r'id="(mark|switch)-([0-9a-f]+)"')
 
 
 def mark(artists: Artist | Sequence[Artist], series: str | Sequence[str], tips: Sequence[str] = ()) -> None:
-    """Name artists as parts of `series` (the labels of its legend entries). tips: what each point or bar of an artist
-    says.
-    """
+    """Name artists as parts of `series` (labels of the legend). tips: the text of each point or bar."""
     names = [series] if isinstance(series, str) else series
     for artist in [artists] if isinstance(artists, Artist) else artists:
         artist.set_gid(f"mark-{_hex(names, tips)}")

@@ -50,16 +50,12 @@ class Sheet:
         return self.width is not None and self.width < 5
 
     def columns(self, panels: int, most: int) -> int:
-        """How many of `panels` stand side by side, at most `most`, or two on a narrow sheet, in rows of about equal
-        length.
-        """
+        """How many `panels` stand side by side, at most `most`, two on a narrow sheet; rows are about equal."""
         rows = -(-panels // (2 if self.narrow else most))
         return -(-panels // max(rows, 1))
 
     def area(self, width: float, height: float) -> tuple[float, float]:
-        """(width, height) in inches of a figure that would take up `width` × `height` on a screen; fonts scale less
-        than areas.
-        """
+        """(width, height) in inches of a figure that takes `width` × `height` on a screen: fonts scale less."""
         if self.width is None:
             return width, height
         return self.width, min(height * max(min(self.width / width, 1.0), 0.9 * self.size / SCREEN.size), self.tallest)
@@ -96,9 +92,7 @@ def empty(reason: str) -> Figure:
 def make_panels(
     sheet: Sheet, rows: int, columns: int, *, width: float, height: float, **share: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """(figure, axes[row][column]): a grid of panels of `width` × `height` inches each on a screen. share: for
-    `plt.subplots`.
-    """
+    """(figure, axes[row][column]): panels of `width` × `height` inches on a screen. share: for `plt.subplots`."""
     size = sheet.area(max(width * columns, 4.2), height * rows)
     layout = ConstrainedLayoutEngine(h_pad=0.1 * sheet.size / SCREEN.size)  # inches: titles keep off the labels above
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout=layout, **share)

@@ -82,9 +82,7 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
 
 
 def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
-    """Speedup by method and k (rows) and task (columns), with the geometric mean last. Blue is faster than 1, orange
-    slower.
-    """
+    """Speedup by method and k (rows) and task (columns), geometric mean last. Blue is above 1, orange below."""
     _check_compares(summary)
     columns = [*tasks, MEAN]
     values = summary[columns].astype(float)

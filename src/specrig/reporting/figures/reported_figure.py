@@ -16,9 +16,7 @@ from specrig.results.labels import method_order
 
 
 def reported_against(judged: pd.DataFrame, sheet: Sheet) -> Figure:
-    """Measured or predicted speedup (vertical) against the reported one: one point per claim. Shaded: agrees with
-    theory.
-    """
+    """Measured or predicted speedup against the reported one: a point a claim. Shaded: agrees with theory."""
     points = reported_points(judged)
     if points.empty:
         raise NothingError("no reported speedup was measured, and none can be predicted")

@@ -67,9 +67,7 @@ def over_pages(grid: Grid) -> bool:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of text or of numbers. Numbers with notes take two LaTeX columns. Each cell asks what all entries
-    decide: computed once.
-    """
+    """A column of text or numbers. Numbers with notes take two LaTeX columns."""
 
     name: str
     number: bool
@@ -149,9 +147,7 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The parts of a table in LaTeX: caption with label, column specification, line of names, lines below, width in
-    signs, packages.
-    """
+    """The parts of a table in LaTeX. signs: its width. packages: what it needs."""
 
     caption: str
     spec: str
@@ -176,9 +172,7 @@ class _Table:
         ]
 
     def over_pages(self) -> list[str]:
-        """The lines of a table that continues over pages, on their side where it is wide, with the column names on
-        each.
-        """
+        """The lines of a table over several pages, with the column names on each; landscape where it is wide."""
         wide = self.signs > PAGE_SIGNS
         size = r"\tiny" if self.signs > 1.4 * PAGE_SIGNS else r"\scriptsize"
         return [
