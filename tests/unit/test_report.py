@@ -349,7 +349,7 @@ def test_conclusion_does_not_claim_what_the_interval_denies(study: Path) -> None
     summary.loc[:, mean] = [1.02, 0.97, 1.07]
     assert "show no certain gain" in conclusion(summary, best, found.tasks)[0]
     summary.loc[:, mean] = [0.9, 0.85, 0.95]
-    assert "slower than not speculating" in conclusion(summary, best, found.tasks)[0]
+    assert "slower than plain decoding" in conclusion(summary, best, found.tasks)[0]
     summary["lossless"] = False
     assert "No lossless" in conclusion(summary, best, found.tasks)[0]
 

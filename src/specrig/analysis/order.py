@@ -163,9 +163,7 @@ def compare_orders(
             tasks, exact = _tasks(ranking.claim, list(dict.fromkeys(row["task"] for row in here)))
             methods = _methods(ranking, here, tasks, partial(measured, column=column))
             if len(methods) > 1:
-                found.append(
-                    _compare(ranking, (str(engine), str(pair), float(temperature)), tasks, exact, methods)
-                )
+                found.append(_compare(ranking, (str(engine), str(pair), float(temperature)), tasks, exact, methods))
     return found
 
 
