@@ -78,15 +78,13 @@ def resolve(study: Study, engine: str, pair: str, method_names: Sequence[str], r
         raise EngineError(f"study {study.study} has no replicate {replicate}: it has {count}, counted from 0")
     if absent := [name for name in method_names if (engine, pair, name) not in study.grid.by_method]:
         raise EngineError(f"study {study.study} has no cells of {engine}/{pair}/{absent[0]}")
-    kind = engines()[engine]
-    device = resolve_device(study.device, gpus_used(kind, study.rows.pairs[pair].tensor_parallel))
     cells = {name: study.grid.by_method[engine, pair, name] for name in method_names}
-    folders = {
-        name: replicate_folder(study.root / "records" / engine / pair / name, replicate) for name in method_names
-    }
-    files = study.paths.pair_files(pair, study.root)
+    files, records = study.paths.pair_files(pair, study.root), study.root / "records" / engine / pair
     files = files.only([need for name in method_names for need in methods()[name].needs])
+    folders = {name: replicate_folder(records / name, replicate) for name in method_names}
     prompts, unusable = _prompts(study, {cell.task for each in cells.values() for cell in each}, files)
+    kind = engines()[engine]
+    device = resolve_device(study.device, gpus_used(kind, files.tensor_parallel))
     shared = [
         *(study.seed, study.max_new_tokens, study.repeats, study.warmup, files.dtype),
         [files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len],
