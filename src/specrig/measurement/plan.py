@@ -82,9 +82,10 @@ def resolve(study: Study, engine: str, pair: str, method_names: Sequence[str], r
     files, records = study.paths.pair_files(pair, study.root), study.root / "records" / engine / pair
     files = files.only([need for name in method_names for need in methods()[name].needs])
     folders = {name: replicate_folder(records / name, replicate) for name in method_names}
-    prompts, unusable = _prompts(study, {cell.task for each in cells.values() for cell in each}, files)
     kind = engines()[engine]
+    # Before anything can start CUDA, which reads once which GPUs are this process's.
     device = resolve_device(study.device, gpus_used(kind, files.tensor_parallel))
+    prompts, unusable = _prompts(study, {cell.task for each in cells.values() for cell in each}, files)
     shared = [
         *(study.seed, study.max_new_tokens, study.repeats, study.warmup, files.dtype),
         [files.tensor_parallel, files.quantization, files.gpu_memory_utilization, files.max_model_len],
