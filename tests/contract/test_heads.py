@@ -21,7 +21,7 @@ from specrig import heads
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
 from specrig.heads import acceptance
-from specrig.heads.base import LearntHead, TrainingError
+from specrig.heads.base import NeuralHead, TrainingError
 from specrig.heads.eagle import module as eagle
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.hydra import module as hydra
@@ -38,7 +38,7 @@ from specrig.training.recipe import Optimisation, Recipe, Shape
 from specrig.training.stages import FILES, STAGES, TEXT
 
 NAMES = sorted(heads.trained())
-LEARNT = sorted(name for name, kind in heads.trained().items() if issubclass(kind, LearntHead))
+NEURAL = sorted(name for name, kind in heads.trained().items() if issubclass(kind, NeuralHead))
 SHORT = {"steps": 8, "batch": 4, "corpus_sequences": 16, "draft_vocabulary": 250}
 MADE = {"layer_skip": {"texts": 4, "tokens": 32, "most": 0.7, "candidates": 2}}
 """What nothing trains has keys of its own."""
@@ -47,7 +47,7 @@ MADE = {"layer_skip": {"texts": 4, "tokens": 32, "most": 0.7, "candidates": 2}}
 def recipe_of(sums: tuple[Recipe, Path], name: str) -> Recipe:
     """The recipe of the pair, with a short training of a head."""
     kind = heads.trained()[name]
-    keys = SHORT if name in LEARNT else MADE.get(name)
+    keys = SHORT if name in NEURAL else MADE.get(name)
     return sums[0].model_copy(update={kind.name: kind.model_validate(keys)} if keys else {})
 
 
@@ -98,7 +98,7 @@ def test_it_is_made_and_its_curve_says_what_to_expect(pair: tuple[str, Path]) ->
     assert all((folder / name / file).is_file() for file in FILES)
     assert STAGES[name].needs[-1] == "target" and STAGES[name].modules[-1].startswith("specrig.heads.")
     rows = lines(folder / name)
-    if name in LEARNT:
+    if name in NEURAL:
         losses = [row["loss"] for row in rows if "loss" in row]
         assert len(losses) == SHORT["steps"] and sum(losses[-2:]) < sum(losses[:2])
         measured = [row for row in rows if "acceptance" in row]
@@ -132,7 +132,7 @@ def test_it_goes_on_after_a_kill_to_the_same_bits(
 ) -> None:
     """So it is also made again to the same bits."""
     name, folder = pair
-    if name in LEARNT:
+    if name in NEURAL:
 
         def save_and_die(state: State, step: int) -> None:
             if step == 5:
@@ -147,7 +147,7 @@ def test_it_goes_on_after_a_kill_to_the_same_bits(
     with monkeypatch.context() as patch:
         patch.setattr(State, "keep", lambda state, step: taken.append(step))
         again = made(sums, name, tmp_path / "pair")
-    assert taken == ([6, 7, 8] if name in LEARNT else [])
+    assert taken == ([6, 7, 8] if name in NEURAL else [])
     assert equal(folder / name, again / name)
     assert (folder / name / "config.json").read_text() == (again / name / "config.json").read_text()
     assert sorted(path.name for path in (again / name).iterdir()) == sorted(FILES)
@@ -178,7 +178,7 @@ def test_another_target_or_another_build_is_refused(pair: tuple[str, Path], tmp_
     own = model_of(name, folder)
     with pytest.raises(DecodingError, match=r"nothing: no .* there"):
         load(tmp_path / "nothing", own)
-    if name in LEARNT:
+    if name in NEURAL:
         (tmp_path / "cut").mkdir()
         tensors = load_file(folder / name / "model.safetensors")
         lost = next(key for key, value in tensors.items() if value.dim() > 1)
@@ -267,7 +267,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in LEARNT if not name.startswith("draft_")])
+@pytest.mark.parametrize("name", [name for name in NEURAL if not name.startswith("draft_")])
 def test_a_head_learns_a_target_that_can_be_known(knowing: Path, tmp_path: Path, name: str) -> None:
     """An offset by one anywhere (loss, measuring, prefill, observe) would leave its acceptance near nothing."""
     settings = heads.registry()[name].model_validate({"steps": 150, "lr": 1e-2})

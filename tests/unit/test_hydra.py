@@ -57,13 +57,13 @@ def test_a_plan_by_hand() -> None:
     plan = Plan.of([(0,), (1,), (2,), (0, 0), (0, 2), (2, 1), (2, 1, 0)], 9)
     assert plan.parents == [-1, -1, -1, 0, 0, 2, 5]
     first, second, third = plan.levels
-    assert (first.open, first.width, first.places, first.draws) == (1, 3, (0, 1, 2), (0, 1, 2))
+    assert (first.open, first.width, first.slots, first.draws) == (1, 3, (0, 1, 2), (0, 1, 2))
     assert (first.opened, first.origins) == ((0, 2), (0, 0))
     # Two of the first level's nodes have children, three choices each; the second's only child has rank 1, and is born
     # first.
-    assert (second.open, second.width, second.places, second.draws) == (2, 3, (0, 2, 4), (0, 1, 3))
+    assert (second.open, second.width, second.slots, second.draws) == (2, 3, (0, 2, 4), (0, 1, 3))
     assert (second.opened, second.origins) == ((2,), (1,))
-    assert (third.open, third.width, third.places, third.opened) == (1, 1, (0,), ())
+    assert (third.open, third.width, third.slots, third.opened) == (1, 1, (0,), ())
     assert plan.sources == (0, 1, 0, 2, 0, 0, 3)
     assert Plan.of([(0,), (4,), (0, 0)], 4).parents == [-1, 0]
 

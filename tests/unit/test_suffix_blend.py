@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specrig.decoding.drafters.suffix import SuffixTree
-from specrig.decoding.drafters.suffix_blend import Place, SuffixBlend, followers
+from specrig.decoding.drafters.suffix_blend import SuffixBlend, TreePosition, followers
 from specrig.heads.likeliest import likeliest
 from specrig.heads.rest.module import Datastore, datastore
 
@@ -48,7 +48,7 @@ def test_chances_are_those_of_the_example() -> None:
     place = Blend(store, longest=2, lengths=1).start(tree)
     # The longest match in the sequence is `A B X A B` of 5 tokens, seen once; the example's is the one of two tokens.
     assert len(place.own) == 1 and place.own[0][0] == pytest.approx(5 / 6)
-    place = Place(((2 / 3, tree.matches[1]),), place.stored)
+    place = TreePosition(((2 / 3, tree.matches[1]),), place.stored)
     chances = {token: chance for chance, _, token, _ in followers(place, tree, store, 0)}
     assert chances == pytest.approx({X: 1 - (1 - 2 / 3 * 2 / 2.5) * (1 - 2 / 3 * 3 / 9.5), Y: 2 / 3 * 6 / 9.5})
 
@@ -90,7 +90,7 @@ def test_what_is_too_unlikely_is_left_out_of_the_search_alone() -> None:
         found = []
         for cut in asked:
 
-            def children(place: Place, bound: float = least * cut) -> list[Any]:
+            def children(place: TreePosition, bound: float = least * cut) -> list[Any]:
                 known = list(followers(place, tree, store, bound))  # noqa: B023
                 asked[cut] += len(known)  # noqa: B023
                 return known

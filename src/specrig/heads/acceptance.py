@@ -17,7 +17,7 @@ DEPTH = 5
 """Depths that are measured."""
 
 
-def accuracies(right: Tensor, asked: Tensor) -> list[float]:
+def accuracies(right: Tensor, evaluated: Tensor) -> list[float]:
     """acc_1 … acc_K of rounds at every position.
 
     right: `[K, N, T]` bool, whether the token that the round at position t drafts at depth i is the target's; asked:
@@ -26,7 +26,7 @@ def accuracies(right: Tensor, asked: Tensor) -> list[float]:
     """
     alive = torch.ones_like(right[0])
     found = []
-    for good, there in zip(right, asked, strict=True):
+    for good, there in zip(right, evaluated, strict=True):
         alive = alive & there
         reached = int(alive.sum())
         alive = alive & good
@@ -43,9 +43,9 @@ def expected(found: list[float]) -> float:
     return total
 
 
-def report(right: Tensor, asked: Tensor) -> dict[str, Any]:
+def report(right: Tensor, evaluated: Tensor) -> dict[str, Any]:
     """What a training's curve says in the end: `acceptance` by depth, and `tau_sim`."""
-    found = accuracies(right, asked)
+    found = accuracies(right, evaluated)
     return {"acceptance": [round(share, 4) for share in found], "tau_sim": round(expected(found), 3)}
 
 

@@ -87,7 +87,7 @@ class HeadRecipe(Settings):
         return None
 
 
-class LearntHead(HeadRecipe):
+class NeuralHead(HeadRecipe):
     """A head that gradients train: for how long, how fast, on what text."""
 
     steps: int = Field(default=60, ge=1)

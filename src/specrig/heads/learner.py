@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from specrig.heads.base import LearntHead
+from specrig.heads.base import NeuralHead
 from specrig.heads.teacher import Teacher
 
 
@@ -40,7 +40,7 @@ class Learner(nn.Module, ABC):
     """The model's layers whose states it reads besides the final one."""
 
     def __init__(
-        self, settings: LearntHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
+        self, settings: NeuralHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
     ) -> None:
         """model: the one that gets the head. teacher: the target, mostly the same. vocabulary: `[Vd]` rising ids of the
         tokens that can be drafted; None: all. seed: of its weights and its noise.
@@ -75,7 +75,7 @@ class Report(Protocol):
     def write(self, step: int, **values: Any) -> None:
         """A line of training.jsonl."""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """A line for a person."""
 
 

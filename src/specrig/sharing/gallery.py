@@ -167,8 +167,8 @@ def index_markdown(found: Sequence[PublishedPair]) -> str:
 
 def _published_pairs(publication: Path) -> Iterator[PublishedPair]:
     manifest = read_manifest(publication)
-    with unpacked(publication) as results:
-        study = read_study(results)
+    with unpacked(publication) as unpacked_folder:
+        study = read_study(unpacked_folder)
         results = StudyResults(study)
         machine = ", ".join(hardware(study, generations=True))
         for (engine, pair), rows in results.speedups.groupby(["engine", "pair"], sort=False):

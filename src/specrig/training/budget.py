@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from specrig import heads
-from specrig.heads.base import LEARNING, HeadRecipe, LearntHead, Sizes
+from specrig.heads.base import LEARNING, HeadRecipe, NeuralHead, Sizes
 from specrig.models.facts import Shape as Target
 from specrig.training.recipe import Optimisation, Recipe, Shape
 
@@ -51,7 +51,7 @@ def training_memory(recipe: Recipe, model: str, target: Target) -> float:
         own = recipe.target_training if model == "target" else recipe.draft_training
         drafted = recipe.distillation.draft_vocabulary or sizes.vocabulary
         logits = own.batch * own.sequence / own.accumulate * min(drafted, sizes.vocabulary)
-    elif isinstance(head := _head(recipe, model), LearntHead):
+    elif isinstance(head := _head(recipe, model), NeuralHead):
         logits = float(head.batch * recipe.text.sequence * head.drafted(sizes))
     learns = target.parameters if model in ("target", "joint") else 0
     frozen = 0 if model == "target" else target.parameters
@@ -89,7 +89,7 @@ def _made_for(recipe: Recipe, model: str, sizes: Sizes) -> Sizes:
 
 def _texts(recipe: Recipe, head: HeadRecipe) -> int:
     """Texts whose states a training reads."""
-    return recipe.text.sequences + head.corpus_sequences if isinstance(head, LearntHead) else 0
+    return recipe.text.sequences + head.corpus_sequences if isinstance(head, NeuralHead) else 0
 
 
 def _stored(recipe: Recipe, models: Iterable[str]) -> dict[int, int]:

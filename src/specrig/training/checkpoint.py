@@ -92,7 +92,7 @@ def steps_done(folder: Path, key: str) -> int:
     """Steps that the checkpoint in `folder` has taken; 0 where there is none, or one of another training."""
     try:
         with safe_open(folder / FILE, "pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
     except (OSError, SafetensorError):
         return 0
-    return int(told.get("step", 0)) if told.get("key") == key else 0
+    return int(metadata.get("step", 0)) if metadata.get("key") == key else 0

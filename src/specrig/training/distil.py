@@ -112,8 +112,8 @@ def measured(model: Llama, drafted: Tensor | None, heldout: Texts) -> tuple[Tens
             chosen = model.logits(model(rows[:, :-1]), drafted).argmax(-1)
         right.append((chosen == draft_ids(rows[:, 1:], drafted)).cpu())
     good, choices = torch.cat(right), heldout.written
-    asked = [ahead(choices[:, 1:], depth) & choices[:, :-1] for depth in range(acceptance.DEPTH)]
-    return torch.stack([ahead(good, depth) for depth in range(acceptance.DEPTH)]), torch.stack(asked)
+    evaluated = [ahead(choices[:, 1:], depth) & choices[:, :-1] for depth in range(acceptance.DEPTH)]
+    return torch.stack([ahead(good, depth) for depth in range(acceptance.DEPTH)]), torch.stack(evaluated)
 
 
 def _mixed(recipe: Recipe, corpus_dir: Path, target: Path, own: Texts, teacher: Teacher, run: Run) -> Iterator[Taught]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from specrig import heads
 from specrig.heads import acceptance
-from specrig.heads.base import LearntHead, TrainingError
+from specrig.heads.base import NeuralHead, TrainingError
 from specrig.heads.learner import Learner, States, Texts
 from specrig.heads.teacher import Teacher, copy_tokenizer, load_teacher, moved
 from specrig.runtime.types import DecodingError
@@ -56,7 +56,7 @@ def fit(
         training_key(recipe, corpus_dir, models, *dict.fromkeys((of, present(target, "target")))),
     )
     try:
-        if not isinstance(settings, LearntHead):
+        if not isinstance(settings, NeuralHead):
             with training(models / name, 1, progress, key) as run:
                 make = heads.part(name, "training").make
                 make(settings, target, text.train, text.heldout, where, run.folder, run.curve)
@@ -80,7 +80,7 @@ def _made(name: str, recipe: Recipe, model: Teacher, teacher: Teacher, text: Tar
     return found
 
 
-def _schedule(settings: LearntHead, steps: int, lr: float, matrix_lr: float) -> Optimisation:
+def _schedule(settings: NeuralHead, steps: int, lr: float, matrix_lr: float) -> Optimisation:
     return Optimisation(steps=steps, batch=settings.batch, lr=lr, matrix_lr=matrix_lr)
 
 
@@ -127,7 +127,7 @@ def learn(
     def evaluate(step: int) -> None:
         found = acceptance.report(*learner.measured(text.heldout, shown))
         run.curve.write(step, **found)
-        run.curve.say(acceptance.summary(found))
+        run.curve.log(acceptance.summary(found))
 
     run.begin(parts, [learner.generator])
     batches = row_batches(len(texts.tokens), settings.batch, seed + learner.order)

@@ -15,7 +15,7 @@ from specrig.training.llama import Llama
 from specrig.training.recipe import Recipe
 from specrig.training.run import key_of, training
 from specrig.training.tokenizer import end_of_text, save_tokenizer, train_tokenizer
-from specrig.training.trainer import PackedText, evaluate, read_heldout, tokenize, told, train, training_device
+from specrig.training.trainer import PackedText, evaluate, loss_summary, read_heldout, tokenize, train, training_device
 
 
 def train_target(
@@ -38,7 +38,7 @@ def train_target(
     layers = settings.growth[0].layers if settings.growth else recipe.target.layers
     model = Llama(recipe.target, tokenizer.get_vocab_size(), layers).initialise(recipe.seed).to(where)
     with training(target, settings.steps, progress, key_of(recipe, corpus_dir / "train.jsonl")) as run:
-        train(model, settings, batches, next_token_loss(model), lambda: told(evaluate(model, heldout)), run)
+        train(model, settings, batches, next_token_loss(model), lambda: loss_summary(evaluate(model, heldout)), run)
         llama.save(model, run.folder, (eos,))
         save_tokenizer(tokenizer, run.folder, recipe.target.context)
 

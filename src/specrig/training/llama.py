@@ -103,29 +103,31 @@ class Llama(nn.Module):
             last = source
         self.layers = nn.ModuleList(grown)
 
-    def compile_layers(self, wanted: bool) -> None:
+    def compile_layers(self, enabled: bool) -> None:
         """Let torch.compile fuse each layer's operations, where wanted; layers of one shape share one compilation."""
-        for layer in self.layers if wanted else ():
+        for layer in self.layers if enabled else ():
             layer.compile()
 
-    def forward(self, tokens: Tensor, streams: tuple[int, ...] = ()) -> Tensor:
+    def forward(self, tokens: Tensor, aux_layers: tuple[int, ...] = ()) -> Tensor:
         """`[B, T]` int64 -> `[B, T, D]`, the state after the final norm.
 
-        streams: residual streams to put before it, `[B, T, (F + 1) D]`: j is the stream after j layers.
+        aux_layers: hidden states to put before it, `[B, T, (F + 1) D]`: j means those after j layers.
         """
         x = F.embedding(tokens, self.embedding)
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         found = []
         for index, layer in enumerate(self.layers):
-            if index in streams:
+            if index in aux_layers:
                 found.append(x)
             x = layer(x, cos, sin)
         x = F.rms_norm(x, (self.shape.hidden,), self.norm, EPSILON)
         return torch.cat((*found, x), -1) if found else x
 
-    def logits(self, hidden: Tensor, among: Tensor | None = None) -> Tensor:
-        """`[..., D]` -> `[..., V]`, or of the tokens `among` `[Vd]` alone `[..., Vd]`."""
-        return F.linear(hidden, self.embedding if among is None else self.embedding[among.to(self.embedding.device)])
+    def logits(self, hidden: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+        """`[..., D]` -> `[..., V]`, or of the tokens `vocabulary` `[Vd]` alone `[..., Vd]`."""
+        return F.linear(
+            hidden, self.embedding if vocabulary is None else self.embedding[vocabulary.to(self.embedding.device)]
+        )
 
 
 def save(model: Llama, folder: Path, ends: tuple[int, ...], drafted: Tensor | None = None) -> None:

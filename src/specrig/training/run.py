@@ -111,9 +111,9 @@ class Curve:
             self.bar.update(self.task, completed=step, note=f"loss {loss:.3f}")
         elif (now := time.perf_counter()) - self.spoke > _LOG_EVERY_S:
             self.spoke = now
-            self.say(f"step {step}/{self.steps}, loss {loss:.3f}, {now - self.start:.0f} s")
+            self.log(f"step {step}/{self.steps}, loss {loss:.3f}, {now - self.start:.0f} s")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """One line on standard error."""
         print(f"{self.label}: {text}", file=sys.stderr, flush=True)
 

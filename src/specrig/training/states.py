@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specrig import heads
-from specrig.heads.base import LearntHead
+from specrig.heads.base import NeuralHead
 from specrig.heads.teacher import Teacher, load_teacher, moved, rows_at_once, weights_of
 from specrig.training.recipe import Recipe
 from specrig.training.run import STATES
@@ -44,7 +44,7 @@ def prepare(
     large to be kept are left to the trainings.
     """
     kinds = heads.registry()
-    readers = [recipe.head(name) for name in trained if name in kinds and issubclass(kinds[name], LearntHead)]
+    readers = [recipe.head(name) for name in trained if name in kinds and issubclass(kinds[name], NeuralHead)]
     counts = {reader.corpus_sequences for reader in readers} | ({0} if "draft" in trained else set())
     if not counts:
         return

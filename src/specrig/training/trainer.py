@@ -134,8 +134,8 @@ def evaluate(model: Llama, heldout: dict[str, Heldout]) -> Losses:
     return Losses(nats, bits)
 
 
-def told(found: Losses) -> tuple[dict[str, Any], str]:
-    """What a curve says of an evaluation, and what a person is told."""
+def loss_summary(found: Losses) -> tuple[dict[str, Any], str]:
+    """An evaluation as values for a curve, and as text for the log."""
     summary = ", ".join(f"{task} {found.nats[task]:.3f} ({found.bits_per_byte[task]:.3f} b/B)" for task in found.nats)
     return {"heldout": _rounded(found.nats), "bits_per_byte": _rounded(found.bits_per_byte)}, f"held-out loss {summary}"
 
@@ -177,7 +177,7 @@ def train(
             found, line = measure()
             model.train()
             run.curve.write(step, **found)
-            run.curve.say(f"after {step} steps, {time.perf_counter() - run.curve.start:.0f} s: {line}")
+            run.curve.log(f"after {step} steps, {time.perf_counter() - run.curve.start:.0f} s: {line}")
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:

@@ -152,13 +152,13 @@ class Eagle2(Eagle):
             best = logits.float().log_softmax(-1).topk(width, -1)
             return self.head.target_ids(best.indices), best.values, None
         counts = [0 if done else logits.shape[1] for done in context.done]
-        places, q = context.sampler.candidates(logits, width, counts)
+        slots, q = context.sampler.candidates(logits, width, counts)
         assert q is not None
         # The j-th draw: (1 - DRAWN) times the j-th highest probability, and DRAWN more for the first.
         worth = (1 - DRAWN) * q.topk(width, -1).values
         worth[..., 0] += DRAWN
         return (
-            self.head.target_ids(places),
+            self.head.target_ids(slots),
             worth.clamp_(max=1.0).log(),
             q,
         )  # rounding must not put a child above its parent

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class Level:
     """How one level of a static tree is filled from its m parents' choices, a table `[m x width]`.
 
-    open: m. places, draws: each node's entry in that table, by its rank, or by how many siblings were born before it.
-    opened: which of the level's nodes have children; origins: the place of their parents among this level's m.
+    open: m. slots, draws: each node's entry in that table, by its rank, or by how many siblings were born before it.
+    opened: which of the level's nodes have children; origins: the position of their parents among this level's m.
     """
 
     open: int
     width: int
-    places: tuple[int, ...]
+    slots: tuple[int, ...]
     draws: tuple[int, ...]
     opened: tuple[int, ...]
     origins: tuple[int, ...]
@@ -73,7 +73,7 @@ class Plan:
                 Level(
                     open=len(above),
                     width=width,
-                    places=tuple(place[path[:-1]] * width + path[-1] for path in members),
+                    slots=tuple(place[path[:-1]] * width + path[-1] for path in members),
                     draws=tuple(place[path[:-1]] * width + birth for path, birth in zip(members, births, strict=True)),
                     opened=tuple(opened),
                     origins=tuple(place[members[at][:-1]] for at in opened),
@@ -137,7 +137,7 @@ class Hydra(Medusa):
                 assert q is not None
                 probs.append(q)
             # The table of choices [B, m · width] -> the level's nodes [B, n].
-            nodes = heads.target_ids(chosen.flatten(1)[:, constant(level.places if ranked else level.draws, device)])
+            nodes = heads.target_ids(chosen.flatten(1)[:, constant(level.slots if ranked else level.draws, device)])
             tokens.append(nodes)
             if level.opened:
                 grown = heads.embed(nodes[:, constant(level.opened, device)])

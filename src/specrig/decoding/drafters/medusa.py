@@ -78,7 +78,7 @@ class Layout:
     """A static tree, ready to be filled with tokens from a table `[depth x width]` of each level's choices, width ranks
     a level.
 
-    places: each node's entry in that table where it holds the most likely tokens: (level, rank). draws: its entry where
+    slots: each node's entry in that table where it holds the most likely tokens: (level, rank). draws: its entry where
     the table holds
     draws: (level, i) for the i-th child of a node. sources: the level from whose distribution the children of the root
     and of each node are drawn, up to the last node that has children.
@@ -87,7 +87,7 @@ class Layout:
     depth: int
     width: int
     parents: list[int]
-    places: list[int]
+    slots: list[int]
     draws: list[int]
     sources: list[int]
 
@@ -103,7 +103,7 @@ class Layout:
             depth=max(map(len, paths)),
             width=width,
             parents=parents,
-            places=[(len(path) - 1) * width + path[-1] for path in paths],
+            slots=[(len(path) - 1) * width + path[-1] for path in paths],
             draws=[(len(path) - 1) * width + birth for path, birth in zip(paths, births, strict=True)],
             sources=[0, *(len(path) for path in paths[: max(parents) + 1])],
         )
@@ -121,7 +121,7 @@ class Layout:
         probs = None
         if ranked or context.sampler.greedy:
             # [B, depth, V] -> the table of the most likely tokens [B, depth · width] -> one token a node [B, n].
-            tokens = logits.topk(self.width, -1).indices.flatten(1)[:, constant(tuple(self.places), logits.device)]
+            tokens = logits.topk(self.width, -1).indices.flatten(1)[:, constant(tuple(self.slots), logits.device)]
         else:
             counts = [min(depth, self.depth) for depth in context.depths]
             # A row draws for no more levels than it can use, so that it samples the same in a batch as alone.

@@ -35,7 +35,7 @@ UNSEEN = 0.5
 """Occurrences that are added to those of every match, for what was not seen behind it."""
 
 
-class Place(NamedTuple):
+class TreePosition(NamedTuple):
     """A node of the blended tree: where its text stands in each source, with the trust in that source, m / (m + 1)."""
 
     own: tuple[tuple[float, Node], ...]
@@ -81,10 +81,10 @@ class SuffixBlend(Suffix):
         options = self.options
         least = options.min_token_prob
         return likeliest(
-            self.start(tree), lambda place: followers(place, tree, self.store, least), options.nodes, depth, least
+            self.start(tree), lambda position: followers(position, tree, self.store, least), options.nodes, depth, least
         )
 
-    def start(self, tree: SuffixTree) -> Place:
+    def start(self, tree: SuffixTree) -> TreePosition:
         """Where the end of the sequence stands in each source."""
         own, seen = list[tuple[float, Node]](), 0
         for length in range(len(tree.matches), 0, -1):
@@ -95,7 +95,7 @@ class SuffixBlend(Suffix):
             if len(own) == self.options.lengths:
                 break
         span = self.store.longest_suffix(tree.text, self.options.longest, 1)
-        return Place(tuple(own), None if span is None else (trust(span.length), span))
+        return TreePosition(tuple(own), None if span is None else (trust(span.length), span))
 
 
 def trust(length: int) -> float:
@@ -103,7 +103,9 @@ def trust(length: int) -> float:
     return length / (length + 1)
 
 
-def followers(place: Place, tree: SuffixTree, store: Datastore, least: float) -> Iterable[Child[Place]]:
+def followers(
+    position: TreePosition, tree: SuffixTree, store: Datastore, least: float
+) -> Iterable[Child[TreePosition]]:
     """What may follow a node of the blended tree, with its chance there; among equals the lower token comes first.
 
     Tokens whose chance is below `least` may be missing: after a common token there are hundreds.
@@ -111,18 +113,18 @@ def followers(place: Place, tree: SuffixTree, store: Datastore, least: float) ->
     missed: dict[int, float] = {}  # the chance that no source is right
     own: dict[int, list[tuple[float, Node]]] = {}
     stored: dict[int, tuple[float, Span]] = {}
-    for trusted, node in place.own:
+    for trusted, node in position.own:
         found = tree.followers(node)
         part = trusted / (sum(child.count for _, child in found) + UNSEEN)
         for token, child in found:
             missed[token] = missed.get(token, 1.0) * (1 - part * child.count)
             own.setdefault(token, []).append((trusted, child))
-    if place.stored is not None:
-        trusted, span = place.stored
+    if position.stored is not None:
+        trusted, span = position.stored
         times = span.last - span.first
         enough = math.floor(least * (times + UNSEEN) / trusted)
         for share, _, token, longer in store.followers(span, enough, own):
             missed[token] = missed.get(token, 1.0) * (1 - trusted * share * times / (times + UNSEEN))
             stored[token] = trusted, longer
-    for token, chance in missed.items():
-        yield 1 - chance, token, token, Place(tuple(own.get(token, ())), stored.get(token))
+    for token, probability in missed.items():
+        yield 1 - probability, token, token, TreePosition(tuple(own.get(token, ())), stored.get(token))

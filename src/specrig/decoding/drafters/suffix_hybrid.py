@@ -50,7 +50,7 @@ class SuffixHybrid(Suffix):
         """Index the prompts, and prefill the draft model with them."""
         super().begin(context, hidden, aux_hidden_states)
         self.draft.begin(context, hidden, aux_hidden_states)
-        self.asked = False
+        self.draft_used = False
 
     def propose(self, context: Context, k: int) -> Draft:
         """From the tree or the draft model, row by row."""
@@ -69,8 +69,8 @@ class SuffixHybrid(Suffix):
         # -1 stands where the draft model's tokens go: one transfer to the device for both.
         known = [[-1] * width if depth else row for row, depth in zip(copied, depths, strict=True)]
         nodes = padded(known, width, context.sampler.device)
-        self.asked = any(depths)
-        if not self.asked:
+        self.draft_used = any(depths)
+        if not self.draft_used:
             return Draft(nodes, lengths=lengths)
         others = [not depth for depth in depths]
         drafted = self.draft.propose(Context(context.tokens, others, context.sampler, depths), max(depths))
@@ -87,7 +87,7 @@ class SuffixHybrid(Suffix):
 
     def observe(self, verdict: Verdict) -> None:
         """Roll the draft model back where it has drafted; rows that it was not asked for are behind anyway."""
-        if self.asked:
+        if self.draft_used:
             self.draft.observe(verdict)
 
     def passes(self) -> dict[int, tuple[int, float]]:

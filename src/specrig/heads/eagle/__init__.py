@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from specrig.heads.base import Foreign, LearntHead, Sizes
+from specrig.heads.base import Foreign, NeuralHead, Sizes
 
 
-class LayerHead(LearntHead):
+class LayerHead(NeuralHead):
     """How long a head that drafts on its own output trains, and on what text."""
 
     rollout: int = Field(default=3, ge=1, le=8)

@@ -72,9 +72,9 @@ class EagleHead(LlamaModel):
         self.target = target
         self.embedding, self.head = shared(target)
         if (drafted := (getattr(config, "specrig", None) or {}).get("drafted")) is not None:
-            places = torch.tensor(drafted, device=self.device)
-            check_vocabulary(places, target.vocab_size, "specrig.drafted in its config")
-            self.cut_to(places)
+            token_ids = torch.tensor(drafted, device=self.device)
+            check_vocabulary(token_ids, target.vocab_size, "specrig.drafted in its config")
+            self.cut_to(token_ids)
             self.head = self.head.select_outputs(self._every)
         self.take_weights(
             {
@@ -109,12 +109,12 @@ class EagleHead(LlamaModel):
         self.fc = Linear(weights["fc.weight"])
         self.blocks = [layer_of(weights, "layers.0")]
 
-    def cut_to(self, places: Tensor) -> Tensor:
-        """Draft none but the target's tokens `places` `[Vd]`; returns the order that makes them rise, which its LM head
+    def cut_to(self, token_ids: Tensor) -> Tensor:
+        """Draft none but the target's tokens `token_ids` `[Vd]`; returns the order that makes them rise, which its LM head
         must follow.
         """
         # Rising, so that the tokens below a bound are the first ones.
-        self._every, order = places.sort()
+        self._every, order = token_ids.sort()
         self._ids = self._every.tolist()
         return order
 

@@ -131,8 +131,8 @@ class LayerLearner(Learner):
                 for step, predicted in enumerate(self(embedded, states[numbers][:, :-1], acceptance.DEPTH)):
                     right[step].append((self.choice(predicted[:, :-1]) == rows[:, 2:]).cpu())
         choices = heldout.written
-        asked = [ahead(choices[:, 2:], step) & choices[:, 1:-1] for step in range(acceptance.DEPTH)]
-        return torch.stack([ahead(torch.cat(parts), step) for step, parts in enumerate(right)]), torch.stack(asked)
+        evaluated = [ahead(choices[:, 2:], step) & choices[:, 1:-1] for step in range(acceptance.DEPTH)]
+        return torch.stack([ahead(torch.cat(parts), step) for step, parts in enumerate(right)]), torch.stack(evaluated)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -165,8 +165,8 @@ def _visible(T: int, step: int, where: torch.device) -> Tensor:
     return torch.cat([*blocks, torch.eye(T, dtype=torch.bool, device=where)], 1)
 
 
-def learnt(batch: Texts) -> Tensor:
-    """Which entries learn, `[B, T]` bool: entry t predicts token t + 2, and the target wrote that."""
+def trained_entries(batch: Texts) -> Tensor:
+    """Which entries are trained, `[B, T]` bool: entry t predicts token t + 2, and the target wrote that."""
     return F.pad(batch.written[:, 2:], (0, 1))
 
 
@@ -200,11 +200,11 @@ class EagleLearner(LayerLearner):
         """Mean over the steps of feature_weight x smooth-L1 + logits_weight x distance of the distributions
         (`losses.likeness`); see the module.
         """
-        model, settings, wanted = self.model, self.settings, learnt(batch)
+        model, settings, trained = self.model, self.settings, trained_entries(batch)
         with torch.no_grad(), autocast(model.where):
             # What the head is to predict at t: the target's feature and distribution at t + 1. What it reads: token
             # t + 1, feature t.
-            goals = states[:, 1:][wanted]
+            goals = states[:, 1:][trained]
             likely = self.output(goals)
             embedded = F.embedding(batch.tokens[:, 1:], model.embedding)
             fed = states[:, :-1].float()
@@ -213,7 +213,7 @@ class EagleLearner(LayerLearner):
         total = torch.zeros((), device=model.where)
         with autocast(model.where):
             for predicted in self(embedded, fed, settings.rollout):
-                found = predicted[wanted]
+                found = predicted[trained]
                 total = total + settings.feature_weight * F.smooth_l1_loss(found.float(), goals.float())
                 total = total + settings.logits_weight * likeness(self.logits(found), likely, settings.loss)
         return total / settings.rollout

@@ -77,9 +77,9 @@ class Eagle3Head(EagleHead):
         self.head = Linear(rows)
 
     @torch.inference_mode()
-    def fuse(self, streams: Tensor) -> Tensor:
-        """The target's three residual streams, joined, `[B, n, 3D]` -> features `[B, n, D]`."""
-        fused: Tensor = self.fc(streams)
+    def fuse(self, aux_hidden_states: Tensor) -> Tensor:
+        """The target's three residual streams (auxiliary hidden states), joined, `[B, n, 3D]` -> features `[B, n, D]`."""
+        fused: Tensor = self.fc(aux_hidden_states)
         return fused
 
     @torch.inference_mode()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from specrig.heads.eagle.training import LayerLearner, learnt
+from specrig.heads.eagle.training import LayerLearner, trained_entries
 from specrig.heads.eagle3 import Eagle3
 from specrig.heads.eagle3 import module as checkpoint
 from specrig.heads.learner import Texts
@@ -66,14 +66,14 @@ class Eagle3Learner(LayerLearner):
         step_decay times the one before. With a reduced vocabulary the target's distribution is renormalised over the
         tokens that the head knows.
         """
-        model, settings, wanted = self.model, self.settings, learnt(batch)
+        model, settings, trained = self.model, self.settings, trained_entries(batch)
         with torch.no_grad(), autocast(model.where):
-            likely = self.output(states[:, 1:, -model.hidden :][wanted])
+            likely = self.output(states[:, 1:, -model.hidden :][trained])
             embedded = F.embedding(batch.tokens[:, 1:], model.embedding)
         total, weight, weights = torch.zeros((), device=model.where), 1.0, 0.0
         with autocast(model.where):
             for predicted in self(embedded, states[:, :-1], settings.rollout):
-                total = total + weight * likeness(self.logits(predicted[wanted]), likely, settings.loss)
+                total = total + weight * likeness(self.logits(predicted[trained]), likely, settings.loss)
                 weights += weight
                 weight *= settings.step_decay
         return total / weights

@@ -66,7 +66,7 @@ class Search:
     def __init__(self, whole: CachedModel, texts: Texts) -> None:
         self.whole, self.texts = whole, texts
         # The token after position t was written by the target: there it would be drafted.
-        self.asked = texts.written[:, 1:]
+        self.evaluated = texts.written[:, 1:]
         self.choices = self._first(whole)
 
     def run(self, steps: int, candidates: int) -> list[dict[int, float]]:
@@ -92,15 +92,15 @@ class Search:
     def _first(self, model: CachedModel) -> Tensor:
         """The model's first choices where they are asked for, `[n]`."""
         found = []
-        for tokens, asked in zip(
-            *(each.split(rows_at_once(model.device)) for each in (self.texts.tokens, self.asked)), strict=True
+        for tokens, evaluated in zip(
+            *(each.split(rows_at_once(model.device)) for each in (self.texts.tokens, self.evaluated)), strict=True
         ):
             B, T = tokens.shape
             self.whole.start(B, T)
             if model is not self.whole:
                 follow(model, self.whole, [0] * B)
             logits, _ = model.forward(tokens.to(model.device))
-            found.append(logits[:, :-1].argmax(-1).cpu()[asked])
+            found.append(logits[:, :-1].argmax(-1).cpu()[evaluated])
         return torch.cat(found)
 
 
@@ -124,7 +124,7 @@ def _finish(agreed: list[dict[int, float]], layers: int, layer: float, k: int, f
     count = 1 + max(range(len(speedups)), key=speedups.__getitem__)
     skipped = sorted(order[:count])
     agreement, speedup = agreed[count - 1][order[count - 1]], speedups[count - 1]
-    report.say(
+    report.log(
         f"left out: {skipped}; first choices agree in {agreement:.3f} of cases; predicted speedup at k {k}: {speedup:.2f}"
     )
     table = torch.full((len(agreed), layers), -1.0)  # by step and layer; -1: not tried

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from specrig.heads.base import Foreign, LearntHead, Sizes
+from specrig.heads.base import Foreign, NeuralHead, Sizes
 from specrig.settings import Settings
 
 _OWN = 16_384
@@ -26,7 +26,7 @@ class JointTraining(Settings):
     """Weight of the heads' loss beside the model's own (the paper's lambda_0)."""
 
 
-class DepthHeads(LearntHead):
+class DepthHeads(NeuralHead):
     """How many heads that each draft one depth, how long they train, on what text."""
 
     heads: int = Field(default=4, ge=1, le=16)

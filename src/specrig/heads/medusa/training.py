@@ -74,12 +74,12 @@ class DepthLearner(Learner):
         and the predicted one were both chosen by the target.
         """
         depths = range(len(self.heads))
-        asked = torch.stack([ahead(heldout.written, head + 2) & ahead(heldout.written, 1) for head in depths])
-        right, counts = torch.zeros_like(asked), torch.zeros(len(depths), RANKS)
+        evaluated = torch.stack([ahead(heldout.written, head + 2) & ahead(heldout.written, 1) for head in depths])
+        right, counts = torch.zeros_like(evaluated), torch.zeros(len(depths), RANKS)
         for rows in torch.arange(len(heldout.tokens)).split(rows_at_once(self.model.where)):
             hidden, tokens = states[rows], moved(heldout.tokens[rows], self.model.where)
             for head in depths:
-                at = asked[head, rows].nonzero()
+                at = evaluated[head, rows].nonzero()
                 for some in at.split(TOGETHER):
                     row, position = some.unbind(-1)
                     with autocast(self.model.where):
@@ -87,8 +87,8 @@ class DepthLearner(Learner):
                     answers = draft_ids(heldout.tokens[rows[row], position + head + 2], self.vocabulary)
                     right[head, rows[row], position] = logits.argmax(-1).cpu() == answers
                     counts[head] += rank_counts(logits, answers)
-        self.ranks = [shares(counts[head], asked[head]) for head in depths]
-        return right, asked
+        self.ranks = [shares(counts[head], evaluated[head]) for head in depths]
+        return right, evaluated
 
 
 def rank_counts(logits: Tensor, answers: Tensor) -> Tensor:
@@ -100,9 +100,9 @@ def rank_counts(logits: Tensor, answers: Tensor) -> Tensor:
     return torch.bincount(ranks.clamp(max=RANKS), minlength=RANKS + 1)[:RANKS].float()
 
 
-def shares(counts: Tensor, asked: Tensor) -> list[float]:
+def shares(counts: Tensor, evaluated: Tensor) -> list[float]:
     """`rank_counts` as shares of the positions that were asked for."""
-    return [round(share, 5) for share in (counts / max(1, int(asked.sum()))).tolist()]
+    return [round(share, 5) for share in (counts / max(1, int(evaluated.sum()))).tolist()]
 
 
 class Head(nn.Module):
@@ -144,13 +144,13 @@ class MedusaLearner(DepthLearner):
     @torch.no_grad()
     def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
         """See `DepthLearner`, and how often the model's own LM head is right."""
-        counts, asked = torch.zeros(RANKS), ahead(heldout.written, 1)
+        counts, evaluated = torch.zeros(RANKS), ahead(heldout.written, 1)
         for rows in torch.arange(len(heldout.tokens)).split(rows_at_once(self.model.where)):
-            answers, hidden = heldout.tokens[rows].roll(-1, 1)[asked[rows]], states[rows][asked[rows]]
+            answers, hidden = heldout.tokens[rows].roll(-1, 1)[evaluated[rows]], states[rows][evaluated[rows]]
             for state, answer in zip(hidden.split(TOGETHER), answers.split(TOGETHER), strict=True):
                 with autocast(self.model.where):
                     counts += rank_counts(self.model.logits(state), answer)
-        self.first = shares(counts, asked)
+        self.first = shares(counts, evaluated)
         return super().measured(heldout, states)
 
     def tensors(self) -> dict[str, Tensor]:

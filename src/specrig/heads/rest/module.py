@@ -60,7 +60,7 @@ class Datastore:
         return self.tokens.astype(">u4").tobytes()
 
     @cached_property
-    def _places(self) -> memoryview:
+    def _positions(self) -> memoryview:
         """`order` as Python's own integers."""
         return np.ascontiguousarray(self.order).data
 
@@ -71,13 +71,13 @@ class Datastore:
 
     def find(self, run: Sequence[int]) -> Span:
         """Where a run of at least one token occurs; an empty span if nowhere."""
-        wanted, size, text = np.array(run, ">u4").tobytes(), 4 * len(run), self._bytes
+        key_bytes, size, text = np.array(run, ">u4").tobytes(), 4 * len(run), self._bytes
 
-        def here(place: int) -> bytes:
-            return text[4 * place : 4 * place + size]
+        def here(position: int) -> bytes:
+            return text[4 * position : 4 * position + size]
 
-        first = bisect_left(self._places, wanted, key=here)
-        return Span(first, bisect_right(self._places, wanted, first, key=here), len(run))
+        first = bisect_left(self._positions, key_bytes, key=here)
+        return Span(first, bisect_right(self._positions, key_bytes, first, key=here), len(run))
 
     def longest_suffix(self, text: Sequence[int], longest: int, shortest: int) -> Span | None:
         """Where the longest suffix of `text` occurs that has between `shortest` and `longest` tokens; None where none
@@ -112,7 +112,7 @@ class Datastore:
         now and then sum to less than 1.
         """
         if span.last == span.first + 1:  # nearly every run that is long: its place alone says what follows
-            token = self._text[self._places[span.first] + span.length]
+            token = self._text[self._positions[span.first] + span.length]
             if token < self.vocabulary and (times <= 1 or token in besides):
                 yield 1.0, span.first, token, Span(span.first, span.last, span.length + 1)
             return
@@ -122,12 +122,12 @@ class Datastore:
         starts = np.flatnonzero(begins)
         ends = np.append(starts[1:], len(after))
         found = after[starts]
-        asked = found < self.vocabulary
+        kept = found < self.vocabulary
         if times > 1:
-            asked &= (ends - starts >= times) | np.isin(found, list(besides))
-        for token, start, end in zip(found[asked].tolist(), starts[asked].tolist(), ends[asked].tolist(), strict=True):
-            places = Span(span.first + start, span.first + end, span.length + 1)
-            yield (end - start) / len(after), places.first, token, places
+            kept &= (ends - starts >= times) | np.isin(found, list(besides))
+        for token, start, end in zip(found[kept].tolist(), starts[kept].tolist(), ends[kept].tolist(), strict=True):
+            followers_span = Span(span.first + start, span.first + end, span.length + 1)
+            yield (end - start) / len(after), followers_span.first, token, followers_span
 
 
 def suffix_order(tokens: NDArray[np.int32], depth: int = SORTED) -> NDArray[np.int32]:

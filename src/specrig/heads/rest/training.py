@@ -26,7 +26,7 @@ def make(
     whole, own = written(heldout, prompts=True), written(heldout)
     length = expected(store, whole, [len(one) - len(answer) for one, answer in zip(whole, own, strict=True)])
     report.write(1, tokens=len(store.tokens), tau_sim=round(length, 3))
-    report.say(f"{len(store.tokens)} tokens of the target's text; on held-out prompts tau_sim {length:.2f}")
+    report.log(f"{len(store.tokens)} tokens of the target's text; on held-out prompts tau_sim {length:.2f}")
     checkpoint.save(folder, store)
 
 
@@ -34,9 +34,9 @@ def written(texts: Texts, *, prompts: bool = False) -> list[list[int]]:
     """What the target wrote, text by text, with its prompt or without; what fills the rows up behind it is left out."""
     found = []
     for tokens, own in zip(texts.tokens.tolist(), texts.written.tolist(), strict=True):
-        places = [place for place, mine in enumerate(own) if mine]
-        if places:
-            found.append(tokens[0 if prompts else places[0] : places[-1] + 1])
+        positions = [place for place, mine in enumerate(own) if mine]
+        if positions:
+            found.append(tokens[0 if prompts else positions[0] : positions[-1] + 1])
     return found
 
 

@@ -187,9 +187,9 @@ def _smallest_visible(comparison: StudyComparison) -> str:
         source = "How much a run changes a single cell is estimated from the runs of both."
     if not known:
         return source
-    reach = percent(float(np.median(known)))
+    median = percent(float(np.median(known)))
     return (
-        f"The interval of the median cell's relative change reaches {reach} up: smaller changes do not show. {source}"
+        f"The interval of the median cell's relative change reaches {median} up: smaller changes do not show. {source}"
     )
 
 

@@ -231,7 +231,10 @@ class StudyComparison:
         both = {key: on for key, on in found.items() if {pair.study for pair in on} == {"A", "B"}}
         order = method_order(key[-1] for key in both)
         keys = sorted(both, key=lambda key: (*key[:-1], order.index(key[-1])))
-        return [MethodSpeedups(*key, both[key]) for key in keys]
+        return [
+            MethodSpeedups(temperature, size, method, both[temperature, size, method])
+            for temperature, size, method in keys
+        ]
 
     @cached_property
     def pairs(self) -> list[MeasuredPair]:
