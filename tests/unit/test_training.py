@@ -434,6 +434,13 @@ def test_encoding_uses_the_saved_tokenizer(pair: Path) -> None:
     assert tokenizer.encode(text).ids == AutoTokenizer.from_pretrained(pair / "models" / "target")(text).input_ids
 
 
+@pytest.fixture
+def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses in chunks of 200 rows of 50 logits, the last one shorter."""
+    monkeypatch.setitem(losses._ENTRIES, "cpu", 200 * 50)
+
+
+@pytest.mark.usefixtures("chunks")
 def test_the_acceptance_loss_has_the_value_and_gradient_of_the_plain_one() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(300, 50, generator=generator).requires_grad_()
@@ -460,11 +467,12 @@ def test_a_token_without_a_label_has_no_cross_entropy() -> None:
     assert divergence > 0
 
 
+@pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("kl_weight", [None, 0.0, 0.7, 1.0])
 def test_lean_losses_have_the_values_and_gradients_of_the_plain_ones(kl_weight: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
-    logits = (3 * torch.randn(600, 50, generator=generator)).requires_grad_()
-    goal, labels = torch.randn(600, 50, generator=generator), torch.randint(0, 50, (600,), generator=generator)
+    logits = (3 * torch.randn(650, 50, generator=generator)).requires_grad_()
+    goal, labels = torch.randn(650, 50, generator=generator), torch.randint(0, 50, (650,), generator=generator)
     if kl_weight is None:
         plain, lean = F.cross_entropy(logits, labels), losses.cross_entropy(logits, labels)
     else:

@@ -114,15 +114,16 @@ def _save(model: Any, folder: Path) -> None:
 def _heads(folder: Path, needs: Iterable[str], target: Path, draft: Path, seed: int) -> dict[str, Path]:
     from transformers import AutoConfig
 
+    from specrig.heads import part
+
     made = {}
     for name in needs:
         if name == "draft":
             continue
         made[name] = folder / name
         if not (made[name] / "config.json").exists():
-            MAKERS[name.removeprefix("draft_")](
-                made[name], AutoConfig.from_pretrained(draft if name.startswith("draft_") else target), seed
-            )
+            config = AutoConfig.from_pretrained(draft if name.startswith("draft_") else target)
+            MAKERS.get(name.removeprefix("draft_"), part(name, "module").initialise)(made[name], config, seed)
     return made
 
 
@@ -212,3 +213,4 @@ MAKERS = {
     "rest": _rest,
     "layer_skip": _layer_skip,
 }
+"""Heads that are made for this pair; others are drawn, untrained: then drafts are seldom accepted, and a test sees less."""

@@ -1,106 +1,55 @@
-"""Losses over a vocabulary that compute their gradient in the forward pass, a few rows at a time.
+"""Losses over a vocabulary, a few rows at a time. Shapes: N tokens, V vocabulary.
 
-The usual way makes several `[N, V]` float32 arrays, which do not fit a CPU's cache; on two cores that takes longer than
-the layers of a small model. Values and gradients are the same (a test compares). Shapes: N tokens, V vocabulary.
+Whole `[N, V]` arrays in float32 do not fit a CPU's cache, and of a large vocabulary not a GPU's memory. So each chunk
+of rows gets its loss and, at once, its gradient by autograd: one chunk is held in float32, whatever N is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
 
-_ROWS = 256
-_ENTRIES = 2**27
-"""Logits at a time on a GPU: half a gigabyte in float32."""
+_ENTRIES = {"cpu": 2**19, "cuda": 2**27}
+"""Logits of a chunk: 2 MB in float32 for a CPU's cache, half a gigabyte on a GPU, which has few launches then."""
+ETA = 3.0
+"""How fast an `lk` loss turns from the divergence to the acceptance rate."""
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _ByChunks(torch.autograd.Function):
+    """The sum of `loss(rows of logits, rows of the others)` over the chunks, by N."""
+
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        gradient = torch.empty_like(logits)
-        total = torch.zeros((), device=logits.device)
-        rows = _rows(logits)
-        for start in range(0, len(logits), rows):
-            own = labels[start : start + rows, None]
-            given = logits[start : start + rows].softmax(-1, dtype=torch.float32)
-            # Loss: -log p(label). Its gradient by the logits: p - onehot(label).
-            total -= given.gather(1, own).clamp_min(1e-30).log().sum()
-            given.scatter_add_(1, own, given.new_full(own.shape, -1.0))
-            gradient[start : start + rows] = given.div_(len(logits))
+    def forward(ctx: Any, loss: Callable[..., Tensor], logits: Tensor, *others: Tensor) -> Tensor:
+        rows = max(1, _ENTRIES[logits.device.type] // logits.shape[1])
+        gradient, total = torch.empty_like(logits), torch.zeros((), device=logits.device)
+        for slope, part, *given in zip(*(each.split(rows) for each in (gradient, logits, *others)), strict=True):
+            with torch.enable_grad():
+                own = part.detach().float().requires_grad_()
+                value = loss(own, *given) / len(logits)
+            slope.copy_(torch.autograd.grad(value, own)[0])
+            total += value.detach()
         ctx.save_for_backward(gradient)
-        return total / len(logits)
+        return total
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient.mul_(outer[0]), None  # its only use: in place
-
-
-class _Distillation(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, goal: Tensor, labels: Tensor, kl_weight: float) -> Tensor:
-        gradient = torch.empty_like(logits)
-        total = torch.zeros((), device=logits.device)
-        rows = _rows(logits)
-        for start in range(0, len(logits), rows):
-            own = labels[start : start + rows, None]
-            given = logits[start : start + rows].log_softmax(-1, dtype=torch.float32)
-            taught = goal[start : start + rows].log_softmax(-1, dtype=torch.float32)
-            share = taught.exp()
-            # c = 1 - w, the weight of the label; 0 where there is none.
-            labelled = (1 - kl_weight) * (own >= 0)
-            own = own.clamp_min(0)
-            # With t the teacher's distribution (`share`), p the model's: w KL(t || p) = w Σ t (log t - log p), and
-            # c times -log p(label). `taught` is used up.
-            total += kl_weight * taught.sub_(given).mul_(share).sum() - (labelled * given.gather(1, own)).sum()
-            # The gradient by the logits: w (p - t) + c (p - onehot(label)) = (w + c) p - w t - c onehot(label).
-            slope = given.exp_().mul_(kl_weight + labelled).sub_(share.mul_(kl_weight))
-            slope.scatter_add_(1, own, -labelled)
-            gradient[start : start + rows] = slope.div_(len(logits))
-        ctx.save_for_backward(gradient)
-        return total / len(logits)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient.mul_(outer[0]), None, None, None
-
-
-class _Acceptance(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, goal: Tensor, eta: float) -> Tensor:
-        gradient = torch.empty_like(logits)
-        total = torch.zeros((), device=logits.device)
-        rows = _rows(logits)
-        for start in range(0, len(logits), rows):
-            given = logits[start : start + rows].log_softmax(-1, dtype=torch.float32)
-            taught = goal[start : start + rows].log_softmax(-1, dtype=torch.float32)
-            # With t the teacher's distribution and p the model's: KL(t || p), and the acceptance rate a = Σ min(t, p).
-            share = taught.exp()
-            divergence = (taught - given).mul_(share).sum(-1, keepdim=True)
-            p = given.exp_()
-            rate = torch.minimum(share, p).sum(-1, keepdim=True)
-            weight = (-eta * rate).exp()
-            total += (weight * divergence + (1 - weight) * (1 - rate)).sum()
-            # By the logits: KL has p - t; 1 - a has p (s - below), where `below` marks p < t and s is p's mass there.
-            below = p * (p < share)
-            slope = p * below.sum(-1, keepdim=True) - below
-            gradient[start : start + rows] = slope.mul_(1 - weight).add_(p.sub_(share).mul_(weight)).div_(len(logits))
-        ctx.save_for_backward(gradient)
-        return total / len(logits)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient.mul_(outer[0]), None, None
+        # Its only use, so in place: one backward pass only.
+        return None, gradient.mul_(outer[0]), *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy of logits `[N, V]` (any precision) against labels `[N]`, nats a token. One backward only."""
-    loss: Tensor = _CrossEntropy.apply(logits, labels)
-    return loss
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, reduction="sum")
+
+    found: Tensor = _ByChunks.apply(loss, logits, labels)
+    return found
 
 
 def distillation(logits: Tensor, goal: Tensor, labels: Tensor, kl_weight: float) -> Tensor:
@@ -109,8 +58,14 @@ def distillation(logits: Tensor, goal: Tensor, labels: Tensor, kl_weight: float)
     `logits` and `goal`, the teacher's logits, are `[N, V]`; the goal gets no gradient. A label below 0 is none: that
     token's cross-entropy is left out.
     """
-    loss: Tensor = _Distillation.apply(logits, goal, labels, kl_weight)
-    return loss
+
+    def loss(logits: Tensor, goal: Tensor, labels: Tensor) -> Tensor:
+        given, taught = logits.log_softmax(-1), goal.log_softmax(-1, dtype=torch.float32)
+        divergence = F.kl_div(given, taught, log_target=True, reduction="sum")
+        return kl_weight * divergence + (1 - kl_weight) * F.nll_loss(given, labels, ignore_index=-1, reduction="sum")
+
+    found: Tensor = _ByChunks.apply(loss, logits, goal, labels)
+    return found
 
 
 def likeness(logits: Tensor, goal: Tensor, kind: str) -> Tensor:
@@ -120,12 +75,15 @@ def likeness(logits: Tensor, goal: Tensor, kind: str) -> Tensor:
     w) (1 - a), where a is the acceptance rate and w = exp(-3 a), taken as a constant, leans on KL while a is low (LK
     losses, arXiv:2602.23881).
     """
-    if kind == "lk":
-        loss: Tensor = _Acceptance.apply(logits, goal, 3.0)
-        return loss
-    return distillation(logits, goal, torch.full((len(logits),), -1, device=logits.device), 1.0)
 
+    def loss(logits: Tensor, goal: Tensor) -> Tensor:
+        given, taught = logits.log_softmax(-1), goal.log_softmax(-1, dtype=torch.float32)
+        divergence = F.kl_div(given, taught, log_target=True, reduction="none").sum(-1)
+        if kind == "kl":
+            return divergence.sum()
+        rate = torch.minimum(given.exp(), taught.exp()).sum(-1)
+        weight = (-ETA * rate.detach()).exp()
+        return (weight * divergence + (1 - weight) * (1 - rate)).sum()
 
-def _rows(logits: Tensor) -> int:
-    """Rows at a time: few on a CPU, for its cache; many on a GPU, for its launches."""
-    return _ROWS if logits.device.type == "cpu" else max(1, _ENTRIES // logits.shape[1])
+    found: Tensor = _ByChunks.apply(loss, logits, goal)
+    return found

@@ -14,30 +14,28 @@ from typing import Any, Literal
 from specrig.cell import Cell
 from specrig.decoding.types import Round
 from specrig.engines.base import EngineError
+from specrig.heads import registry as heads
 from specrig.models.pair import PairFiles
 
 Configure = Callable[[Cell, PairFiles], dict[str, Any]]
 
 
+HEADS = {name: kind for name, kind in heads().items() if "vllm" in kind.foreign}
+"""Kinds of heads that vLLM drafts with."""
+
+
 def _head(cell: Cell, pair: PairFiles) -> dict[str, Any]:
+    """Of the method that is called as its head. Raises EngineError for a checkpoint that vLLM cannot load."""
+    kind = HEADS[cell.method]
     if cell.method not in pair.heads:
         raise EngineError(f"pair {pair.name}: no trained {cell.method} head")
-    return {"method": cell.method, "model": str(pair.heads[cell.method]), **_revision(cell.method, pair)}
-
-
-def _medusa(cell: Cell, pair: PairFiles) -> dict[str, Any]:
-    """Heads that vLLM 0.32 can load: it has no `token_map`, which heads of a cut vocabulary need."""
-    found = _head(cell, pair)
-    config = Path(found["model"], "config.json")
-    # vLLM itself refuses such heads on the hub.
-    known = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    whole = known.get("vocab_size", 0)
-    if (drafted := known.get("truncated_vocab_size") or whole) < whole:
-        raise EngineError(
-            f"pair {pair.name}: vLLM cannot load Medusa heads that draft among {drafted} of {whole} tokens; train them with "
-            "`medusa: {draft_vocabulary: null}`"
-        )
-    return found
+    config = Path(pair.heads[cell.method], "config.json")
+    # Of heads on the hub vLLM says itself what is wrong.
+    if config.is_file() and (why := kind.unloadable("vllm", json.loads(config.read_text(encoding="utf-8")))):
+        raise EngineError(f"pair {pair.name}: {why}")
+    told = kind.foreign["vllm"]
+    found = {"method": told.method, "model": str(pair.heads[cell.method]), **told.keys}
+    return found | _revision(cell.method, pair)
 
 
 def _draft_model(_: Cell, pair: PairFiles) -> dict[str, Any]:
@@ -70,9 +68,7 @@ METHODS: dict[str, Configure | None] = {
     "naive_batching": None,
     "draft_model": _draft_model,
     "ngram": _ngram,
-    "medusa": _medusa,
-    "eagle": _head,
-    "eagle3": _head,
+    **dict.fromkeys(HEADS, _head),
     "suffix": _suffix,
 }
 """Method -> the function that makes its `speculative_config`; None without speculation."""
@@ -81,12 +77,11 @@ ARCTIC = (
     "pip install --no-build-isolation --no-deps arctic-inference==0.1.1"
 )
 """How to install arctic-inference. Without `--no-build-isolation` its build would fetch an older torch of its own."""
-SAMPLED = ("draft_model", "eagle", "eagle3")
+SAMPLED = ("draft_model", *(name for name, kind in HEADS.items() if kind.foreign["vllm"].sampled))
 """Methods whose draft tokens are drawn from a distribution."""
 CHAINS: dict[str, dict[str, Any]] = {
-    **{name: {"acceptance": "exact"} for name in ("draft_model", "ngram", "eagle")},
-    "medusa": {"tree": [1], "acceptance": "exact"},
-    "eagle3": {"nodes": 0},
+    **{name: {"acceptance": "exact"} for name in ("draft_model", "ngram")},
+    **{name: dict(kind.foreign["vllm"].options) for name, kind in HEADS.items()},
     "suffix": {"tree": False},
 }
 """Method -> the values that its options must have for a chain, verified exactly: vLLM has no token trees."""
@@ -102,7 +97,7 @@ def speculation_of(cell: Cell, pair: PairFiles, draft_sampling: str) -> dict[str
     if configure is None:
         return {}
     config = {**configure(cell, pair), "num_speculative_tokens": cell.k}
-    if config["method"] in SAMPLED:
+    if cell.method in SAMPLED:
         config["draft_sample_method"] = draft_sampling
     return {"speculative_config": config, "per_request_spec_decode_metrics": "detailed"}
 
