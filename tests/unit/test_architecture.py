@@ -1,4 +1,4 @@
-"""Imports run one way (docs: the house), and planning is quick: no torch before something is trained or measured."""
+"""Imports run one way (docs/architecture.md), and planning is quick: no torch before something is trained or measured."""
 
 from __future__ import annotations
 

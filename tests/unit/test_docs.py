@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,34 @@ def test_every_result_is_a_row_of_the_published_study(page: Path) -> None:
     for label, *cells in found:
         method, k = re.findall(r"^([\w]+)`?, (k = \d+)", label)[0]
         assert (method, k, *cells) in published_rows(folders[0]), f"{label} is not as published"
+
+
+ARCHITECTURE = ROOT / "docs/architecture.md"
+PACKAGE = ROOT / "src/specrig"
+
+
+def test_the_layers_and_packages_of_the_architecture_are_those_that_are_linted() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    linted = [sorted(re.findall(r"\w+", layer)) for layer in layers]
+    listing, drawn = re.findall(r"^```\n(.*?)^```", TEXTS[ARCHITECTURE], flags=re.M | re.S)
+    assert [["__main__"], *(sorted(line[:50].split()) for line in drawn.splitlines())] == linted
+    listed = re.findall(r"^  (\w+)(?:/|\.py) ", listing, flags=re.M)
+    assert sorted(listed) == sorted(name for layer in linted for name in layer if name != "__main__")
+
+
+def test_the_walks_of_the_architecture_name_files_that_are_there_and_their_returns() -> None:
+    walks = re.findall(r"^\| step \|.*\n\|[-:|]+\n((?:\|.*\n)+)\n(\w+) returns", TEXTS[ARCHITECTURE], flags=re.M)
+    assert len(walks) == 3
+    for walk, returns in walks:
+        rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in walk.splitlines()]
+        visited = [re.findall(r"\w+", package)[0] for _, package, _ in rows]
+        again = [visited[at] in visited[:at] for at in range(len(visited))]
+        assert again == ["↩" in package for _, package, _ in rows]
+        assert sum(again) == ["No", "One", "Two", "Three", "Four", "Five"].index(returns)
+        for package, (_, _, text) in zip(visited, rows, strict=True):
+            for file in re.findall(r"`([\w/]+\.py)`", text):
+                assert (PACKAGE / package / file).is_file(), f"{package}/{file}"
 
 
 def test_the_readme_is_a_page() -> None:
