@@ -48,14 +48,14 @@ def expected_tree_tokens(acceptance: Sequence[float], parents: Sequence[int]) ->
     or are negative.
     """
     reach: list[float] = []
-    taken: dict[int, float] = {}
-    for node, (chance, parent) in enumerate(zip(acceptance, parents, strict=True)):
+    totals: dict[int, float] = {}
+    for node, (probability, parent) in enumerate(zip(acceptance, parents, strict=True)):
         if not -1 <= parent < node:
             raise ValueError(f"node {node} has parent {parent}: parents stand before their children, the root is -1")
-        taken[parent] = taken.get(parent, 0.0) + chance
-        if chance < 0 or taken[parent] > 1 + 1e-9:
-            raise ValueError(f"the children of node {parent} are accepted with {taken[parent]:g} together: at most 1")
-        reach.append(chance * (reach[parent] if parent >= 0 else 1.0))
+        totals[parent] = totals.get(parent, 0.0) + probability
+        if probability < 0 or totals[parent] > 1 + 1e-9:
+            raise ValueError(f"the children of node {parent} are accepted with {totals[parent]:g} together: at most 1")
+        reach.append(probability * (reach[parent] if parent >= 0 else 1.0))
     return 1 + sum(reach)
 
 

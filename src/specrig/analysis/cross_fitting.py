@@ -45,13 +45,13 @@ def cross_fit(choosing: Mapping[int, Logs], judging: Mapping[int, Logs] | None =
     if len(ks) < 2 or not tasks:
         return None
     # Rows are prompts, columns k's, in both of a task's frames.
-    asked = {task: pd.DataFrame({k: choosing[k][task] for k in ks}).dropna() for task in tasks}
+    choosing_speedups = {task: pd.DataFrame({k: choosing[k][task] for k in ks}).dropna() for task in tasks}
     answers = {task: pd.DataFrame({k: judging[k][task] for k in ks}).dropna() for task in tasks}
-    prompts = {task: answers[task].index.intersection(asked[task].index).sort_values() for task in tasks}
+    prompts = {task: answers[task].index.intersection(choosing_speedups[task].index).sort_values() for task in tasks}
     if min(map(len, prompts.values())) < 2:
         return None
     halves = [{task: found[start::2] for task, found in prompts.items()} for start in (0, 1)]
-    chosen = [_best(asked, half) for half in halves]
+    chosen = [_best(choosing_speedups, half) for half in halves]
     logs = {
         task: pd.concat([answers[task].loc[half[task], k] for half, k in zip(halves, reversed(chosen), strict=True)])
         for task in tasks
@@ -59,6 +59,8 @@ def cross_fit(choosing: Mapping[int, Logs], judging: Mapping[int, Logs] | None =
     return Judged((chosen[0], chosen[1]), logs)
 
 
-def _best(asked: Mapping[str, pd.DataFrame], half: Mapping[str, pd.Index]) -> int:
-    means = pd.DataFrame({task: asked[task].loc[prompts].mean() for task, prompts in half.items()}).mean(axis=1)
+def _best(choosing_speedups: Mapping[str, pd.DataFrame], half: Mapping[str, pd.Index]) -> int:
+    means = pd.DataFrame({task: choosing_speedups[task].loc[prompts].mean() for task, prompts in half.items()}).mean(
+        axis=1
+    )
     return int(str(means.idxmax()))

@@ -111,9 +111,11 @@ def column(cells: Mapping[str, Sequence[Record]], reasons: Mapping[str, list[Rea
     texts = []
     for name, records in cells.items():
         several = len({record.replicate for record in records}) > 1
-        said = [f"replicate {reason.replicate}: {reason.text}" if several else reason.text for reason in reasons[name]]
+        reason_texts = [
+            f"replicate {reason.replicate}: {reason.text}" if several else reason.text for reason in reasons[name]
+        ]
         recorded = all(record.run.load is not None for record in records)
-        texts.append("; ".join(said) or ("" if recorded else NOT_RECORDED))
+        texts.append("; ".join(reason_texts) or ("" if recorded else NOT_RECORDED))
     return texts
 
 
@@ -139,24 +141,24 @@ def shares(records: Sequence[Record], environment: Mapping[str, Any]) -> dict[st
     if load is None or load.elapsed_s <= 0:
         return {}
     found = {}
-    cores, wanted = _processors(environment)
+    cores, used_cores = _processors(environment)
     if load.waited_s is not None:
-        asked = load.own_s + load.waited_s
+        requested = load.own_s + load.waited_s
         # An engine with more busy threads than processors, as vLLM has on two, waits for itself on a quiet machine too.
-        for_itself = max(asked - wanted * load.elapsed_s, 0.0) if cores else 0.0
-        found["WAITED"] = max(load.waited_s - for_itself, 0.0) / max(asked, 1e-9)
+        for_itself = max(requested - used_cores * load.elapsed_s, 0.0) if cores else 0.0
+        found["WAITED"] = max(load.waited_s - for_itself, 0.0) / max(requested, 1e-9)
     if load.held_s is not None:
         found["HELD"] = load.held_s / load.elapsed_s
     found["STEAL"] = load.steal_s / max(load.own_s + load.steal_s, 1e-9)
     if cores:
-        free = max(cores - wanted, 0)
-        found["OTHERS"] = max(load.others_s / load.elapsed_s - free, 0.0) / wanted
+        free = max(cores - used_cores, 0)
+        found["OTHERS"] = max(load.others_s / load.elapsed_s - free, 0.0) / used_cores
     return found
 
 
 def _loads(records: Sequence[Record], environment: Mapping[str, Any]) -> list[str]:
     """Reasons from what the operating system counted during the generations."""
-    said: dict[str, tuple[float, Callable[[str], str]]] = {
+    limits: dict[str, tuple[float, Callable[[str], str]]] = {
         "OTHERS": (OTHERS, lambda share: f"other processes took {share} of the processors it counts on"),
         "STEAL": (STEAL, lambda share: f"the host gave {share} of its processor time to others"),
         "WAITED": (WAITED, lambda share: f"its threads waited for a processor for {share} of their time"),
@@ -166,7 +168,7 @@ def _loads(records: Sequence[Record], environment: Mapping[str, Any]) -> list[st
         ),
     }
     found = shares(records, environment)
-    texts = [say(f"{found[name]:.0%}") for name, (limit, say) in said.items() if found.get(name, 0.0) > limit]
+    texts = [text_of(f"{found[name]:.0%}") for name, (limit, text_of) in limits.items() if found.get(name, 0.0) > limit]
     load = _total(records)
     longest = max(
         (run.load.held_s or 0.0 for record in records for run in (record.run, record.baseline) if run.load), default=0.0

@@ -75,7 +75,7 @@ def _calculation(claim: Claim) -> Theory:
     alphas, ks = claim.acceptances or (1.0, 1.0), list(claim.ks or USUAL_K)
     target, drafts = size_of(claim.target), [size for name in claim.drafts if (size := size_of(name))]
     costs = (drafts[0].active / target.active,) * 2 if target and drafts else USUAL_C
-    said = f"c = {costs[0]:.2f}" + (f" to {costs[1]:.2f}" if costs[1] > costs[0] else " (ratio of parameters)")
+    cost_text = f"c = {costs[0]:.2f}" + (f" to {costs[1]:.2f}" if costs[1] > costs[0] else " (ratio of parameters)")
     if claim.low == "k":
         holds = [k for k in USUAL_K if walltime_improvement(alphas[0], k, costs[0]) * (1 + ABOVE) >= k]
         return Theory(
@@ -90,7 +90,7 @@ def _calculation(claim: Claim) -> Theory:
     free = f"{ceiling:.2f}x if drafting were free" + (f" (k = {max(ks)})" if len(ks) > 1 else "")
     return Theory(
         fits,
-        f"Theorem 3.8 at α = {_span(alphas)}, k = {_ks(ks)}, {said}: {_span((min(found), max(found)))}x, {free}",
+        f"Theorem 3.8 at α = {_span(alphas)}, k = {_ks(ks)}, {cost_text}: {_span((min(found), max(found)))}x, {free}",
         min(found),
         max(found),
     )
@@ -177,11 +177,11 @@ def _ceiling(claim: Claim, implied: Range, rounds: list[Range], agrees: bool | N
         return Theory(
             False, f"{shown}; with every token accepted it gives {most:.2f}x, {implied[1]:.2f}x are reported", NAN, most
         )
-    asked = f"{shown}: it takes {_span((implied[0] * rounds[0][0], needed))} tokens a pass"
+    requirement = f"{shown}: it takes {_span((implied[0] * rounds[0][0], needed))} tokens a pass"
     if _core(claim) == "draft_model" and k:
         alpha = required_alpha(implied[1], k, (rounds[0][0] - 1) / k)
-        asked += f", α = {alpha:.2f}" if alpha is not None else ""
-    return Theory(True if agrees else None, f"{text}; {asked}" if agrees else asked)
+        requirement += f", α = {alpha:.2f}" if alpha is not None else ""
+    return Theory(True if agrees else None, f"{text}; {requirement}" if agrees else requirement)
 
 
 def _implied(claim: Claim, family: Sequence[Claim]) -> tuple[Range | None, bool | None, str]:

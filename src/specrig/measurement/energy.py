@@ -113,7 +113,7 @@ class NvmlMeter(Meter):
     def state(self) -> DeviceState:
         """See `Meter`; None stands for each clock that no GPU reports."""
         nvml = self._nvml
-        bits = [self._asked(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) for handle in self._handles]
+        bits = [self._value_or_none(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) for handle in self._handles]
         return DeviceState(
             sm_mhz=self._slowest(nvml.NVML_CLOCK_SM),
             memory_mhz=self._slowest(nvml.NVML_CLOCK_MEM),
@@ -133,10 +133,10 @@ class NvmlMeter(Meter):
         return sum(self._nvml.nvmlDeviceGetPowerUsage(handle) for handle in self._handles) / 1000
 
     def _slowest(self, kind: int) -> int | None:
-        found = [self._asked(self._nvml.nvmlDeviceGetClockInfo, handle, kind) for handle in self._handles]
+        found = [self._value_or_none(self._nvml.nvmlDeviceGetClockInfo, handle, kind) for handle in self._handles]
         return min((mhz for mhz in found if mhz is not None), default=None)
 
-    def _asked(self, query: Callable[..., int], *arguments: Any) -> int | None:
+    def _value_or_none(self, query: Callable[..., int], *arguments: Any) -> int | None:
         try:
             return query(*arguments)
         except self._nvml.NVMLError:

@@ -96,21 +96,21 @@ def _config(file: Path, model: str) -> dict[str, Any]:
             f"{model}: transformers cannot read the architecture {kind!r} from GGUF; it reads {', '.join(readable)}"
         )
 
-    def said(key: str) -> Any:
+    def metadata(key: str) -> Any:
         field = reader.fields.get(f"{kind}.{key}")
         return None if field is None else field.contents()
 
     vocabulary, template = (reader.fields.get(f"tokenizer.{name}") for name in ("ggml.tokens", "chat_template"))
     found = {
         "model_type": kind,
-        "hidden_size": said("embedding_length"),
-        "intermediate_size": said("feed_forward_length"),
-        "num_hidden_layers": said("block_count"),
-        "num_attention_heads": said("attention.head_count"),
-        "num_key_value_heads": said("attention.head_count_kv"),
-        "head_dim": said("attention.key_length"),
-        "max_position_embeddings": said("context_length"),
-        "vocab_size": said("vocab_size") or (None if vocabulary is None else len(vocabulary.data)),
+        "hidden_size": metadata("embedding_length"),
+        "intermediate_size": metadata("feed_forward_length"),
+        "num_hidden_layers": metadata("block_count"),
+        "num_attention_heads": metadata("attention.head_count"),
+        "num_key_value_heads": metadata("attention.head_count_kv"),
+        "head_dim": metadata("attention.key_length"),
+        "max_position_embeddings": metadata("context_length"),
+        "vocab_size": metadata("vocab_size") or (None if vocabulary is None else len(vocabulary.data)),
         "chat_template": None if template is None else template.contents(),
         "tie_word_embeddings": not any(tensor.name == "output.weight" for tensor in reader.tensors),
     }

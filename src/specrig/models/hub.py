@@ -34,7 +34,7 @@ def fetch(model: str, name: str, revision: str | None = None) -> Path:
         return path
     from huggingface_hub import hf_hub_download
 
-    return Path(_asked(model, name, lambda: hf_hub_download(model, name, revision=revision), revision))
+    return Path(_request(model, name, lambda: hf_hub_download(model, name, revision=revision), revision))
 
 
 MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
@@ -51,7 +51,7 @@ def fetch_folder(model: str, revision: str | None = None, only: Sequence[str] | 
 
     patterns = None if only is None else list(only)
     return Path(
-        _asked(model, "it", lambda: snapshot_download(model, revision=revision, allow_patterns=patterns), revision)
+        _request(model, "it", lambda: snapshot_download(model, revision=revision, allow_patterns=patterns), revision)
     )
 
 
@@ -98,13 +98,11 @@ def present_commit(repository: str, kind: Literal["model", "dataset"]) -> str:
     """The commit that the hub's default branch is at now. Raises ModelError."""
     from huggingface_hub import HfApi
 
-    return _asked(repository, "its commit", lambda: str(HfApi().repo_info(repository, repo_type=kind).sha))
+    return _request(repository, "its commit", lambda: str(HfApi().repo_info(repository, repo_type=kind).sha))
 
 
-def _asked(repository: str, what: str, ask: Callable[[], str], revision: str | None = None) -> str:
-    """The hub's answer to `ask`. Raises ModelError where it refuses, in words that name the fix. what: the thing asked
-    for, for the message.
-    """
+def _request(repository: str, what: str, request: Callable[[], str], revision: str | None = None) -> str:
+    """The hub's answer to `request`. Raises ModelError where it refuses, with the fix. what: the thing requested."""
     from huggingface_hub.errors import (
         GatedRepoError,
         RemoteEntryNotFoundError,
@@ -113,7 +111,7 @@ def _asked(repository: str, what: str, ask: Callable[[], str], revision: str | N
     )
 
     try:
-        return ask()
+        return request()
     except GatedRepoError as error:
         known = facts.known(repository)
         asks = known.gated if known and known.gated else "ask for access on its page, then `hf auth login`"
@@ -136,6 +134,6 @@ def _asked(repository: str, what: str, ask: Callable[[], str], revision: str | N
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
             reason = "offline mode is on (HF_HUB_OFFLINE) and the cache does not hold it: unset it and run once with the network"
             raise FileMissingError(f"{repository}: {what} cannot be had from the hub: {reason}") from error
-        said = str(error.__cause__ or error).splitlines() or [type(error).__name__]
-        reason = f"{said[0]}: check the network and HF_ENDPOINT; a folder's path does as well"
+        lines = str(error.__cause__ or error).splitlines() or [type(error).__name__]
+        reason = f"{lines[0]}: check the network and HF_ENDPOINT; a folder's path does as well"
         raise ModelError(f"{repository}: {what} cannot be had from the hub: {reason}") from error

@@ -132,12 +132,12 @@ def _records(text: str, file: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield (the record's text as it stands in the file, its cells) for each record of a table."""
     lines: list[str] = []
 
-    def taken() -> Iterator[str]:
+    def kept_lines() -> Iterator[str]:
         for line in io.StringIO(text, newline=""):
             lines.append(line)
             yield line
 
-    for cells in csv.reader(taken(), **dialect(file)):
+    for cells in csv.reader(kept_lines(), **dialect(file)):
         yield "".join(lines), cells
         lines.clear()
 

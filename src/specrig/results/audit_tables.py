@@ -40,8 +40,8 @@ def sentence(audit: pd.DataFrame) -> str:
         text = (
             f"{len(failed)} of {len(claimed)} tests failed ({names}). Their speedups are struck through in the tables."
         )
-    said = identity(claimed)
-    text += f" {said}" if said else ""
+    sentence = identity(claimed)
+    text += f" {sentence}" if sentence else ""
     text += (
         f" {int(lossy.sum())} tests are of cells that are lossy by design. They are shown, not judged."
         if lossy.any()

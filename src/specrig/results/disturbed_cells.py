@@ -45,13 +45,13 @@ def warning(cells: pd.DataFrame, folder: Path) -> str:
 def notes(study: StudyData, cells: pd.DataFrame) -> list[str]:
     """Sentences on what else the machine did while cells were measured, and on what explains efficiencies above 1."""
     found = [shares(own, study.environments.get(own[0].cell.method_key, {})) for own in study.every.values()]
-    said = []
+    clauses = []
     for name, text in LOST.items():
         values = sorted(each[name] for each in found if name in each)
         if values:
-            said.append(text.format(f"{percent(values[len(values) // 2], 1)} (up to {percent(values[-1])})"))
+            clauses.append(text.format(f"{percent(values[len(values) // 2], 1)} (up to {percent(values[-1])})"))
     unknown = int((cells["disturbed"] == NOT_RECORDED).sum()) if len(cells) else 0
-    lines = [f"While the median cell (in brackets: the worst) was measured, {'; '.join(said)}."] if said else []
+    lines = [f"While the median cell (in brackets: the worst) was measured, {'; '.join(clauses)}."] if clauses else []
     if unknown:
         lines.append(
             f"The records of {unknown} cells do not say what else the machine did. Those cells may have been disturbed: only their times were "

@@ -25,20 +25,20 @@ def comparison(study: StudyData) -> pd.DataFrame:
     differences = {
         (job.engine, method): str(text)
         for job in study.jobs
-        for method, text in (_said(job.environment).get("differences") or {}).items()
+        for method, text in (_engine_record(job.environment).get("differences") or {}).items()
     }
     return compare(study.records, [str(name) for name in study.config.get("engines") or []], differences)
 
 
 def untested(study: StudyData) -> dict[str, str]:
     """Engine -> the part of it that was never tried on real hardware, where the engine reports one."""
-    found = {job.engine: _said(job.environment).get("untested") for job in study.jobs}
+    found = {job.engine: _engine_record(job.environment).get("untested") for job in study.jobs}
     return {engine: str(reason) for engine, reason in found.items() if reason}
 
 
-def _said(environment: dict[str, Any]) -> dict[str, Any]:
-    said = environment.get("engine")
-    return said if isinstance(said, dict) else {}
+def _engine_record(environment: dict[str, Any]) -> dict[str, Any]:
+    record = environment.get("engine")
+    return record if isinstance(record, dict) else {}
 
 
 def sentence(compared: pd.DataFrame) -> str:
@@ -75,7 +75,7 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         difference = f"{row['difference']:+.2f} ({100 * unlike:+.1f} %)" if np.isfinite(unlike) else "–"
         reference = row["engine"] == row["reference"]
         labels = [
-            *(task_name(str(row[name])) if name == "task" else _shown(row[name]) for name in varying),
+            *(task_name(str(row[name])) if name == "task" else _formatted(row[name]) for name in varying),
             method_name(row["method"], variant=row["variant"], lossless=row["lossless"]),
             str(row["k"]) if row["k"] else "–",
             row["engine"],
@@ -131,7 +131,7 @@ def _varies(frame: pd.DataFrame, name: str) -> bool:
     return len(frame[name].unique()) > 1
 
 
-def _shown(value: Any) -> str:
+def _formatted(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

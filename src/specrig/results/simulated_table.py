@@ -37,7 +37,7 @@ def simulated_table(study: StudyData) -> pd.DataFrame:
     the cell.
     """
     members = list(study.simulated.values())
-    table = study.with_surroundings(cells_table(record for records in members for record in records), study.simulated)
+    table = study.with_machine_state(cells_table(record for records in members for record in records), study.simulated)
     table.insert(0, "acceptance", LABEL)
     table.insert(1, "declared_alpha", [records[0].simulated_acceptance for records in members])
     table.insert(2, "expected_length", [_expected(records) for records in members])

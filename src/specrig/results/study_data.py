@@ -81,14 +81,14 @@ class StudyData:
     @cached_property
     def table(self) -> pd.DataFrame:
         """`analysis.cells.cells_table` of `records`, with the column `disturbed` and, where known, the floors."""
-        return self.with_surroundings(cells_table(self.records), self.cells)
+        return self.with_machine_state(cells_table(self.records), self.cells)
 
     @cached_property
     def disturbances(self) -> dict[str, list[Reason]]:
         """`Cell.name` -> the reasons why its replicates count as disturbed, for all cells, simulated ones included."""
         return disturbances(self.every, self.environments)
 
-    def with_surroundings(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
+    def with_machine_state(self, table: pd.DataFrame, cells: dict[str, list[Record]]) -> pd.DataFrame:
         """`table` with the column `disturbed` and the floors. table: the `cells_table` of `cells`, in its order."""
         return with_floor(table.assign(disturbed=column(cells, self.disturbances)), cells.values(), self.environments)
 
