@@ -10,15 +10,9 @@ import numpy as np
 from specrig.analysis.speedup import Times
 from specrig.measurement.records import Record
 
-COLUMNS = [
-    "energy_per_token_j",
-    "baseline_energy_per_token_j",
-    "energy_ratio",
-    "sm_mhz_low",
-    "sm_mhz_high",
-    "memory_mhz",
-    "throttled",
-]
+COLUMNS = (
+    "energy_per_token_j baseline_energy_per_token_j energy_ratio sm_mhz_low sm_mhz_high memory_mhz throttled"
+).split()
 """The keys of what `energy` returns. A table leaves out the columns that are NaN in every cell."""
 
 

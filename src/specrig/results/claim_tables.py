@@ -77,19 +77,9 @@ def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:
                 GridEntry(str(row["reason"])),
             ]
         )
-    header = [
-        "id",
-        "verdict",
-        "target",
-        "method and task",
-        "k",
-        "hardware",
-        "metric",
-        "reported",
-        "measured",
-        "predicted",
-        "reason",
-    ]
+    header = ("id, verdict, target, method and task, k, hardware, metric, reported, measured, predicted, reason").split(
+        ", "
+    )
     return Grid(header=header, rows=rows, labels=7, trailing=1, caption=CAPTION, label=f"tab:{study}-reproduction")
 
 

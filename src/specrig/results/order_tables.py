@@ -17,19 +17,7 @@ from specrig.results.labels import task_name
 from specrig.results.study_data import StudyData
 from specrig.results.summary import best_rows
 
-SETTING = [
-    "source",
-    "target",
-    "reported_task",
-    "temperature",
-    "hardware",
-    "batch",
-    "metric",
-    "engine",
-    "pair",
-    "tasks",
-    "exact",
-]
+SETTING = "source target reported_task temperature hardware batch metric engine pair tasks exact".split()
 COLUMNS = [*SETTING, "methods", "tau", "tau_low", "tau_high", "changed", "surely_changed", "reported", "measured"]
 CHANGES = [*SETTING, "ahead", "behind", "reported", "measured", "certainty", *FACTORS]
 WORDS = dict(zip(FACTORS, ("acceptance", "draft cost", "verification cost", "the loop"), strict=True))
@@ -144,16 +132,9 @@ def order_grid(table: pd.DataFrame, study: str) -> Grid:
         for row in row_dicts(table)
     ]
     return Grid(
-        header=[
-            "source",
-            "by",
-            "reported for",
-            "measured on",
-            "reported order",
-            "measured order",
-            "Kendall's τ",
-            "changed",
-        ],
+        header=("source, by, reported for, measured on, reported order, measured order, Kendall's τ, changed").split(
+            ", "
+        ),
         rows=rows,
         labels=6,
         caption=(

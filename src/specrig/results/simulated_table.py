@@ -94,19 +94,7 @@ def simulated_grid(table: pd.DataFrame, study: str) -> Grid:
         ]
         for row, marked in zip(row_dicts(table), disturbed(table), strict=True)
     ]
-    header = [
-        "pair",
-        "method",
-        "task",
-        "T",
-        "k",
-        "batch",
-        "declared α",
-        "τ",
-        "expected τ",
-        "tokens/s",
-        "baseline tokens/s",
-    ]
+    header = "pair, method, task, T, k, batch, declared α, τ, expected τ, tokens/s, baseline tokens/s".split(", ")
     header = [*header, "speedup", "predicted", "reported", *device_titles(table)]
     notes = [DISTURBED_NOTE] if disturbed(table).any() else []
     return Grid(header=header, rows=rows, labels=6, caption=CAPTION, label=f"tab:{study}-simulated", notes=notes)

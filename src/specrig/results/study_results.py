@@ -15,7 +15,6 @@ import pandas as pd
 
 from specrig.analysis.disturbance import undisturbed
 from specrig.analysis.optimal_k import optimal_k
-from specrig.analysis.order import OrderComparison
 from specrig.results import (
     audit_tables,
     claim_tables,
@@ -69,15 +68,10 @@ class StudyResults:
 
     # Data of which tables and sentences are made.
 
-    @cached_property
-    def cells(self) -> pd.DataFrame:
-        """Every cell, with the audit's verdict in the column `failed`."""
-        return self.study.table.assign(failed=audit_failures(self.study.table, self.audit))
-
-    @cached_property
-    def best(self) -> pd.DataFrame:
-        """The cells at each method's best k."""
-        return best_rows(self.cells)
+    cells = cached_property(lambda self: self.study.table.assign(failed=audit_failures(self.study.table, self.audit)))
+    """Every cell, with the audit's verdict in the column `failed`."""
+    best = cached_property(lambda self: best_rows(self.cells))
+    """The cells at each method's best k."""
 
     @cached_property
     def speedups(self) -> pd.DataFrame:
@@ -89,35 +83,20 @@ class StudyResults:
         """`summary.acceptance_summary`."""
         return acceptance_summary(self.cells, self.study.records, self.study.tasks, self.audit)
 
-    @cached_property
-    def compared(self) -> pd.DataFrame:
-        """`engine_table.comparison`."""
-        return engine_table.comparison(self.study)
+    compared = cached_property(lambda self: engine_table.comparison(self.study))
+    """`engine_table.comparison`."""
+    judged = cached_property(lambda self: claim_tables.reproduction(self.study))
+    """`claim_tables.reproduction`: the verdicts on reported figures."""
 
-    @cached_property
-    def judged(self) -> pd.DataFrame:
-        """`claim_tables.reproduction`: the verdicts on reported figures."""
-        return claim_tables.reproduction(self.study)
+    optimal = cached_property(lambda self: optimal_k(undisturbed(self.cells), self.study.records))
+    """`analysis.optimal_k.optimal_k` over undisturbed cells."""
+    advised = cached_property(lambda self: advised(self.study, self.cells, self.optimal))
+    """`advice.advised`: the fastest lossless cell of each pair and task."""
 
-    @cached_property
-    def optimal(self) -> pd.DataFrame:
-        """`analysis.optimal_k.optimal_k` over undisturbed cells."""
-        return optimal_k(undisturbed(self.cells), self.study.records)
-
-    @cached_property
-    def advised(self) -> pd.DataFrame:
-        """`advice.advised`: the fastest lossless cell of each pair and task."""
-        return advised(self.study, self.cells, self.optimal)
-
-    @cached_property
-    def orders(self) -> list[OrderComparison]:
-        """Reported orders of methods against the measured ones."""
-        return order_tables.comparisons(self.study, self.cells)
-
-    @cached_property
-    def trained(self) -> bool:
-        """Whether the study trained models."""
-        return not training_curves(self.study.folder / "models").empty
+    orders = cached_property(lambda self: order_tables.comparisons(self.study, self.cells))
+    """Reported orders of methods against the measured ones."""
+    trained = cached_property(lambda self: not training_curves(self.study.folder / "models").empty)
+    """Whether the study trained models."""
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -181,40 +160,25 @@ class StudyResults:
 
     # Tables that only reports show. None: there is nothing to show.
 
-    @cached_property
-    def methods(self) -> Grid:
-        """The methods: what they are, at which k they ran, whether they are lossless, where they come from."""
-        return methods_grid(self.study)
-
-    @cached_property
-    def headline(self) -> Grid:
-        """Each method's speedup and acceptance over all tasks."""
-        return headline_grid(self.speedups, self.acceptances, self.name)
+    methods = cached_property(lambda self: methods_grid(self.study))
+    """The methods: what they are, at which k they ran, whether they are lossless, where they come from."""
+    headline = cached_property(lambda self: headline_grid(self.speedups, self.acceptances, self.name))
+    """Each method's speedup and acceptance over all tasks."""
 
     @cached_property
     def by_task(self) -> dict[str, Grid]:
         """Task -> everything measured on it, each method at its best k."""
         return {task: task_grid(self.best[self.best["task"] == task], task, self.study) for task in self.study.tasks}
 
-    @cached_property
-    def positions(self) -> Grid:
-        """Acceptance by draft position."""
-        return positions_grid(self.study, self.best)
+    positions = cached_property(lambda self: positions_grid(self.study, self.best))
+    """Acceptance by draft position."""
+    efficiency = cached_property(lambda self: efficiency_grid(self.cells, self.name))
+    """Measured / predicted speedup, and where the time goes."""
 
-    @cached_property
-    def efficiency(self) -> Grid:
-        """Measured / predicted speedup, and where the time goes."""
-        return efficiency_grid(self.cells, self.name)
-
-    @cached_property
-    def repetition(self) -> Grid:
-        """How much plain outputs repeat themselves."""
-        return repetition_grid(self.cells, self.study.tasks, self.name)
-
-    @cached_property
-    def claim_counts(self) -> Grid:
-        """Reported figures by source and verdict."""
-        return claim_tables.sources_grid(self.judged, self.name)
+    repetition = cached_property(lambda self: repetition_grid(self.cells, self.study.tasks, self.name))
+    """How much plain outputs repeat themselves."""
+    claim_counts = cached_property(lambda self: claim_tables.sources_grid(self.judged, self.name))
+    """Reported figures by source and verdict."""
 
     @cached_property
     def decided_claims(self) -> Grid | None:
@@ -222,35 +186,20 @@ class StudyResults:
         found = self.judged[self.judged["verdict"].isin(claim_tables.DECIDED)]
         return claim_tables.decided_grid(found, self.name) if len(found) else None
 
-    @cached_property
-    def quality(self) -> Grid | None:
-        """Scores of the outputs."""
-        return read_quality(self.study.folder, self.name)
+    quality = cached_property(lambda self: read_quality(self.study.folder, self.name))
+    """Scores of the outputs."""
+    verdicts = cached_property(lambda self: None if self.audit is None else audit_tables.verdict_grid(self.audit))
+    """The audit's verdicts, one row a test."""
 
-    @cached_property
-    def verdicts(self) -> Grid | None:
-        """The audit's verdicts, one row a test."""
-        return None if self.audit is None else audit_tables.verdict_grid(self.audit)
+    audit_summary = cached_property(lambda self: None if self.audit is None else audit_tables.summary_grid(self.audit))
+    """The audit's verdicts by method and kind of test."""
+    models = cached_property(lambda self: machine.models_grid(self.study))
+    """The models that the study made or stored."""
 
-    @cached_property
-    def audit_summary(self) -> Grid | None:
-        """The audit's verdicts by method and kind of test."""
-        return None if self.audit is None else audit_tables.summary_grid(self.audit)
-
-    @cached_property
-    def models(self) -> Grid | None:
-        """The models that the study made or stored."""
-        return machine.models_grid(self.study)
-
-    @cached_property
-    def recorded(self) -> Grid | None:
-        """Everything that jobs recorded of their environment."""
-        return machine.environment_grid(self.study.jobs)
-
-    @cached_property
-    def disturbed(self) -> Grid | None:
-        """The disturbed cells, with reasons."""
-        return disturbed_cells.disturbed_grid(self.study)
+    recorded = cached_property(lambda self: machine.environment_grid(self.study.jobs))
+    """Everything that jobs recorded of their environment."""
+    disturbed = cached_property(lambda self: disturbed_cells.disturbed_grid(self.study))
+    """The disturbed cells, with reasons."""
 
     @cached_property
     def failed(self) -> Grid | None:
@@ -292,10 +241,8 @@ class StudyResults:
         ]
         return [fact for fact in facts if fact]
 
-    @cached_property
-    def conclusions(self) -> list[str]:
-        """A paragraph per engine and pair on its fastest method."""
-        return conclusions.conclusion(self.speedups, self.best, self.study.tasks)
+    conclusions = cached_property(lambda self: conclusions.conclusion(self.speedups, self.best, self.study.tasks))
+    """A paragraph per engine and pair on its fastest method."""
 
     @cached_property
     def abstract(self) -> list[str]:
@@ -303,10 +250,8 @@ class StudyResults:
         order = [self.order_sentence] if self.orders else []
         return [*self.conclusions, *order, *([self.audit_sentence] if self.audit is not None else [])]
 
-    @cached_property
-    def disturbance_warning(self) -> str:
-        """How many cells were disturbed, and the command that has them measured again."""
-        return disturbed_cells.warning(self.cells, self.folder)
+    disturbance_warning = cached_property(lambda self: disturbed_cells.warning(self.cells, self.folder))
+    """How many cells were disturbed, and the command that has them measured again."""
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -342,50 +287,28 @@ class StudyResults:
         keys = machine.differing(self.study.jobs)
         return f"Jobs did not all run in the same environment. These differ: {', '.join(keys)}." if keys else ""
 
-    @cached_property
-    def best_k_sentence(self) -> str:
-        """What choosing k gains."""
-        return optimal_k_sentence(self.optimal)
+    best_k_sentence = cached_property(lambda self: optimal_k_sentence(self.optimal))
+    """What choosing k gains."""
+    low_efficiency = cached_property(lambda self: prose.low_efficiency(self.cells))
+    """A warning where much of the possible speed is lost outside forward passes."""
 
-    @cached_property
-    def low_efficiency(self) -> str:
-        """A warning where much of the possible speed is lost outside forward passes."""
-        return prose.low_efficiency(self.cells)
+    engines_sentence = cached_property(lambda self: engine_table.sentence(self.compared))
+    """In how many comparisons the engines' acceptance agrees."""
+    audit_sentence = cached_property(lambda self: audit_tables.sentence(self.audit) if self.audit is not None else "")
+    """What the audit found."""
 
-    @cached_property
-    def engines_sentence(self) -> str:
-        """In how many comparisons the engines' acceptance agrees."""
-        return engine_table.sentence(self.compared)
+    order_sentence = cached_property(lambda self: order_tables.sentence(self.order.frame))
+    """How far the orders agree."""
+    order_reasons = cached_property(lambda self: order_tables.reasons_sentence(self.order_changes.frame))
+    """What most often made methods change places."""
 
-    @cached_property
-    def audit_sentence(self) -> str:
-        """What the audit found."""
-        return audit_tables.sentence(self.audit) if self.audit is not None else ""
+    claims_sentence = cached_property(lambda self: claim_tables.sentence(self.judged))
+    """How many reported figures have each verdict."""
+    drift_sentence = cached_property(lambda self: conclusions.drift_sentence(self.cells))
+    """How much speedups changed between the runs of a job."""
 
-    @cached_property
-    def order_sentence(self) -> str:
-        """How far the orders agree."""
-        return order_tables.sentence(self.order.frame)
-
-    @cached_property
-    def order_reasons(self) -> str:
-        """What most often made methods change places."""
-        return order_tables.reasons_sentence(self.order_changes.frame)
-
-    @cached_property
-    def claims_sentence(self) -> str:
-        """How many reported figures have each verdict."""
-        return claim_tables.sentence(self.judged)
-
-    @cached_property
-    def drift_sentence(self) -> str:
-        """How much speedups changed between the runs of a job."""
-        return conclusions.drift_sentence(self.cells)
-
-    @cached_property
-    def limits(self) -> list[str]:
-        """What the figures do not say."""
-        return prose.limits(self.cells, self.study, trained=self.trained)
+    limits = cached_property(lambda self: prose.limits(self.cells, self.study, trained=self.trained))
+    """What the figures do not say."""
 
 
 def _reasons(rows: list[list[str]], caption: str, label: str) -> Grid | None:

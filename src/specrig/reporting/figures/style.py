@@ -14,21 +14,9 @@ GRID = "#b8c2cc"
 
 # Wong, Nature Methods 8, 441 (2011), and seven more: told apart by all common kinds of colour blindness, mid-toned
 # enough for light and dark pages.
-PALETTE = [
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#8c6bb1",
-    "#a6761d",
-    "#6b8e23",
-    "#44aa99",
-    "#117733",
-    "#cc6677",
-    "#882255",
-]
+PALETTE = (
+    "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #8c6bb1 #a6761d #6b8e23 #44aa99 #117733 #cc6677 #882255"
+).split()
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">"]
 TASK_PALETTE = [
     "#4477aa",
