@@ -51,9 +51,14 @@ def table(rows: pd.DataFrame) -> str:
     lines = ["| flaw | method | seen, of seeds | p-values | samples it took |", "|---|---|---|---|---|"]
     for (flaw, method), found in rows.groupby(["flaw", "method"], sort=False):
         seen, refused = (found["p_value"] <= LEVEL).sum(), (found["samples"] == 0).all()
-        values = "refused" if refused else f"{found['p_value'].min():.0e} to {found['p_value'].max():.0e}"
+        values = "refused" if refused else f"{written(found['p_value'].min())} to {written(found['p_value'].max())}"
         lines.append(f"| {flaw} | {method} | {seen} of {len(found)} | {values} | {found['samples'].median():,.0f} |")
     return "\n".join(lines)
+
+
+def written(p_value: float) -> str:
+    """A p-value as the table writes it."""
+    return "< 1e-300" if p_value < 1e-300 else f"{p_value:.0e}"
 
 
 def main() -> None:
