@@ -327,7 +327,7 @@ def test_writing_side_by_side_changes_no_greedy_text(pair: Path, tmp_path: Path)
         write_text(TINY_RECIPE.model_copy(update={"text": text}), pair / "corpus", tmp_path, tmp_path / "target")
         found.append(read_text(tmp_path).train.tokens)
     assert found[0].shape == found[1].shape and len(found[0]) > 2
-    assert (found[0] == found[1]).float().mean() > 0.9  # bfloat16 sums of another shape may break ties differently
+    assert (found[0] == found[1]).float().mean() > 0.9  # sums of another shape may break ties differently
 
 
 def test_another_training_does_not_go_on_from_a_checkpoint(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_what_the_target_writes(pair: Path, tmp_path: Path) -> None:
         assert heldout[row, : len(prompt)].tolist() == prompt and not written_by_it[row, : len(prompt)].any()
         written = heldout[row][written_by_it[row]].tolist()
         assert written_by_it[row, len(prompt)] and eos not in written[:-1]
-        assert len(written) == settings.sequence + 1 - max(map(len, prompts)) or written[-1] == eos
+        assert len(written) == settings.sequence + 1 - len(prompt) or written[-1] == eos
     (tmp_path / "target").symlink_to(pair / "models" / "target")
     write_text(TINY_RECIPE, pair / "corpus", tmp_path, tmp_path / "target")
     assert torch.equal(read_text(tmp_path).train.tokens, text.train.tokens)

@@ -19,7 +19,7 @@ from specrig.planning.estimate import training
 from specrig.study.load import load_study
 from specrig.study.overlap import prompts_in_both
 from specrig.tasks import PromptError, read_prompts
-from specrig.training.prompts import asked, heldout_prompts, kept, training_prompts
+from specrig.training.prompts import heldout_prompts, kept, request_groups, training_prompts
 from specrig.training.recipe import TINY, Recipe
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -70,9 +70,10 @@ def test_a_template_that_is_wanted_and_not_there(tiny_corpus: Path, target: Path
 
 def test_no_evaluation_prompt_of_any_task_is_a_training_prompt(tiny_corpus: Path) -> None:
     """Neither as it stands nor in another spelling, whatever the task reads: texts or instructions."""
-    asks = [ask for group in asked(recipe(), tiny_corpus / "corpus", heldout=False) for ask in group]
-    trained = {text for ask in asks for text in (ask.text, ask.turns[0]["content"])}
-    said = set().union(*(ask.says() for ask in asks))
+    groups = request_groups(recipe(), tiny_corpus / "corpus", heldout=False)
+    requests = [request for group in groups for request in group.requests or ()]
+    trained = {text for request in requests for text in (request.text, request.turns[0]["content"])}
+    said = set().union(*(request.texts() for request in requests))
     for task in PROMPT_FILES:
         evaluated = [prompt.text for prompt in read_prompts(tiny_corpus / "prompts" / f"{task}.jsonl")]
         assert len(evaluated) == TINY["corpus"]["prompts"]
@@ -107,9 +108,9 @@ def test_the_users_file(tmp_path: Path, target: Path) -> None:
         {"messages": ["hi"]},
     ):
         with pytest.raises(PromptError, match=r"wrong\.jsonl:1: no prompt to train on; a row needs `prompt`"):
-            asked(recipe(prompts=rows_of(tmp_path / "wrong.jsonl", [row])), tmp_path, heldout=False)
+            request_groups(recipe(prompts=rows_of(tmp_path / "wrong.jsonl", [row])), tmp_path, heldout=False)
     with pytest.raises(PromptError, match="no such file of prompts"):
-        asked(recipe(prompts=tmp_path / "gone.jsonl"), tmp_path, heldout=False)
+        request_groups(recipe(prompts=tmp_path / "gone.jsonl"), tmp_path, heldout=False)
 
 
 def test_what_is_evaluated_is_left_out_and_counted(
@@ -123,7 +124,9 @@ def test_what_is_evaluated_is_left_out_and_counted(
     Path("configs/mine.yaml").write_text(yaml.safe_dump(settings))
     study = load_study(Path("configs/mine.yaml"))
     out = prompts_in_both(study, study.root)
-    groups, count = kept(asked(study.training, study.root / "corpus", heldout=False), study.evaluated(study.root))
+    groups, count = kept(
+        request_groups(study.training, study.root / "corpus", heldout=False), study.evaluated(study.root)
+    )
     assert 12 <= count == len(out) <= 20, (
         "also those that the study does not measure; some of the file are held out from training"
     )
@@ -131,4 +134,4 @@ def test_what_is_evaluated_is_left_out_and_counted(
     found = texts(training_prompts(study.training, study.root / "corpus", target, study.evaluated(study.root)), target)
     assert f"{count} training prompts are prompts of the evaluation and were left out" in capsys.readouterr().err
     assert not {normalized(text) for text in found} & {normalized(f"What is {n}") for n in range(20)}
-    assert len(found) == sum(map(len, groups)) > 100
+    assert len(found) == sum(len(group.requests or ()) for group in groups) > 100

@@ -42,7 +42,7 @@ rule write_text:
     params:
         study=STUDY_FILE,
         recipe=lambda wildcards: (
-            dag.recipe("text", "prompts", "chat")
+            dag.recipe("text", "prompts", "own_requests", "chat")
             + dag.model_damage(wildcards.pair, [TEXT])
         ),
         target=dag.target_row,

@@ -177,10 +177,11 @@ class Rules:
 
     def prompt_sources(self, wildcards: Wildcards) -> list[str]:
         """The user's file of training prompts, and all fetched prompts, which are left out of it."""
-        if self.study.training.prompts is None:
+        files = [source.source for source in self.study.training.sources if source.kind == "file"]
+        if not files and self.study.training.prompts is None:
             return []
         fetched = [task for task in self.study.tasks if self.study.rows.tasks[task].fetched]
-        return [str(self.study.training.prompts.expanduser()), *self.prompt_files(fetched)]
+        return [*(str(Path(file).expanduser()) for file in files), *self.prompt_files(fetched)]
 
     def excluded_prompts(self, wildcards: Wildcards) -> str:
         """Digest of the prompts in the user's file that the study evaluates with: an added task may exclude more."""

@@ -126,6 +126,11 @@ class KeyValueCache:
                     stack[:, place, :, start : start + len(kept)] = stack[:, place, :, sources[stack.device]]
             self.lengths[row] += len(kept)
 
+    def copy_row(self, source: int, to: int, length: int) -> None:
+        """Copy the first `length` entries of the memory's row `source` over those of row `to`."""
+        for stack in self._stacks:
+            stack[:, to, :, :length] = stack[:, source, :, :length]
+
     def _rows_at(self, device: torch.device) -> Tensor:
         if device not in self._sent:
             self._sent[device] = self._rows.to(device)

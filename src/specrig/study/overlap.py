@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specrig.study.study import Study
-from specrig.training.prompts import asked
+from specrig.training.prompts import request_groups
 
 
 def prompts_in_both(study: Study, root: Path) -> frozenset[str]:
@@ -15,7 +15,9 @@ def prompts_in_both(study: Study, root: Path) -> frozenset[str]:
     Empty without such a file: what the corpus holds back is none of its training text. Raises PromptError for a file
     that cannot be used.
     """
-    if study.training.prompts is None:
+    if all(source.kind != "file" for source in study.training.sources):
         return frozenset()
-    (asks,) = asked(study.training, root / "corpus", heldout=False)
-    return study.evaluated(root) & frozenset().union(*(ask.says() for ask in asks))
+    files = tuple(source for source in study.training.sources if source.kind == "file")
+    groups = request_groups(study.training.model_copy(update={"prompts": files}), study.root / "corpus", heldout=False)
+    requests = [request for group in groups for request in group.requests or ()]
+    return study.evaluated(root) & frozenset().union(*(request.texts() for request in requests))

@@ -205,20 +205,29 @@ def _check_own_prompts(study: Study, name: str, row: Task, problems: Problems) -
 
 
 def _check_chat(study: Study, problems: Problems) -> None:
-    """Add a problem for targets at hand without the chat template that a task or `training.chat: true` needs."""
+    """Add a problem for targets at hand without the chat template that a task, `training.chat: true` or
+    `training.prompts: self` needs.
+    """
     needed = {(cell.pair, cell.task) for cell in study.grid.cells if study.rows.tasks[cell.task].chat}
+    trained = {pair for pair, _ in study.grid.trained}
     if study.training.chat is True:
-        needed |= {(pair, "training.chat") for pair, _ in study.grid.trained}
-    for pair, task in sorted(needed):
+        needed |= {(pair, "training.chat") for pair in trained}
+    if any(source.kind == "target" for source in study.training.sources):
+        needed |= {(pair, "training.prompts") for pair in trained}
+    for pair, name in sorted(needed):
         row = study.rows.pairs[pair]
         try:
             bare = row.trained_in("target") is not None or row.weights == "random" or without_chat_template(row.target)
         except ModelError:
             continue  # reported as a problem of the pair
         if bare:
-            key: list[str | int] = ["training", "chat"]
-            if task != "training.chat":
-                key = ["tasks", study.tasks.index(task)]
-            reason = f"{task} needs a chat template and the target of pair {pair!r} has none"
+            of_training = name.startswith("training.")
+            key: list[str | int] = [*name.split(".")] if of_training else ["tasks", study.tasks.index(name)]
+            reason = f"{name} needs a chat template and the target of pair {pair!r} has none"
             fix = "take an instruction-tuned target, or a task without `chat` (`pairs:` and `tasks:` restrict an entry)"
+            if name == "training.prompts":
+                fix = (
+                    "such a model writes no requests: leave training.prompts out for the study's corpus, or name a file "
+                    "of prompts"
+                )
             problems.key(key, reason, fix)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from specrig import heads
 from specrig.heads.base import LEARNING, HeadRecipe, NeuralHead, Sizes
 from specrig.models.facts import Shape as Target
+from specrig.training.prompt_sources import relative_tokens
 from specrig.training.recipe import Optimisation, Recipe, Shape
 
 LEARNT_BYTES = 16
@@ -37,7 +38,7 @@ def training_flop(recipe: Recipe, models: Iterable[str], target: Target) -> floa
     if not set(names) - {"target"}:
         return total
     # The text, and its states: once for all with the same texts; of a draft with heads its own besides.
-    texts = recipe.text.sequences + sum(_stored(recipe, names))
+    texts = recipe.text.sequences * relative_tokens(recipe.sources) + sum(_stored(recipe, names))
     total += sizes.forward(sequence) * texts * sequence
     for head in (_head(recipe, name) for name in names if name.startswith("draft_")):
         total += _forward(recipe.draft, sizes.vocabulary, sequence) * _texts(recipe, head) * sequence

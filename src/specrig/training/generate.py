@@ -1,86 +1,222 @@
-"""Text that a model writes to learn from: the one decoding loop without a draft, many prompts side by side."""
+"""Text that a model writes to learn from: many texts side by side, one token each a pass.
+
+A text that is finished gives its row to the next one at once, so no row waits for a longer one (continuous batching,
+Orca, OSDI 2022). Shapes: R rows, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Generic, Literal, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from specrig.decoding.drafters.autoregressive import Autoregressive
-from specrig.decoding.loop import generate
 from specrig.heads.base import TrainingError
 from specrig.heads.teacher import read_model
+from specrig.models.precision import precision_here
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
 
+Precision = Literal["float32", "bfloat16"]
+CATCH_UP = 8
+"""A row that lacks more tokens than these in the cache gets them in one pass of its own."""
+BLOCK = 256
+"""Tokens of the vocabulary whose probabilities are summed together before one token is looked for among them."""
+TIMED = 3
+"""Passes in each precision before writing begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of text that the model is to write next."""
+
+    context: list[int]
+    """All tokens before it."""
+    room: int
+    """Most tokens that it may have."""
+    ends: Callable[[list[int]], bool]
+    """Whether the tokens written so far are all."""
+    temperature: float
+    top_p: float = 1.0
+    """Only the fewest most likely tokens that have this probability together are drawn."""
+
+
+Result = TypeVar("Result")
+Script = Generator[Piece, list[int], Result]
+"""Decides what is written, piece by piece: yields a `Piece`, receives its tokens, returns what it made of them."""
+
 
 class Writer:
-    """A model that writes, in bfloat16: what it writes is text, its teaching keeps its own precision. It is its own
-    `Resources`.
-    """
+    """A model that writes."""
 
-    def __init__(self, folder: Path, where: torch.device, eos: Sequence[int]) -> None:
-        """Raises TrainingError for a model that the decoding loop cannot run."""
-        self.eos = eos
+    def __init__(self, folder: Path, where: torch.device, precision: Precision) -> None:
+        """Raises TrainingError for a model that cannot run over a key/value cache."""
+        model = read_model(folder, getattr(torch, precision)).to(where)
         try:
-            self.target: CachedModel = cached_model(read_model(folder, torch.bfloat16).to(where), device=where)
+            self.target: CachedModel = cached_model(model, device=where)
         except DecodingError as error:
             raise TrainingError(f"{folder}: cannot write text with this model: {error}") from error
+        self.target.replay = None  # recorded passes read the rows that they were recorded with
 
-    def model(self, name: str) -> Any:
-        """It has no other model."""
-        raise KeyError(name)
+    @torch.inference_mode()
+    def write(
+        self, scripts: Iterable[Script[Result]], seeds: Iterable[int], together: int, longest: int
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield each script's number and what it returned, in the order in which they end.
 
-    def head(self, name: str) -> Any:
-        """It has no head."""
-        raise KeyError(name)
-
-    def remote(self, *_: Any, **__: Any) -> Any:
-        """It has no service."""
-        raise KeyError("remote")
-
-    def answers(
-        self,
-        prompts: Sequence[list[int]],
-        width: int,
-        temperatures: Sequence[float],
-        together: int,
-        seed: int,
-        known: Mapping[int, list[int]] | None = None,
-    ) -> Iterator[dict[int, list[int]]]:
-        """Yield batch after batch what follows the prompts: prompt's number -> tokens, up to an end token, which is
-        kept.
-
-        together: prompts a batch. A batch ends where its longest prompt's row has `width` tokens. Prompt n is answered
-        at `temperatures[n % len(temperatures)]` from the random stream seed + n, so that its answer does not depend on
-        its batch (but for the rounding of bfloat16). known: answers from before; a batch of which all are known is not
-        written again. Raises TrainingError for a prompt that leaves no room.
+        seeds: of each script's own random stream, so that its text does not depend on its neighbours, but for rounding.
+        together: texts side by side. longest: most tokens of a text. The same call writes the same texts again.
         """
-        alone = Autoregressive(Autoregressive.Options(), self)
-        for turn, temperature in enumerate(temperatures):
-            mine = range(turn, len(prompts), len(temperatures))
-            for start in range(0, len(mine), together):
-                batch = mine[start : start + together]
-                if known is not None and all(n in known for n in batch):
-                    yield {n: known[n] for n in batch}
+        self.target.start(together, longest + 1)
+        cache, rows = self.target.cache, list[_Row[Result]]()
+        waiting = enumerate(zip(scripts, seeds, strict=False))
+        while True:
+            while len(rows) < together and (entry := next(waiting, None)) is not None:
+                number, (script, seed) = entry
+                row = _Row(number, script, np.random.Generator(np.random.Philox(seed)))
+                if row.advance(None):
+                    rows.append(row)
+                else:
+                    yield number, row.result
+            if not rows:
+                return
+            self._catch_up(rows)
+            self.target.cache = cache.select_rows(range(len(rows)), [row.held for row in rows])
+            logits, _ = self.target.forward(torch.tensor([[row.text[row.held]] for row in rows]).to(self.target.device))
+            for row in rows:
+                row.held += 1
+            ready = [at for at, row in enumerate(rows) if row.held == len(row.text)]
+            tokens = sample(logits[ready, 0], [rows[at].piece for at in ready], [rows[at].stream for at in ready])
+            for at, token in reversed(list(zip(ready, tokens, strict=True))):
+                row = rows[at]
+                if row.take(token):
                     continue
-                asked, seeds = [prompts[n] for n in batch], [seed + n for n in batch]
-                room = min(width, self.target.max_positions) - max(map(len, asked))
-                if room < 1:
-                    raise TrainingError(
-                        f"a prompt fills all of text.sequence ({width} tokens): raise it or shorten the prompts"
-                    )
-                said = generate(
-                    self.target,
-                    alone,
-                    asked,
-                    k=0,
-                    max_new_tokens=room,
-                    temperature=temperature,
-                    eos=self.eos,
-                    seeds=seeds,
-                )
-                yield {n: generation.tokens for n, generation in zip(batch, said, strict=True)}
+                yield row.number, row.result
+                # The last row moves to the free one, so that those that are left lie side by side.
+                last = rows.pop()
+                if last is not row:
+                    cache.copy_row(len(rows), at, last.held)
+                    rows[at] = last
+
+    def _catch_up(self, rows: Sequence[_Row[Result]]) -> None:
+        """Run what long contexts lack, but for the last token."""
+        cache = self.target.cache
+        for at, row in enumerate(rows):
+            if len(row.text) - row.held > CATCH_UP:
+                self.target.cache = cache.select_rows([at], [row.held])
+                tokens = torch.tensor([row.text[row.held : -1]]).to(self.target.device)
+                self.target.forward(tokens, last=[tokens.shape[1] - 1])
+                row.held = len(row.text) - 1
+        self.target.cache = cache
+        self.target.watch.clear()
+
+
+class _Row(Generic[Result]):
+    """A text in writing. The cache holds the first `held` tokens of `text`."""
+
+    piece: Piece
+    result: Result
+
+    def __init__(self, number: int, script: Script[Result], stream: np.random.Generator) -> None:
+        self.number, self.script, self.stream = number, script, stream
+        self.text: list[int] = []
+        self.held = 0
+
+    def take(self, token: int) -> bool:
+        """Add a token; False when the script has ended."""
+        self.text.append(token)
+        written = self.text[len(self.piece.context) :]
+        return self.advance(written) if len(written) >= self.piece.room or self.piece.ends(written) else True
+
+    def advance(self, written: list[int] | None) -> bool:
+        """Go on to the script's next piece; False when it has ended. What its context shares with the text stays in the
+        cache.
+        """
+        try:
+            self.piece = next(self.script) if written is None else self.script.send(written)
+        except StopIteration as end:
+            self.result = end.value
+            return False
+        context = self.piece.context
+        same = next((at for at, (a, b) in enumerate(zip(self.text, context, strict=False)) if a != b), None)
+        shared = min(len(self.text), len(context)) if same is None else same
+        self.held, self.text = min(self.held, shared, len(context) - 1), list(context)
+        return True
+
+
+def sample(logits: Tensor, pieces: Sequence[Piece], streams: Sequence[np.random.Generator]) -> list[int]:
+    """A token for each row of `[R, V]` at its piece's temperature and top-p, from its own stream.
+
+    Sums run over blocks of the vocabulary, so that only one block's are formed token by token.
+    """
+    found = [0] * len(pieces)
+    greedy = [at for at, piece in enumerate(pieces) if piece.temperature == 0]
+    if greedy:
+        # On a processor torch's own argmax takes ten times as long as NumPy's.
+        some = logits[greedy].float()
+        best = some.numpy().argmax(-1) if some.device.type == "cpu" else some.argmax(-1)
+        for at, token in zip(greedy, best.tolist(), strict=True):
+            found[at] = token
+    left = [at for at, piece in enumerate(pieces) if piece.temperature > 0]
+    if not left:
+        return found
+    temperatures = torch.tensor([[pieces[at].temperature] for at in left], device=logits.device)
+    probs = torch.softmax(logits[left].float() / temperatures, -1)
+    probs = torch.nn.functional.pad(probs, (0, -probs.shape[-1] % BLOCK))
+    sums = probs.view(len(left), -1, BLOCK).sum(-1).double().cumsum(-1)
+    while left:
+        uniforms = torch.tensor([streams[at].random() for at in left], dtype=torch.float64, device=logits.device)
+        tokens = _draw(probs, sums, uniforms)
+        # A token is outside of the nucleus where those that are likelier have all its probability: draw again.
+        own = probs.gather(1, tokens.unsqueeze(1))
+        above = torch.where(probs > own, probs, 0.0).sum(-1).tolist()
+        again = [n for n, at in enumerate(left) if above[n] >= pieces[at].top_p]
+        for n, token in enumerate(tokens.tolist()):
+            found[left[n]] = token
+        if not again:
+            break
+        left, probs, sums = [left[n] for n in again], probs[again], sums[again]
+    return found
+
+
+def _draw(probs: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
+    """By inverse CDF: the block whose cumulative sum exceeds the threshold, then the token within it; int64 `[R]`."""
+    thresholds = (uniforms * sums[:, -1]).unsqueeze(1)
+    block = torch.searchsorted(sums, thresholds, right=True).clamp(max=sums.shape[1] - 1)
+    before = torch.where(block > 0, sums.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = probs.view(len(probs), -1, BLOCK).gather(1, block.unsqueeze(2).expand(-1, -1, BLOCK)).squeeze(1)
+    inside = inside.double().cumsum(-1)
+    # Just below the block's own sum, which rounding may have made smaller: no token of probability 0 is drawn.
+    rest = torch.minimum(thresholds - before, inside[:, -1:] * (1 - 1e-12))
+    return (block * BLOCK + torch.searchsorted(inside, rest, right=True).clamp(max=BLOCK - 1)).squeeze(1)
+
+
+def fastest(folder: Path, where: torch.device, together: int, longest: int) -> Precision:
+    """The precision in which passes of `together` texts take less time here, by timing some.
+
+    A GPU writes in bfloat16; a processor without products for it in float32.
+    """
+    if where.type != "cpu":
+        return "bfloat16"
+    if precision_here() == "float32":
+        return "float32"
+    seconds: dict[Precision, float] = {}
+    choices: tuple[Precision, ...] = ("float32", "bfloat16")
+    for precision in choices:
+        model = Writer(folder, where, precision).target
+        model.start(together, longest + 1)
+        model.cache.lengths = [longest // 2] * together
+        tokens = torch.zeros(together, 1, dtype=torch.long)
+        times = []
+        for _ in range(TIMED):
+            started = perf_counter()
+            model.forward(tokens)
+            times.append(perf_counter() - started)
+        seconds[precision] = min(times)
+    return min(choices, key=lambda precision: seconds[precision])

@@ -1,13 +1,13 @@
 """What the target is asked, so that it writes the text from which its draft and heads learn. No torch here.
 
-Training prompts come from the study's corpus, or from the file `training.prompts`. None of them is a prompt of the
-study's evaluation.
+Requests come from the study's corpus, from files, from data sets on the hub, or from the target itself
+(`training.prompts`). None of them is a prompt of the study's evaluation.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from specrig.corpus.example import TASKS, hash_fraction, number
 from specrig.corpus.wording import normalized
 from specrig.models import hub
 from specrig.tasks.chat import render_chat
-from specrig.tasks.sources import PromptError, read_rows
+from specrig.tasks.sources import PromptError, Row, hub_rows, read_rows
+from specrig.training.prompt_sources import PromptSource
 from specrig.training.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """What a user may ask. text: for a target that continues texts; turns: for one with a chat template, `role` and
     `content` each.
     """
@@ -30,79 +31,172 @@ class Ask:
     text: str
     turns: tuple[dict[str, str], ...]
 
-    def says(self) -> set[str]:
+    def texts(self) -> set[str]:
         """Everything in it that could be a prompt of an evaluation, as `normalized` compares it."""
         return {normalized(self.text), *(normalized(turn["content"]) for turn in self.turns if turn["role"] == "user")}
 
 
-def training_prompts(recipe: Recipe, corpus_dir: Path, target: Path, without: Collection[str] = ()) -> list[list[int]]:
-    """Token ids of training prompts for the model in the folder `target`, shortest first.
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Requests of one kind. share: of all requests, relative to other groups'; requests: None for those that the target
+    writes.
+    """
 
-    Of the corpus equally many of every task; of the user's file as many as `text.sequences`. A prompt takes at most
-    half of a sequence.
+    kind: str
+    share: float
+    requests: list[Request] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A text to be written. prompt: the request's token ids; None where the target writes it. round: how many of its
+    group came before.
+    """
+
+    kind: str
+    round: int
+    requests: tuple[str, ...] = ()
+    prompt: list[int] | None = None
+
+
+def training_prompts(recipe: Recipe, corpus_dir: Path, target: Path, without: Collection[str] = ()) -> list[list[int]]:
+    """Token ids of the training prompts that the target in the folder `target` does not write itself, as many as
+    `text.sequences` or fewer.
+
+    Of each task of the corpus equally many. A prompt takes at most half of a sequence.
     without: prompts that must not be among them, as `normalized` writes them; how many were is said on standard error.
     Raises PromptError for a file that cannot be used, and where `chat` is true and the tokenizer has no chat template.
     """
-    groups, left_out = kept(asked(recipe, corpus_dir, heldout=False), without)
+    groups, left_out = kept(request_groups(recipe, corpus_dir, heldout=False), without)
     if left_out:
         print(f"{left_out} training prompts are prompts of the evaluation and were left out", file=sys.stderr)
-    return _encoded(groups, recipe, target, recipe.text.sequences)
+    return _prompts(groups, recipe, target, recipe.text.sequences)
 
 
 def heldout_prompts(recipe: Recipe, corpus_dir: Path, target: Path) -> list[list[int]]:
     """Token ids of held-out prompts, chosen in the same way."""
-    return _encoded(asked(recipe, corpus_dir, heldout=True), recipe, target, recipe.text.heldout_sequences)
+    groups = request_groups(recipe, corpus_dir, heldout=True)
+    return _prompts(groups, recipe, target, recipe.text.heldout_sequences)
 
 
-def asked(recipe: Recipe, corpus_dir: Path, *, heldout: bool) -> list[list[Ask]]:
-    """What may be asked in training, or (heldout) to measure what was learnt: a group for each task, of the user's file
-    one.
+def request_groups(recipe: Recipe, corpus_dir: Path, *, heldout: bool) -> list[Group]:
+    """What may be asked in training, or (heldout) to measure what was learnt: a group for each task of the corpus, each
+    file, each data set, and each kind of request that the target writes.
     """
-    if recipe.prompts is not None:
-        return [_in_file(recipe, heldout=heldout)]
+    found = []
+    for source in recipe.sources:
+        if source.kind == "corpus":
+            groups = _of_corpus(recipe, corpus_dir, heldout=heldout)
+            found += [Group(kind, source.share / len(groups), requests) for kind, requests in groups.items()]
+        elif source.kind == "target":
+            found.append(Group(source.source, source.share, None))
+        else:
+            found.append(Group(source.kind, source.share, _of_rows(source, recipe, heldout=heldout)))
+    return found
+
+
+def kept(groups: Sequence[Group], without: Collection[str]) -> tuple[list[Group], int]:
+    """The groups without requests for any of `without`, and how many those were."""
+    found, count = [], 0
+    for group in groups:
+        if group.requests is not None:
+            requests = [each for each in group.requests if each.texts().isdisjoint(without)]
+            count += len(group.requests) - len(requests)
+            group = Group(group.kind, group.share, requests)
+        found.append(group)
+    return found, count
+
+
+def plan(groups: Sequence[Group], recipe: Recipe, target: Path, tokenizer: Any) -> Iterator[Planned]:
+    """Yield the texts to write, each group's as often as its share says, until all requests are used up; for ever where
+    the target writes some.
+
+    A prompt that fills more than half of a sequence is passed over. Raises PromptError where `chat` is true and the
+    tokenizer has no chat template.
+    """
+    chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
+    if chat and not tokenizer.chat_template:
+        raise PromptError(
+            f"training.chat is true and the tokenizer of {target} has no chat template; say auto or false"
+        )
+    left = {at: _planned(group, recipe, tokenizer, chat) for at, group in enumerate(groups)}
+    # The group that is furthest behind its share comes next.
+    done = dict.fromkeys(left, 0)
+    while left:
+        at = min(left, key=lambda at: ((done[at] + 1) / groups[at].share, at))
+        found = next(left[at], None)
+        if found is None:
+            del left[at]
+            continue
+        done[at] += 1
+        yield found
+
+
+def _planned(group: Group, recipe: Recipe, tokenizer: Any, chat: bool) -> Iterator[Planned]:
+    count = 0
+    if group.requests is None:
+        while True:
+            yield Planned(group.kind, count)
+            count += 1
+    for request in group.requests:
+        text = render_chat(tokenizer, request.turns) if chat else request.text
+        prompt: list[int] = tokenizer(text)["input_ids"]
+        if 0 < len(prompt) <= (recipe.text.sequence + 1) // 2:
+            users = tuple(turn["content"] for turn in request.turns if turn["role"] == "user")
+            yield Planned(group.kind, count, users if chat else (request.text,), prompt)
+            count += 1
+
+
+def _prompts(groups: Sequence[Group], recipe: Recipe, target: Path, count: int) -> list[list[int]]:
+    fixed = [group for group in groups if group.requests is not None]
+    planned = plan(fixed, recipe, target, hub.tokenizer(str(target)))
+    return [each.prompt for each, _ in zip(planned, range(count), strict=False) if each.prompt is not None]
+
+
+def _of_corpus(recipe: Recipe, corpus_dir: Path, *, heldout: bool) -> dict[str, list[Request]]:
     rows = gather.read(corpus_dir / ("heldout.jsonl" if heldout else "train.jsonl"))
-    groups = []
+    groups = {}
     for task in TASKS:
-        mine = {row["prompt"]: _ask(row["prompt"], row["instruction"]) for row in rows if row["task"] == task}
+        mine = {row["prompt"]: _request(row["prompt"], row["instruction"]) for row in rows if row["task"] == task}
         # In training a part is taken, whatever the order in which the corpus was gathered.
         names = list(mine) if heldout else sorted(mine, key=lambda prompt: number(recipe.seed, prompt))
-        groups.append([mine[name] for name in names])
+        groups[task] = [mine[name] for name in names]
     return groups
 
 
-def kept(groups: Sequence[Sequence[Ask]], without: Collection[str]) -> tuple[list[list[Ask]], int]:
-    """The groups without what asks any of `without`, and how many that were."""
-    found = [[ask for ask in group if ask.says().isdisjoint(without)] for group in groups]
-    return found, sum(map(len, groups)) - sum(map(len, found))
+def _request(text: str, instruction: str) -> Request:
+    return Request(text, ({"role": "user", "content": instruction},))
 
 
-def _ask(text: str, instruction: str) -> Ask:
-    return Ask(text, ({"role": "user", "content": instruction},))
+def rows_of(source: PromptSource) -> Iterator[Row]:
+    """The rows of a file or data set. Raises PromptError for one that cannot be read."""
+    if source.kind == "hub":
+        return hub_rows(source.source, source.config, source.split, source.revision)
+    return read_rows(Path(source.source).expanduser())
 
 
-def _in_file(recipe: Recipe, *, heldout: bool) -> list[Ask]:
-    """The prompts of the user's file, each once; a hash of what they say decides which are held out."""
-    assert recipe.prompts is not None
-    found: dict[str, Ask] = {}
-    for _, place, row in read_rows(recipe.prompts.expanduser()):
-        ask = _from_row(row, place)
+def _of_rows(source: PromptSource, recipe: Recipe, *, heldout: bool) -> list[Request]:
+    """The requests of a file or data set, each once; a hash of their text decides which are held out."""
+    found: dict[str, Request] = {}
+    for _, place, row in rows_of(source):
+        request = _from_row(row, place)
         if (
-            hash_fraction(recipe.seed, "training prompt", normalized(ask.text)) < recipe.corpus.heldout_share
+            hash_fraction(recipe.seed, "training prompt", normalized(request.text)) < recipe.corpus.heldout_share
         ) == heldout:
-            found.setdefault(normalized(ask.text), ask)
+            found.setdefault(normalized(request.text), request)
     if not found:
         part = "held out" if heldout else "to learn from"
         raise PromptError(
-            f"{recipe.prompts}: no prompt in it is {part}; give it some hundreds, or change corpus.heldout_share"
+            f"{source.source}: no prompt in it is {part}; give it some hundreds, or change corpus.heldout_share"
         )
-    return sorted(found.values(), key=lambda ask: number(recipe.seed, normalized(ask.text)))
+    return sorted(found.values(), key=lambda request: number(recipe.seed, normalized(request.text)))
 
 
-def _from_row(row: dict[str, Any], place: str) -> Ask:
+def _from_row(row: dict[str, Any], place: str) -> Request:
     """A row's `prompt`; the first of its `turns`; or its `messages` up to the last that a user wrote."""
     first = row.get("prompt") or next(iter(row.get("turns") or ()), None)
     if isinstance(first, str) and first.strip():
-        return _ask(first, first)
+        return _request(first, first)
     messages = row.get("messages") or ()
     if isinstance(messages, list) and all(
         isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages
@@ -111,25 +205,8 @@ def _from_row(row: dict[str, Any], place: str) -> Ask:
         while turns and turns[-1]["role"] != "user":
             turns.pop()
         if turns and turns[-1]["content"].strip():
-            return Ask(turns[-1]["content"], tuple(turns))
+            return Request(turns[-1]["content"], tuple(turns))
     raise PromptError(
-        f"{place}: no prompt to train on; a row needs `prompt` (a text), `turns` (texts) or `messages` (each with role and content, one "
-        f"of them a user's); this one has {', '.join(map(repr, row)) or 'nothing'}"
+        f"{place}: no prompt to train on; a row needs `prompt` (a text), `turns` (texts) or `messages` (each with role "
+        f"and content, one of them a user's); this one has {', '.join(map(repr, row)) or 'nothing'}"
     )
-
-
-def _encoded(groups: Sequence[Sequence[Ask]], recipe: Recipe, target: Path, count: int) -> list[list[int]]:
-    """`count` prompts, each group's share of them, that fill at most half of a sequence."""
-    tokenizer = hub.tokenizer(str(target))
-    chat = bool(tokenizer.chat_template) if recipe.chat == "auto" else recipe.chat
-    if chat and not tokenizer.chat_template:
-        raise PromptError(
-            f"training.chat is true and the tokenizer of {target} has no chat template; say auto or false"
-        )
-    share, prompts = count // len(groups), []
-    for group in groups:
-        # Some are too long: twice as many are tried as are taken.
-        texts = [render_chat(tokenizer, ask.turns) if chat else ask.text for ask in group[: 2 * count]]
-        ids: list[list[int]] = tokenizer(texts)["input_ids"] if texts else []
-        prompts += [prompt for prompt in ids if 0 < len(prompt) <= (recipe.text.sequence + 1) // 2][:share]
-    return sorted(prompts, key=len)

@@ -6,7 +6,7 @@ Budgets are counted in optimiser steps, never in seconds, so a recipe gives the 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model, model_validator
 
@@ -14,6 +14,7 @@ from specrig.corpus.recipe import Corpus
 from specrig.heads import registry
 from specrig.heads.base import HeadRecipe
 from specrig.settings import AnyPath, Settings
+from specrig.training.prompt_sources import CORPUS, OwnRequests, PromptSource
 
 
 class Shape(Settings):
@@ -103,6 +104,10 @@ class TargetText(Settings):
     """Sampling temperatures of the continuations, in turn."""
     heldout_sequences: int = Field(default=32, ge=4)
     """Greedy continuations of held-out prompts, on which finished heads are measured."""
+    shards: AnyPath | None = None
+    """Folder with shards of text that the same target wrote before, for instance elsewhere: they are read first, and
+    only what lacks is written.
+    """
     batch: int = Field(default=128, ge=1)
     """Continuations written side by side: on a GPU as many as its memory has keys and values for, since a step takes as
     long for one.
@@ -133,10 +138,12 @@ class Training(Settings):
     """Seed of the corpus, of the initial weights and of the order of the training text."""
     corpus: Corpus = Corpus()
     """The text to learn from, and how much of it is held out."""
-    prompts: AnyPath | None = None
-    """What a target is asked in training: a JSONL, CSV or Parquet file whose rows have `prompt`, `turns` or `messages`;
-    null: the corpus, as instructions where the target has a chat template. Prompts of the study's tasks are left
-    out."""
+    prompts: Literal["self"] | AnyPath | Annotated[tuple[PromptSource, ...], Field(min_length=1)] | None = None
+    """What a target is asked in training: `self`, it writes the requests itself; a JSONL, CSV or Parquet file whose
+    rows have `prompt`, `turns` or `messages`; a list of sources with shares; null: the corpus, as instructions where
+    the target has a chat template. Prompts of the study's tasks are left out."""
+    own_requests: OwnRequests = OwnRequests()
+    """How a target writes requests itself, where `prompts` says `self` or `self_long`."""
     chat: Literal["auto"] | bool = "auto"
     """Whether they are put into the chat template of the target's tokenizer; auto: where it has one."""
     vocabulary: int = Field(default=4096, ge=300)
@@ -159,6 +166,13 @@ class Training(Settings):
     def head(self, name: str) -> Any:
         """The block of a kind of head, an instance of its `HeadRecipe`."""
         return getattr(self, name) if name in type(self).model_fields else registry()[name]()
+
+    @property
+    def sources(self) -> tuple[PromptSource, ...]:
+        """Where requests come from."""
+        if isinstance(self.prompts, tuple):
+            return self.prompts
+        return (PromptSource(source=CORPUS if self.prompts is None else str(self.prompts)),)
 
     @model_validator(mode="after")
     def _sequences_fit(self) -> Training:

@@ -6,8 +6,6 @@ Shapes: N sequences, T tokens, D hidden.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +18,15 @@ from specrig.corpus import gather as corpus
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
 from specrig.heads.teacher import end_tokens, weights_of
-from specrig.training.generate import Writer
-from specrig.training.prompts import heldout_prompts, training_prompts
 from specrig.training.recipe import Recipe
 from specrig.training.run import key_of, within_memory
 from specrig.training.stages import TEXT
+from specrig.training.text_shards import TextShards
 from specrig.training.tokenizer import load_tokenizer
-from specrig.training.trainer import PackedText, tokenize, training_device
+from specrig.training.trainer import PackedText, tokenize
+
+SHARDS = "text"
+"""In a pair's folder: what its target wrote, in shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,62 +42,29 @@ class TargetText:
 def write_text(
     recipe: Recipe, corpus_dir: Path, models: Path, target: Path, device: str = "cpu", without: Collection[str] = ()
 ) -> None:
-    """Let the model in the folder `target` continue prompts and write `models`/text.safetensors.
+    """Let the model in the folder `target` answer prompts, and write `models`/text.safetensors from the shards in
+    `models`/text.
 
-    without: prompts that it must not be asked (`prompts.training_prompts`). Raises CorpusError for a missing corpus,
-    TrainingError when there is no target or it cannot write.
+    without: prompts that it must not be asked (`prompts.kept`). Raises CorpusError for a missing corpus, PromptError
+    for requests that cannot be had, TrainingError when there is no target or it cannot write.
     """
-    eos, settings = end_tokens(present(target, "target")), recipe.text
-    to_learn_from = training_prompts(recipe, corpus_dir, target, without)
-    asked = {"train": to_learn_from, "heldout": heldout_prompts(recipe, corpus_dir, target)}
+    shards = TextShards(models / SHARDS, recipe, corpus_dir, present(target, "target"), device, without)
+    with within_memory("the target's text"):
+        heldout = shards.texts("heldout", recipe.text.heldout_sequences)
+        train = shards.texts("train", recipe.text.sequences, heldout)
+    tensors: dict[str, Tensor] = {}
+    for part, found in (("train", train), ("heldout", heldout)):
+        tokens = torch.full((len(found), recipe.text.sequence + 1), shards.eos[0])
+        written = torch.zeros_like(tokens, dtype=torch.bool)
+        for row, text in enumerate(found):
+            tokens[row, : len(text.tokens)] = torch.tensor(text.tokens)
+            for start, end in text.spans:
+                written[row, start:end] = True
+        tensors |= {f"{part}.tokens": tokens, f"{part}.written": written}
     out = models / TEXT
     out.parent.mkdir(parents=True, exist_ok=True)
-    journal = Journal(out.with_suffix(".jsonl.unfinished"), key_of(recipe, *weights_of(target)) + json.dumps(asked))
-    tensors: dict[str, Tensor] = {}
-    with within_memory("the target's text"):
-        writer = Writer(target, training_device(device), eos)
-        for part, prompts in asked.items():
-            temperatures = settings.temperatures if part == "train" else (0.0,)
-            width = settings.sequence + 1
-            tokens = torch.full((len(prompts), width), eos[0])
-            written = torch.zeros_like(tokens, dtype=torch.bool)
-            known = journal.answers(part)
-            for batch in writer.answers(prompts, width, temperatures, settings.batch, recipe.seed, known):
-                journal.keep(part, {row: answer for row, answer in batch.items() if row not in known})
-                for row, answer in batch.items():
-                    text = prompts[row] + answer
-                    tokens[row, : len(text)] = torch.tensor(text)
-                    written[row, len(prompts[row]) : len(text)] = True
-            tensors |= {f"{part}.tokens": tokens, f"{part}.written": written}
     save_file(tensors, out.with_suffix(".unfinished"))
     out.with_suffix(".unfinished").replace(out)
-    journal.path.unlink()
-
-
-class Journal:
-    """What was written already, batch by batch, so that a writing that was cut goes on: JSON lines, the first says of
-    which writing.
-    """
-
-    def __init__(self, path: Path, key: str) -> None:
-        self.path, self.lines = path, []
-        digest = {"writing": hashlib.sha256(key.encode()).hexdigest()}
-        if path.is_file():
-            first, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True) or [""]
-            if first == json.dumps(digest) + "\n":
-                self.lines = [json.loads(line) for line in rest if line.endswith("\n")]
-        lines = [digest, *self.lines]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-    def answers(self, part: str) -> dict[int, list[int]]:
-        """Of the prompts `train` or `heldout`: prompt's number -> tokens."""
-        return {row: tokens for line in self.lines if line["part"] == part for row, tokens in line["answers"]}
-
-    def keep(self, part: str, answers: dict[int, list[int]]) -> None:
-        """Add a batch."""
-        if answers:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"part": part, "answers": list(answers.items())}) + "\n")
 
 
 def read_text(models: Path) -> TargetText:

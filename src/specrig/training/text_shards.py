@@ -1,0 +1,213 @@
+"""What a target wrote, in shards: files of JSON lines, each whole or not there, so that writing may be cut at any time.
+
+A shard depends on what is to be written and on its number alone: written again, it has the same bytes on the same
+machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from specrig.corpus.example import generator, number
+from specrig.corpus.wording import Overlap, normalized
+from specrig.heads.base import TrainingError
+from specrig.heads.teacher import end_tokens, weights_of
+from specrig.models import hub
+from specrig.training import self_requests
+from specrig.training.conversations import Conversations, Written, answer, ends_at
+from specrig.training.generate import Precision, Script, Writer, fastest
+from specrig.training.prompt_sources import SELF_LONG, WRITTEN_BY_TARGET
+from specrig.training.prompts import Group, Planned, kept, plan, request_groups
+from specrig.training.recipe import Recipe
+from specrig.training.trainer import training_device
+
+Part = Literal["train", "heldout"]
+SHARD = 2
+"""Texts of a shard, in those that are written side by side."""
+MANIFEST = "manifest.json"
+
+
+class TextShards:
+    """The shards of one target and recipe. Nothing is loaded before a shard is written."""
+
+    def __init__(
+        self, folder: Path, recipe: Recipe, corpus_dir: Path, target: Path, device: str, without: Collection[str] = ()
+    ) -> None:
+        """folder: shards of other targets and recipes may lie there too. without: see `prompts.kept`.
+
+        Raises PromptError for requests that cannot be had, CorpusError for a missing corpus.
+        """
+        self.recipe, self.target, self.device = recipe, target, device
+        self.tokenizer = hub.tokenizer(str(target))
+        self.template: self_requests.Template | None = None
+        if any(source.source in WRITTEN_BY_TARGET for source in recipe.sources):
+            self.template = self_requests.template(self.tokenizer, target)
+        self.eos, self.width = end_tokens(target), recipe.text.sequence + 1
+        self.overlap = Overlap(without)
+        self.groups: dict[Part, list[Group]] = {}
+        parts: tuple[Part, ...] = ("train", "heldout")
+        for part in parts:
+            groups, left_out = kept(request_groups(recipe, corpus_dir, heldout=part == "heldout"), without)
+            if left_out and part == "train":
+                print(f"{left_out} training prompts are prompts of the evaluation and were left out", file=sys.stderr)
+            self.groups[part] = groups
+        self.key = self._key()
+        self.folder = folder / self.key[:16]
+        self._writer: Writer | None = None
+
+    def texts(self, part: Part, count: int, others: Collection[Written] = ()) -> list[Written]:
+        """The first `count` texts that are no duplicates, fewer where the requests end; missing shards are written.
+
+        others: texts whose requests count as taken.
+        """
+        found, seen = list[Written](), {_first(text) for text in others}
+        for rows in itertools.chain(self._given(part), self._own(part)) if count else ():
+            for text in rows:
+                if _first(text) not in seen and not self._evaluated(text):
+                    seen.add(_first(text))
+                    found.append(text)
+            print(f"{part}: {min(len(found), count)} of {count} texts", file=sys.stderr, flush=True)
+            if len(found) >= count:
+                break
+        return found[:count]
+
+    def _given(self, part: Part) -> Iterator[list[Written]]:
+        """The shards in the folder `text.shards`, whatever recipe they were written by."""
+        folder = self.recipe.text.shards
+        if folder is None:
+            return
+        folder = folder.expanduser()
+        for manifest in sorted(folder.rglob(MANIFEST)):
+            if json.loads(manifest.read_text(encoding="utf-8"))["target"] != self._settings()["target"]:
+                raise TrainingError(
+                    f"{manifest}: another target than {self.target} wrote these shards; correct text.shards"
+                )
+            for file in sorted(manifest.parent.glob(f"{part}-*.jsonl")):
+                yield [cut for text in _texts_of(file) if (cut := _shortened(text, self.width)) is not None]
+
+    def _own(self, part: Part) -> Iterator[list[Written]]:
+        for shard in itertools.count():
+            rows = self.shard(part, shard)
+            if rows is None:
+                return
+            yield rows
+
+    def shard(self, part: Part, shard: int) -> list[Written] | None:
+        """The texts of a shard, written if it is not there; None behind the last one."""
+        path = self.folder / f"{part}-{shard:05}.jsonl"
+        if not path.is_file():
+            size = SHARD * self.recipe.text.batch
+            planned = list(itertools.islice(self._plan(part), shard * size, (shard + 1) * size))
+            if not planned:
+                return None
+            texts = [text for text in self._write(part, shard * size, planned) if not self._evaluated(text)]
+            unfinished = path.with_suffix(".unfinished")
+            unfinished.write_text("".join(json.dumps(asdict(text)) + "\n" for text in texts), encoding="utf-8")
+            unfinished.replace(path)
+        return _texts_of(path)
+
+    def _plan(self, part: Part) -> Iterator[Planned]:
+        return plan(self.groups[part], self.recipe, self.target, self.tokenizer)
+
+    def _write(self, part: Part, first: int, planned: Sequence[Planned]) -> list[Written]:
+        text = self.recipe.text
+        scripts = [self._script(part, first + at, each) for at, each in enumerate(planned)]
+        seeds = [number(self.recipe.seed, "text", part, first + at) for at in range(len(planned))]
+        done = dict(self._opened().write(scripts, seeds, text.batch, self.width))
+        return [each for at in range(len(planned)) for each in done[at]]
+
+    def _script(self, part: Part, at: int, planned: Planned) -> Script[list[Written]]:
+        temperatures = self.recipe.text.temperatures if part == "train" else (0.0,)
+        temperature = temperatures[planned.round % len(temperatures)]
+        if planned.prompt is not None:
+            if len(planned.prompt) >= min(self.width, self._opened().target.max_positions):
+                raise TrainingError(
+                    f"a prompt fills all of text.sequence ({self.width} tokens): raise it or shorten the prompts"
+                )
+            # Measurements let a target repeat itself; a text made for amount need not hold much of that.
+            ends = ends_at(self.eos, loops=self.template is not None)
+            return answer(planned.kind, planned.requests, planned.prompt, self.width, temperature, ends)
+        assert self.template is not None
+        chance = generator(self.recipe.seed, "conversation", part, at)
+        own = Conversations(self.template, self.eos, self.width, self.recipe.own_requests)
+        return (own.long if planned.kind == SELF_LONG else own.short)(chance, temperature)
+
+    def _opened(self) -> Writer:
+        """The model, loaded in the precision in which its first shard was written."""
+        if self._writer is None:
+            manifest = self.folder / MANIFEST
+            where, text = training_device(self.device), self.recipe.text
+            if manifest.is_file():
+                precision: Precision = json.loads(manifest.read_text(encoding="utf-8"))["precision"]
+            else:
+                precision = fastest(self.target, where, text.batch, self.width)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                content = {"key": self.key, "precision": precision, **self._settings()}
+                unfinished = manifest.with_suffix(".unfinished")
+                unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+                unfinished.replace(manifest)
+            self._writer = Writer(self.target, where, precision)
+        return self._writer
+
+    def _evaluated(self, text: Written) -> bool:
+        """Whether a request in it is evaluated; one that the target wrote itself must not come near to one either."""
+        if text.kind in WRITTEN_BY_TARGET:
+            return any(self.overlap.near(request) for request in text.requests)
+        return any(normalized(request) in self.overlap.whole for request in text.requests)
+
+    def _settings(self) -> dict[str, Any]:
+        """What decides the texts, besides the target; not how many there are to be."""
+        recipe = self.recipe
+        return {
+            "seed": recipe.seed,
+            "text": recipe.text.model_dump(
+                mode="json", exclude={"sequences", "heldout_sequences", "shards"}, exclude_defaults=True
+            ),
+            "sources": [source.model_dump(mode="json", exclude_defaults=True) for source in recipe.sources],
+            "own_requests": recipe.own_requests.model_dump(mode="json", exclude_defaults=True),
+            "chat": recipe.chat,
+            "target": [_digest(file) for file in weights_of(self.target)],
+        }
+
+    def _key(self) -> str:
+        total = hashlib.sha256(json.dumps(self._settings(), sort_keys=True).encode())
+        for part, groups in self.groups.items():
+            for group in groups:
+                requests = None if group.requests is None else [each.turns for each in group.requests]
+                total.update(json.dumps([part, group.kind, group.share, requests]).encode())
+        return total.hexdigest()
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _first(text: Written) -> str:
+    """What texts are compared by: temperature apart, two answers to one request are one too many."""
+    return normalized("\n".join(text.requests))
+
+
+def _texts_of(file: Path) -> list[Written]:
+    rows = (json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line)
+    return [
+        Written(
+            row["kind"], row["temperature"], tuple(row["requests"]), row["tokens"], [(a, b) for a, b in row["spans"]]
+        )
+        for row in rows
+    ]
+
+
+def _shortened(text: Written, width: int) -> Written | None:
+    """The first `width` tokens of a text; None where the target wrote none of them."""
+    if len(text.tokens) <= width:
+        return text
+    spans = [(start, min(end, width)) for start, end in text.spans if start < width]
+    return replace(text, tokens=text.tokens[:width], spans=spans) if spans else None
