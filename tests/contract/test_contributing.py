@@ -19,19 +19,24 @@ method = registry()["repeat_last"]
 context = SimpleNamespace(tokens=[[1, 7], [2, 9]], sampler=SimpleNamespace(device=torch.device("cpu")))
 print(method(method.Options(limit=2), None).propose(context, 4).tokens.tolist())
 """
+METHOD = "specrig/decoding/drafters/repeat_last.py"
+HEAD = {f"specrig/heads/bigram/{file}.py" for file in ("__init__", "module", "training")}
+HEAD.add("specrig/decoding/drafters/bigram.py")
 
 
 @pytest.fixture(scope="module")
 def package(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with the example as one more file in `drafters`."""
+    """A copy of the package with the examples as one more file in `drafters` and one more folder in `heads`."""
     source = tmp_path_factory.mktemp("package") / "src"
     shutil.copytree(repository / "src/specrig", source / "specrig", ignore=shutil.ignore_patterns("__pycache__"))
     blocks = re.findall(
-        r"`src/(\S+\.py)`:\n\n```python\n(.*?)```", (repository / "CONTRIBUTING.md").read_text(), flags=re.S
+        r"`src/(\S+\.py)`[^`]*:\n\n```python\n(.*?)```", (repository / "CONTRIBUTING.md").read_text(), flags=re.S
     )
-    ((place, code),) = blocks
-    assert place == "specrig/decoding/drafters/repeat_last.py" and not (source / place).exists()
-    (source / place).write_text(code)
+    assert {place for place, _ in blocks} == {METHOD, *HEAD}
+    for place, code in blocks:
+        assert not (source / place).exists()
+        (source / place).parent.mkdir(exist_ok=True)
+        (source / place).write_text(code)
     return source
 
 
@@ -106,3 +111,20 @@ def test_a_table_is_one_entry_of_the_outline(repository: Path, tmp_path: Path) -
         assert said in (tmp_path / file).read_text(), file
     assert r"\input{tables/study-slowest}" in (tmp_path / "paper/main.tex").read_text()
     assert said in (tmp_path / "paper/tables/study-slowest.tex").read_text()
+
+
+def test_the_toy_head_passes_the_contract_of_every_head(package: Path, repository: Path) -> None:
+    """It is trained for a tiny target, resumed, loaded, refused for another one, and drafts losslessly."""
+    assert "pytest tests/contract -k bigram" in (repository / "CONTRIBUTING.md").read_text()
+    files = ["tests/contract/test_heads.py", "tests/contract/test_drafters.py"]
+    log = run(package, repository, "-m", "pytest", *files, "-k", "bigram", "-rA", "-p", "no:cacheprovider")
+    passed = set(re.findall(r"^PASSED \S+::(test_\w+)\[", log, flags=re.M))
+    assert passed >= {
+        "test_it_is_made_and_its_curve_says_what_to_expect",
+        "test_it_goes_on_after_a_kill_to_the_same_bits",
+        "test_another_target_or_another_build_is_refused",
+        "test_it_drafts_losslessly",
+        "test_a_head_learns_a_target_that_can_be_known",
+        "test_greedy_equals_autoregressive",
+        "test_sampled_distribution_is_the_targets",
+    }

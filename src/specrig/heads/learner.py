@@ -38,6 +38,7 @@ class Learner(nn.Module, ABC):
     """Added to the recipe's seed: in which order it sees the texts."""
     aux_layers: tuple[int, ...] = ()
     """The model's layers whose states it reads besides the final one."""
+    settings: Any
 
     def __init__(
         self, settings: NeuralHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
@@ -47,7 +48,7 @@ class Learner(nn.Module, ABC):
         """
         super().__init__()
         self.aux_layers = settings.aux_layers(model.layers)
-        self.model, self.teacher, self.vocabulary = model, teacher, vocabulary
+        self.settings, self.model, self.teacher, self.vocabulary = settings, model, teacher, vocabulary
         self.generator = torch.Generator(model.where).manual_seed(seed)
         """Of random numbers in `loss`; a training that was cut goes on with its state."""
 

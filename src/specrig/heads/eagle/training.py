@@ -39,7 +39,6 @@ class LayerLearner(Learner):
         self, settings: LayerHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
-        self.settings = settings
         config = checkpoint.head_config(model.config)
         D, self.heads, self.key_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
         self.head_size, self.eps = config.head_dim, config.rms_norm_eps

@@ -37,7 +37,6 @@ class DepthLearner(Learner):
         self, settings: DepthHeads, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
-        self.settings = settings
         on_device = None if vocabulary is None else vocabulary.to(model.where)
         self.output = model.output.subset(on_device)
         self.teaching = self.output if teacher is model else teacher.output.subset(on_device)
