@@ -1,4 +1,4 @@
-"""Which layers a target leaves out when it drafts for itself: what a search found (`training.layer_skip`), or an even
+"""Which layers a target leaves out when it drafts for itself: what the search found, or an even
 spread.
 
 Checkpoint: config.json of model type "layer_skip" with `num_hidden_layers` (of the target) and `skipped`, the numbers
