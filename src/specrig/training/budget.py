@@ -54,7 +54,7 @@ def training_memory(recipe: Recipe, model: str, target: Target) -> float:
         logits = own.batch * own.sequence / own.accumulate * min(drafted, sizes.vocabulary)
     elif isinstance(head := _head(recipe, model), NeuralHead):
         logits = float(head.batch * recipe.text.sequence * head.drafted(sizes))
-    learns = target.parameters if model in ("target", "joint") else 0
+    learns = float(target.parameters) if model in ("target", "joint") else 0.0
     frozen = 0 if model == "target" else target.parameters
     learns += _weights(recipe, model, sizes)
     return learns * LEARNT_BYTES + frozen * FROZEN_BYTES + logits * LOGIT_BYTES

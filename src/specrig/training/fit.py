@@ -155,7 +155,7 @@ def train_jointly(
     """
     text, where = read_text(base), training_device(device)
     model = load_teacher(present(target, "target"), where, learns=True)
-    learner = _made("medusa", recipe, model, model, text, heads.part("medusa", "joint").Joint)
+    learner: Any = _made("medusa", recipe, model, model, text, heads.part("medusa", "joint").Joint)
     learner.restore(present(base / "medusa", "medusa"))
     settings, joint = learner.settings, learner.settings.joint
     lesson = Lesson(recipe, text, corpus_dir, target, target)
