@@ -45,7 +45,7 @@ def test_imports_against_the_layers_are_named(repository: Path, tmp_path: Path) 
     result = linted(tmp_path)
     assert result.returncode == 1
     for message in [
-        "Each floor imports only those below it BROKEN",
+        "Each layer imports only those below it BROKEN",
         "specrig.decoding is not allowed to import specrig.engines",
         "import each other in a circle BROKEN",
         "Records, analysis and reports need no torch BROKEN",
