@@ -15,7 +15,7 @@ def _can_be_a_path(text: PathText) -> PathText:
     """The path itself. Raises ValueError if no file could have this name, since opening it would fail later."""
     path = Path(text or "")
     if "\0" in str(path) or any(len(os.fsencode(part)) > 255 for part in path.parts):
-        raise ValueError("no file can be of this name: it holds a zero byte or more than 255 bytes between slashes")
+        raise ValueError("no file can have this name: it holds a zero byte or more than 255 bytes between slashes")
     try:
         path.expanduser()
     except RuntimeError as error:

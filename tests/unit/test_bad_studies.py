@@ -127,7 +127,7 @@ def test_paths_that_no_file_can_have_are_named(key: str, name: str) -> None:
         block = block.setdefault(each, {})
     block[last] = name
     TRIAL.write_text(yaml.dump(config))
-    with pytest.raises(StudyError, match=r"no file can be of this name|there is no user") as caught:
+    with pytest.raises(StudyError, match=r"no file can have this name|there is no user") as caught:
         load_study(TRIAL)
     assert key in str(caught.value) and "configs/trial.yaml:" in str(caught.value)
 
@@ -142,7 +142,7 @@ def test_a_row_with_a_path_that_no_file_can_have_is_named(table: str, column: st
     Path("configs", f"changed-{table}").write_text("\t".join(header) + "\n" + "\t".join(row) + "\n")
     key = table.partition(".")[0]
     TRIAL.write_text(json.dumps({**CONFIGS["test.yaml"], "tables": {key: f"configs/changed-{table}"}}))
-    with pytest.raises(StudyError, match=rf"changed-{table}:2: {column}: no file can be of this name"):
+    with pytest.raises(StudyError, match=rf"changed-{table}:2: {column}: no file can have this name"):
         load_study(TRIAL)
 
 
@@ -195,27 +195,27 @@ MERGES = "a: &a {x: 1}\n" + "".join(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "the file holds no keys"),
-        (b"\n# nothing\n", "the file holds no keys"),
-        (b"- study: x\n", "the file holds no keys"),
-        (b"just text", "the file holds no keys"),
+        (b"", "the file has no keys"),
+        (b"\n# nothing\n", "the file has no keys"),
+        (b"- study: x\n", "the file has no keys"),
+        (b"just text", "the file has no keys"),
         (b"study: x\n---\nstudy: y\n", "configs/trial.yaml:2: not valid YAML"),
         (b"study: a\npairs: [embedded\ntasks: b\n", "configs/trial.yaml:3: not valid YAML"),
-        (b"study: \xff\n", "configs/trial.yaml:1: the file is no UTF-8"),
+        (b"study: \xff\n", "configs/trial.yaml:1: the file is not UTF-8"),
         ("study: x\n".encode("utf-16"), "configs/trial.yaml:1: the file is UTF-16"),
         (b"study: a\0b\n", "configs/trial.yaml: not valid YAML (unacceptable character #x0000"),
-        (b"study: x\nk: &k [*k]\n", "configs/trial.yaml:2: not valid YAML (the alias *k stands inside of what it names"),
+        (b"study: x\nk: &k [*k]\n", "configs/trial.yaml:2: not valid YAML (the alias *k is inside the value that it names"),
         (LAUGHS.encode(), "aliases repeat more than 100,000 values"),
         (MERGES.encode(), "aliases repeat more than 100,000 values"),
-        (b"study: x\n? [1, 2]\n: 3\n", "configs/trial.yaml:2: not valid YAML (a list or a mapping stands where a key is to be"),
-        (b"study: x\nyes: 3\n", "configs/trial.yaml:2: not valid YAML (the key 'yes' is no text: put it in quotes"),
-        (b"study: x\nseed: 2001-99-99\n", "configs/trial.yaml:2: not valid YAML ('2001-99-99' is no timestamp"),
-        (b"study: x\nseed: !!bool maybe\n", "configs/trial.yaml:2: not valid YAML ('maybe' is no bool"),
-        (b"study: x\nseed: " + b"9" * 5000 + b"\n", "is no int"),
+        (b"study: x\n? [1, 2]\n: 3\n", "configs/trial.yaml:2: not valid YAML (a list or a mapping is used as a key"),
+        (b"study: x\nyes: 3\n", "configs/trial.yaml:2: not valid YAML (the key 'yes' is not text: put it in quotes"),
+        (b"study: x\nseed: 2001-99-99\n", "configs/trial.yaml:2: not valid YAML ('2001-99-99' cannot be read as timestamp"),
+        (b"study: x\nseed: !!bool maybe\n", "configs/trial.yaml:2: not valid YAML ('maybe' cannot be read as bool"),
+        (b"study: x\nseed: " + b"9" * 5000 + b"\n", "cannot be read as int"),
         (b"study: x\nseed: 0x" + b"f" * 5000 + b"\n", "configs/trial.yaml:2: seed: a number beyond 64 bits"),
         (b"study: x\nseed: !!python/object/apply:os.getcwd []\n", "configs/trial.yaml:2: not valid YAML (could not determine"),
-        (b"study: x\nk: " + b"[" * 3000, "brackets within brackets without end"),
-        (b"study: x\nstudy: y\n", "configs/trial.yaml:2: not valid YAML (the key 'study' stands there twice"),
+        (b"study: x\nk: " + b"[" * 3000, "brackets are nested too deeply"),
+        (b"study: x\nstudy: y\n", "configs/trial.yaml:2: not valid YAML (the key 'study' occurs twice"),
     ],
 )  # fmt: skip
 def test_files_that_are_no_config_are_named(content: bytes, said: str, capsys: pytest.CaptureFixture[str]) -> None:

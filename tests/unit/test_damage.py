@@ -54,7 +54,7 @@ def test_every_kind_of_damage_is_found_and_named(job: Path) -> None:
 def test_a_damaged_index_condemns_no_record(job: Path) -> None:
     for broken in ("{", "[]", json.dumps({"cells": {"a": 1}})):
         (job / "index.json").write_text(broken)
-        assert damaged_records(job) == {job / "index.json": "it is no index of records"}
+        assert damaged_records(job) == {job / "index.json": "it is not an index of records"}
 
 
 def test_names_stay_the_same_once_it_is_quarantined(job: Path) -> None:

@@ -54,7 +54,7 @@ def test_templates_fill_in_fields_lists_and_first_characters(tmp_path: Path) -> 
     [
         ("{fr}", r"p\.jsonl:1: no field 'fr'; the row has 'id', 'de'"),
         ("{de", "prompt_template does not parse"),
-        ("{de:d}", "no way to format a text"),
+        ("{de:d}", "not a way to format text"),
     ],
 )
 def test_wrong_templates_are_named(tmp_path: Path, template: str, says: str) -> None:
@@ -152,7 +152,7 @@ def test_a_missing_library_comes_with_its_install_line(monkeypatch: pytest.Monke
     ("cells", "says"),
     [
         ("own\tfile.jsonl\t\tchrff", "unknown scorer 'chrff'(.|\n)*did you mean 'chrf'"),
-        ("own\tnot a source\t\t", "'not a source' is no source of prompts"),
+        ("own\tnot a source\t\t", "'not a source' is not a source of prompts"),
         ("own\tgone.jsonl\t\t", "no such file of prompts(.|\n)*get it somewhere"),
         ("own\tfile.jsonl\t" + "0" * 64 + "\t", "its SHA-256 is"),
     ],

@@ -57,7 +57,7 @@ GOOD = {"id": 1, "prompt": "p"}
         ([GOOD, {"id": 2, "prompt": "  "}], ":2:", "field 'prompt' is empty"),
         ([GOOD, {"id": 2, "prompt": ["a"]}], ":2:", "name the text inside it, e.g. 'prompt.0'"),
         ([GOOD, {"id": 2, "prompt": 3}], ":2:", "is not a text but a number"),
-        ([GOOD, {"id": "1", "prompt": "q"}], ":2:", "the id '1' already stands in line 1"),
+        ([GOOD, {"id": "1", "prompt": "q"}], ":2:", "the id '1' is already in line 1"),
         ([GOOD, {"prompt": "q"}], ":2:", "no field 'id'"),
         ([], "", "holds no prompts"),
     ],

@@ -90,11 +90,11 @@ def test_medusa_2_of_a_foreign_target(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ("own\towner/model\t\t\tmedusa=trained eagel=trained\n", ["own', heads: no training makes a head 'eagel'", "did you mean 'eagle'?"]),
+        ("own\towner/model\t\t\tmedusa=trained eagel=trained\n", ["own', heads: there is no training for a head 'eagel'", "did you mean 'eagle'?"]),
         ("own\towner/model\t\t\teagle=trained\n", ["medusa needs a medusa and pair 'own' has none"]),
-        ("own\towner/model\ttrained:gone\t\ttrained\n", ["own', draft: 'gone' is no row whose draft is trained"]),
+        ("own\towner/model\ttrained:gone\t\ttrained\n", ["own', draft: 'gone' is not a row whose draft is trained"]),
         ("own\towner/model\ttrained\t\ttrained\nb\towner/other\ttrained:own\t\ttrained\n", ["b', draft: 'own' has another target (owner/model)"]),
-        ("own\towner/model\t\t\t\ntwo\tmedusa2:own\ttrained\t\t\n", ["two', target: 'own' is no row whose Medusa heads are trained"]),
+        ("own\towner/model\t\t\t\ntwo\tmedusa2:own\ttrained\t\t\n", ["two', target: 'own' is not a row whose Medusa heads are trained"]),
         ("own\towner/model\ttrained\t\ttrained\tawq\n", ["a target that its engine quantizes as awq cannot teach", "trained:<that row>"]),
         ("own\tmeta-llama/Llama-3.1-8B\ttrained\t\ttrained\t\trandom\t0.7\n", ["what is trained has weights"]),
     ],
@@ -112,7 +112,7 @@ def test_a_method_whose_head_nothing_trains(workplace: Path, monkeypatch: pytest
     monkeypatch.setattr(
         table_checks, "STAGES", {name: stage for name, stage in table_checks.STAGES.items() if name != "eagle3"}
     )
-    with pytest.raises(StudyError, match="no training makes a head 'eagle3'"):
+    with pytest.raises(StudyError, match="there is no training for a head 'eagle3'"):
         study_of("own\towner/model\t\t\ttrained\n", [{"method": "eagle3"}])
 
 

@@ -48,7 +48,7 @@ def test_snakemake_hands_on_what_is_wrong_with_a_study(workplace: Path) -> None:
     [
         ("configs/test.yaml", "max_new_tokens", "max_tokens", "did you mean 'max_new_tokens'?"),
         ("configs/pairs.tsv", "trained\ttrained", "./models/mine\t", "no model folder ./models/mine"),
-        ("configs/test.yaml", "study: test", "study: test\nresults: taken/results", "taken is a file, no folder"),
+        ("configs/test.yaml", "study: test", "study: test\nresults: taken/results", "taken is a file, not a folder"),
     ],
 )
 def test_a_bad_study_is_refused_before_anything_runs(

@@ -52,7 +52,7 @@ def damaged_records(job: Path) -> dict[Path, str]:
             cells = json.loads(index.read_text(encoding="utf-8"))["cells"]
             sums = {job / entry["records"]: entry["sha256"] for entry in cells.values()}
         except (ValueError, LookupError, TypeError, AttributeError):
-            found[index] = "it is no index of records"
+            found[index] = "it is not an index of records"
     found |= _differing(sums)
     for path in sorted(job.glob("*.jsonl")):
         if path in sums and path not in found:

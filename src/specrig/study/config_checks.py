@@ -70,7 +70,7 @@ def refuse_repeats(key: str, path: Sequence[str | int], values: Sequence[Any], p
     """Add a problem for each value that a list holds more than once: it would repeat cells."""
     for value, count in Counter(values).items():
         if count > 1:
-            problems.key([*path, key], f"{value!r} stands there {count} times", "remove the repeats")
+            problems.key([*path, key], f"{value!r} is listed {count} times", "remove the repeats")
 
 
 ENTRY_KEYS = {name for name in MethodEntry.model_fields if name != "options"}
@@ -172,7 +172,9 @@ def check_folders(study: Study, problems: Problems) -> None:
     for key, folder in (("results", study.root), ("reports", study.report.parent)):
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
-            problems.key([key], f"{existing} is a file, no folder", "choose another folder, e.g. --config results=PATH")
+            problems.key(
+                [key], f"{existing} is a file, not a folder", "choose another folder, e.g. --config results=PATH"
+            )
         elif not os.access(existing, os.W_OK | os.X_OK):
             fix = f"change its permissions, or choose another, e.g. --config {key}=PATH"
             problems.key([key], f"{existing} cannot be written", fix)

@@ -79,7 +79,7 @@ def read_config(file: Path) -> dict[str, Any]:
     with parsing(file):
         content = yaml.load(decoded(file), OnceOnly)
     if not isinstance(content, dict):
-        raise StudyError([Problem(str(file), "", "the file holds no keys", "start from configs/quick.yaml")])
+        raise StudyError([Problem(str(file), "", "the file has no keys", "start from configs/quick.yaml")])
     return content
 
 

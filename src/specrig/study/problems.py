@@ -57,7 +57,7 @@ def decoded(file: Path) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        kind = "UTF-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "no UTF-8"
+        kind = "UTF-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "not UTF-8"
         where = f"{_shown(file)}:{content[: error.start].count(10) + 1}"
         raise StudyError([Problem(where, "", f"the file is {kind}", "save it as UTF-8 text")]) from error
 
@@ -84,7 +84,7 @@ class OnceOnly(yaml.SafeLoader):
             return None
         if alias is not None:
             if id(node) not in self._sizes:
-                raise _mistake(f"the alias *{alias.anchor} stands inside of what it names", alias)
+                raise _mistake(f"the alias *{alias.anchor} is inside the value that it names", alias)
             self._repeated += self._sizes[id(node)]
             if self._repeated > MOST_REPEATED:
                 raise _mistake(f"aliases repeat more than {MOST_REPEATED:,} values", alias)
@@ -102,11 +102,11 @@ class OnceOnly(yaml.SafeLoader):
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
             if not isinstance(key, yaml.ScalarNode):
-                raise _mistake("a list or a mapping stands where a key is to be", key)
+                raise _mistake("a list or a mapping is used as a key", key)
             if key.tag != "tag:yaml.org,2002:str":
-                raise _mistake(f"the key {shortened(key.value)} is no text: put it in quotes", key)
+                raise _mistake(f"the key {shortened(key.value)} is not text: put it in quotes", key)
             if key.value in seen:
-                raise _mistake(f"the key {shortened(key.value)} stands there twice", key)
+                raise _mistake(f"the key {shortened(key.value)} occurs twice", key)
             seen.add(key.value)
         return node
 
@@ -119,7 +119,7 @@ class OnceOnly(yaml.SafeLoader):
                 raise
             kind = node.tag.rpartition(":")[2]
             raise yaml.constructor.ConstructorError(
-                None, None, f"{shortened(node.value)} is no {kind}; a text stands in quotes", node.start_mark
+                None, None, f"{shortened(node.value)} cannot be read as {kind}; put text in quotes", node.start_mark
             ) from error
 
 
@@ -135,7 +135,7 @@ def parsing(file: Path) -> Iterator[None]:
         yield
     except RecursionError:
         raise StudyError(
-            [Problem(str(file), "", "brackets within brackets without end", "a config nests a few levels")]
+            [Problem(str(file), "", "brackets are nested too deeply", "a config nests a few levels")]
         ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

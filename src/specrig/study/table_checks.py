@@ -130,7 +130,7 @@ def check_trained(study: Study, problems: Problems) -> None:
     rows, file = study.rows.pairs, study.tables.pairs
     for name, row in rows.items():
         if row.base is not None and not (row.base in rows and rows[row.base].trained_in("medusa") == row.base):
-            reason = f"{row.base!r} is no row whose Medusa heads are trained"
+            reason = f"{row.base!r} is not a row whose Medusa heads are trained"
             fix = f"name such a row behind `{MEDUSA2}`: its target and its Medusa heads are trained on together"
             problems.row(file, None, f"row {name!r}, target", reason, fix)
         for part in dict.fromkeys([*study.grid.parts(name), *row.head_folders]):
@@ -143,11 +143,11 @@ def check_trained(study: Study, problems: Problems) -> None:
 def _training_mistake(row: Pair, part: str, maker: str, rows: dict[str, Pair]) -> tuple[str, str] | None:
     """What is wrong with a part that the row `maker` is to train, and the fix; None: nothing."""
     if part not in STAGES:
-        return f"no training makes a head {part!r}", nearest(part, HEADS, what="trained can be")
+        return f"there is no training for a head {part!r}", nearest(part, HEADS, what="trained can be")
     if maker != row.pair:
         other = rows.get(maker)
         if other is None or other.trained_in(part) != maker:
-            reason = f"{maker!r} is no row whose {part.replace('_', ' ')} is trained"
+            reason = f"{maker!r} is not a row whose {part.replace('_', ' ')} is trained"
             return reason, f"name a row that says `{TRAINED}` itself"
         if (other.target, other.target_revision) != (row.target, row.target_revision) or row.target == TRAINED:
             fix = f"say `{TRAINED}`: what drafts for a target learns from that target"
@@ -174,7 +174,7 @@ def check_tasks(study: Study, problems: Problems) -> None:
             kinds = (
                 f"a {', '.join(DATA_FILES)} file, its https address, a data set on the hub (owner/name), or `corpus`"
             )
-            problems.row(file, None, f"{where}, source", f"{row.source!r} is no source of prompts", f"give {kinds}")
+            problems.row(file, None, f"{where}, source", f"{row.source!r} is not a source of prompts", f"give {kinds}")
         if row.source == CORPUS:
             _check_corpus_task(study, name, problems)
         elif not row.fetched:  # a fetched task is checked by a job of its own

@@ -84,7 +84,7 @@ def map_prompts(
             key = str(value)
         if key in places:
             raise PromptError(
-                f"{place}: field {id_field!r}: the id {key!r} already stands in line {places[key]}; ids must differ"
+                f"{place}: field {id_field!r}: the id {key!r} is already in line {places[key]}; ids must differ"
             )
         places[key] = number
         if reference_template:
@@ -140,7 +140,7 @@ def _fill(template: str, row: dict[str, Any], place: str, setting: str) -> str:
         try:
             parts.append(format(values[-1], spec or ""))
         except ValueError as error:
-            raise PromptError(f"{place}: {setting}: {{{field}:{spec}}} is no way to format a text ({error})") from None
+            raise PromptError(f"{place}: {setting}: {{{field}:{spec}}} is not a way to format text ({error})") from None
     if values and not any(value.strip() for value in values):
         raise PromptError(f"{place}: every field of {setting} is empty; give the row a text or delete it")
     return "".join(parts)
