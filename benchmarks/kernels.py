@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, logging
 
 from specrig.analysis.statistics import mean_interval
-from specrig.runtime import decode_pass as narrow
+from specrig.runtime import decode_pass
 from specrig.runtime.linear import kernel_choice
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.transformers_model import cached_model
@@ -84,7 +84,7 @@ def main() -> None:
     given = arguments.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    ways = [way for way in WAYS if way != "compiled" or narrow.library() is not None]
+    ways = [way for way in WAYS if way != "compiled" or decode_pass.library() is not None]
     rate = read_gb_s()
     print(
         f"{torch.get_num_threads()} threads, torch {torch.__version__}, reads {rate:.1f} GB/s; compiled code: {'compiled' in ways}"

@@ -204,7 +204,7 @@ def test_in_padded_passes_a_token_does_not_feel_its_neighbours(dtype: torch.dtyp
     rounding.
     """
     model = cached_model(random_llama(64, hidden=256, layers=3).to(dtype), device="cpu")
-    model.padded_passes()
+    model.pad_passes()
     prompt, tokens = torch.arange(20)[None], [7, 9, 11, 13, 21]
 
     def begun() -> None:

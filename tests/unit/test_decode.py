@@ -42,13 +42,13 @@ def test_a_methods_tokens_are_told_round_by_round_as_they_are_returned(tiny_pair
     told: dict[int, list[int]] = {0: [], 1: []}
     rounds: dict[int, list[Round | None]] = {0: [], 1: []}
 
-    def tell(row: int, tokens: list[int], one: Round | None) -> None:
+    def callback(row: int, tokens: list[int], one: Round | None) -> None:
         told[row] += tokens
         rounds[row].append(one)
 
     with Native(pair) as engine:
         prompts = [engine.encode(text) for text in ("def area(", "Once there was")]
-        found = engine.generate(cell, prompts, max_new_tokens=17, seeds=[0, 1], tell=tell)
+        found = engine.generate(cell, prompts, max_new_tokens=17, seeds=[0, 1], callback=callback)
         silent = engine.generate(cell, prompts, max_new_tokens=17, seeds=[0, 1])
     assert [told[0], told[1]] == [one.tokens for one in found] == [one.tokens for one in silent]
     assert [rounds[0], rounds[1]] == [[None, *one.rounds] for one in found]

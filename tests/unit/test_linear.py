@@ -16,7 +16,7 @@ from specrig.runtime.linear import KernelChoice, Linear, reorderable
 @pytest.fixture(autouse=True)
 def kernel_choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelChoice]:
     found = KernelChoice()
-    monkeypatch.setattr(linear, "choice", found)
+    monkeypatch.setattr(linear, "kernel_choice", found)
     yield found
 
 
@@ -30,7 +30,7 @@ def test_the_faster_kernel_is_taken_once_for_each_shape(
         asked.append(tuple(weight.shape))
         return {"plain": [times[tuple(weight.shape)]] * 2, "reordered": [1.0] * 2}
 
-    monkeypatch.setattr(linear, "timed", timed)
+    monkeypatch.setattr(linear, "time_kernels", timed)
     if not reorderable(torch.randn(128, 128)):
         pytest.skip("this build of torch has no reordered weights")
     found = [kernel_choice.of(torch.randn(shape)) for shape in (*times, *times)]
@@ -75,7 +75,7 @@ def test_every_kernel_gives_the_product(
 def test_what_is_timed_is_every_kernel_at_every_row_count() -> None:
     if not reorderable(torch.randn(128, 128)):
         pytest.skip("this build of torch has no reordered weights")
-    found = linear.timed(torch.randn(128, 128))
+    found = linear.time_kernels(torch.randn(128, 128))
     expected = {"plain", "reordered"} | (
         {"compiled"} if compiled.supports_weight(torch.randn(128, 128), None) else set()
     )

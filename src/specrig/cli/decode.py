@@ -175,7 +175,7 @@ def _decoded(
             engine.generate(cell, [ids], max_new_tokens=min(tokens, WARMUP_TOKENS), seeds=[seed])
     with GenerationView(console, generations):
         for cell, live in zip(cells, generations, strict=True):
-            [found] = engine.generate(cell, [ids], max_new_tokens=tokens, seeds=[seed], tell=live.on_tokens)
+            [found] = engine.generate(cell, [ids], max_new_tokens=tokens, seeds=[seed], callback=live.on_tokens)
             live.end(found)
     return generations
 

@@ -32,17 +32,16 @@ def generate(
     eos: Collection[int] = (),
     seeds: Sequence[int] | None = None,
     simulated_acceptance: float | None = None,
-    tell: TokenCallback | None = None,
+    callback: TokenCallback | None = None,
 ) -> list[Generation]:
-    """Continue a batch of prompts, token ids in, token ids out.
+    """Continue a batch of prompts: token ids in, token ids out.
 
     A round: the drafter proposes, one target pass scores the last token and every draft node, verification accepts a
     path and adds one token, the cache keeps what was accepted. Without a draft (`autoregressive`) this is plain
     decoding, so the baseline runs through the same lines. A round emits between 1 and depth + 1 tokens a row.
 
-    simulated_acceptance: for random weights, the declared chance that a drafted token is accepted
-    (`decoding.simulated`).
-    tell: called with each row's tokens as soon as they are final, within the time that counts as decoding.
+    simulated_acceptance: the declared acceptance rate of a model with random weights (`decoding.simulated`).
+    callback: called with each row's tokens as soon as they are final, within the time that counts as decoding.
 
     Raises DecodingError for an empty prompt or one that leaves no room in the model's context.
     """
@@ -58,9 +57,8 @@ def generate(
     # Prefill: one pass over the prompts, then each row's first token. `hidden` is [B, P, D], P the longest prompt.
     target.aux_layers, target.aux_hidden_states = drafter.aux_layers, None
     started = target.now()
-    logits, hidden = target.forward(
-        padded(prompts, longest, target.device), last=[len(prompt) - 1 for prompt in prompts]
-    )
+    last = [len(prompt) - 1 for prompt in prompts]
+    logits, hidden = target.forward(padded(prompts, longest, target.device), last=last)
     target.keep([range(len(prompt)) for prompt in prompts])
     target.watch.clear()  # the prompt's pass is prefill, not a decoding step
     rounds: list[list[Round]] = [[] for _ in range(B)]
@@ -74,32 +72,28 @@ def generate(
     drafter.begin(context, hidden, target.aux_hidden_states)
     typical, block = drafter.criterion(), drafter.acceptance(drafter.options) == "block"
     ready = target.now()
-    if tell is not None:
+    if callback is not None:
         for row in range(B):
-            tell(row, output[row], None)
+            callback(row, output[row], None)
 
     while not all(context.done):
+        # Draft. Every round drafts its full k, the last one too: a shorter k would blur the figures that are per k.
         active = [not done for done in context.done]
-        # Every round drafts its full k, the last one too: a shortened k would blur every figure that is given per k.
-        depths = [
-            min(k, target.max_positions - len(row)) if on else 0 for row, on in zip(context.tokens, active, strict=True)
-        ]
-        depth = max(depths)
+        room = [target.max_positions - len(tokens) for tokens in context.tokens]
+        depths = [min(k, left) if on else 0 for left, on in zip(room, active, strict=True)]
         context.depths = depths.copy()
-        draft = drafter.propose(context, depth) if depth > 0 else empty_draft(context)
+        draft = drafter.propose(context, max(depths)) if max(depths) > 0 else empty_draft(context)
         _limit(draft, depths)
 
-        # The last token and the draft, n + 1 tokens: logits [B, n + 1, V], hidden [B, n + 1, D].
+        # Verify. One pass over the last token and the draft: logits [B, n + 1, V], hidden [B, n + 1, D].
         logits, hidden = target.forward(_with_root(context, draft), parents=_with_root_parents(draft))
         verdict = verify(draft, logits, sampler, active=active, typical=typical, block=block, simulated=simulated)
         verdict.logits, verdict.hidden, verdict.aux_hidden_states = logits, hidden, target.aux_hidden_states
-        # The cache keeps the last token, place 0, and the accepted nodes, node i at place i + 1. The target's own token
-        # is not run yet.
-        target.keep(
-            [[0, *(node + 1 for node in path)] if on else [] for path, on in zip(verdict.paths, active, strict=True)]
-        )
+        # Keep the last token (index 0) and the accepted nodes (node i is index i + 1). The added token is not run yet.
+        paths = zip(verdict.paths, active, strict=True)
+        target.keep([[0, *(node + 1 for node in path)] if on else [] for path, on in paths])
 
-        # Accounting, row by row: what the stop rules leave of the accepted path and the target's token is emitted.
+        # Emit, row by row, what the stop rules leave of the accepted path and the added token.
         offered = _offered(draft, verdict)
         for row in range(B):
             if context.done[row]:
@@ -107,18 +101,17 @@ def generate(
                 continue
             emitted = stop_at(verdict.tokens[row], max_new_tokens - len(output[row]), eos)
             drafted, longest_path = offered[row]
+            accepted = min(len(verdict.paths[row]), len(emitted))
             cut = len(emitted) < len(verdict.tokens[row]) or depths[row] < k
-            rounds[row].append(
-                Round(drafted, longest_path, min(len(verdict.paths[row]), len(emitted)), len(emitted), cut)
-            )
+            rounds[row].append(Round(drafted, longest_path, accepted, len(emitted), cut))
             overlap[row] += verdict.overlap[row]
             reached[row] += verdict.reached[row]
             verdict.tokens[row] = emitted
             output[row] += emitted
             context.tokens[row] += emitted
             context.done[row] = emitted[-1] in eos or len(output[row]) >= max_new_tokens
-            if tell is not None:
-                tell(row, emitted, rounds[row][-1])
+            if callback is not None:
+                callback(row, emitted, rounds[row][-1])
         drafter.observe(verdict)
     ended = target.now()
 
@@ -141,46 +134,49 @@ def generate(
 
 
 def empty_draft(context: Context) -> Draft:
-    """The empty draft: a plain decoding step."""
+    """A draft without nodes: the round is a plain decoding step."""
     return Draft(torch.empty((context.batch_size, 0), dtype=torch.long, device=context.sampler.device))
+
+
+def stop_at(tokens: list[int], room: int, eos: Collection[int]) -> list[int]:
+    """The first `room` of `tokens`, up to the first end-of-sequence token, which is kept."""
+    tokens = tokens[:room]
+    end = next((index for index, token in enumerate(tokens) if token in eos), len(tokens))
+    return tokens[: end + 1]
 
 
 def _check(target: CachedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     if not prompts or any(len(prompt) == 0 for prompt in prompts):
         raise DecodingError("a prompt is empty: every prompt needs at least one token")
-    needed = max(map(len, prompts)) + max_new_tokens
-    if needed > target.max_positions:
+    longest = max(map(len, prompts))
+    if longest + max_new_tokens > target.max_positions:
         raise DecodingError(
-            f"a prompt of {max(map(len, prompts))} tokens and {max_new_tokens} new ones need {needed} positions, the model has "
-            f"{target.max_positions}: shorten the prompt or lower max_new_tokens"
+            f"a prompt of {longest} tokens and {max_new_tokens} new ones need {longest + max_new_tokens} positions, "
+            f"the model has {target.max_positions}: shorten the prompt or lower max_new_tokens"
         )
 
 
 def _with_root(context: Context, draft: Draft) -> torch.Tensor:
+    """The tokens of a target pass `[B, n + 1]`: the last token (the root), then the draft."""
     root = on_device([[tokens[-1]] for tokens in context.tokens], draft.tokens.device)
     return torch.cat((root, draft.tokens), 1) if draft.tokens.shape[1] else root
 
 
 def _with_root_parents(draft: Draft) -> Parents | None:
-    """Parents of the pass's tokens, None for a chain. Token 0 is the root, which hangs on the context (-1); node i is
-    token i + 1.
-    """
+    """The parents of these tokens, None for a chain. The root follows the context (-1); node i is token i + 1."""
     if isinstance(draft.parents, torch.Tensor):
         return torch.nn.functional.pad(draft.parents + 1, (1, 0), value=-1)
     return None if draft.parents is None else [[-1, *(parent + 1 for parent in row)] for row in draft.parents]
 
 
 def _limit(draft: Draft, depths: list[int]) -> None:
-    """Lower a chain's lengths to what each row can still use. A tree is left alone: the stop rule cuts what is too
-    deep.
-    """
-    n = draft.tokens.shape[1]
-    if draft.parents is None and min(depths) < n:
+    """Lower a chain's lengths to what each row can still use. A tree is cut by the stop rules instead."""
+    if draft.parents is None and min(depths) < draft.tokens.shape[1]:
         draft.lengths = [min(length, depth) for length, depth in zip(draft.offered, depths, strict=True)]
 
 
 def _offered(draft: Draft, verdict: Verdict) -> list[tuple[int, int]]:
-    """Per row (draft tokens that could be accepted, length of the longest path among them)."""
+    """Per row (draft tokens that could be accepted, length of the longest path of these)."""
     if verdict.parents is None:
         return [(count, count) for count in draft.offered]
     result = []
@@ -190,12 +186,3 @@ def _offered(draft: Draft, verdict: Verdict) -> list[tuple[int, int]]:
             depth.append(1 if parent < 0 else depth[parent] + 1)
         result.append((count, max(depth, default=0)))
     return result
-
-
-def stop_at(tokens: list[int], room: int, eos: Collection[int]) -> list[int]:
-    """Of `tokens` at most `room`, and none behind the first end-of-sequence token, which itself is kept."""
-    tokens = tokens[:room]
-    for index, token in enumerate(tokens):
-        if token in eos:
-            return tokens[: index + 1]
-    return tokens

@@ -28,42 +28,38 @@ LEAST_TEMPERATURE = 1e-6
 """Lowest temperature above 0 that is sampled at: logits divided by less are no longer finite numbers."""
 
 
-def _sampled_at(temperature: float) -> float:
+def _not_too_low(temperature: float) -> float:
     if 0 < temperature < LEAST_TEMPERATURE:
         raise ValueError(f"a temperature is 0 (greedy decoding) or at least {LEAST_TEMPERATURE:g}")
     return temperature
 
 
-Temperature = Annotated[float, Field(ge=0, le=10), AfterValidator(_sampled_at)]
-"""As a user may give it."""
-
+Temperature = Annotated[float, Field(ge=0, le=10), AfterValidator(_not_too_low)]
+"""A temperature in a config or a request."""
 
 Criterion: TypeAlias = "Callable[[Tensor], Tensor]"
 """Typical acceptance: from distributions `[..., V]` to the probability `[...]` that a token must exceed to be accepted."""
 
 TokenCallback: TypeAlias = "Callable[[int, Sequence[int], Round | None], None]"
-"""Who wants to see a generation grow is told (row, the tokens that it was just given, their round); None: the first
-token, from prefill.
-"""
+"""Called with (row, the tokens it just emitted, their round); the round is None for the first token, from prefill."""
 
 
 @dataclass(slots=True)
 class Draft:
     """Candidate continuations of every row, for one target pass.
 
-    tokens: `[B, n]` int64, each row's nodes in topological order; the last context token (the root) is not among them.
+    tokens: `[B, n]` int64, each row's nodes in topological order. The last context token (the root) is not one of them.
     parents: None for a chain; else per row n indices into the row's nodes, -1 for the root; a tensor where the device
-    grew the tree.
+        grew the tree.
     probs: None for deterministic candidates (the draft distribution is one-hot); else `[B, m, V]`, where `probs[:, j]`
         is the distribution that the children of node j - 1 were drawn from (j = 0: children of the root). For a chain
         that is the distribution that token j was drawn from. Siblings are drawn WITHOUT replacement, in node order.
-    vocabulary: None where the last axis of `probs` is the target's vocabulary; else `[Vd]` int64, the target's token
-        that each of its Vd places stands for, and every other token has probability 0. (`tokens` always are the
-        target's.)
+    vocabulary: None where the last axis of `probs` is the target's vocabulary; else `[Vd]` int64, the target's token id
+        of each entry; all other tokens have probability 0. (`tokens` are always the target's ids.)
     lengths: None if every row offers all its nodes; else how many nodes each row offers, from the first. Nodes behind
         them are padding or probes. For chains the loop lowers the lengths to `Context.depths`.
-    probes: how many nodes at the end are run only so that the drafter can read their logits (Lookahead's window); none
-    is accepted.
+    probes: how many nodes at the end are run only so that the drafter can read their logits (Lookahead's window). None
+        of them is accepted.
     width: the largest number of children of any node, where known.
     """
 
@@ -86,17 +82,15 @@ class Draft:
 class Verdict:
     """What the target made of a Draft.
 
-    tokens: per row the tokens that follow the context: the accepted path and then one token of the target's own
-        (correction after a rejection, bonus when a whole path was accepted). Stop rules have not been applied.
+    tokens: per row the tokens that follow the context: the accepted path, then one token of the target's own
+        (correction after a rejection, bonus when a whole path was accepted). The loop then applies the stop rules.
     paths: per row the accepted node indices, root to leaf.
-    overlap, reached: per row Σ_x min(p, q), summed over the positions that were judged, and the number of these; alpha
-    is their ratio.
-    drafted, parents: per row the tokens of all the draft's nodes and the parents of these, as the host knows them;
-        parents is None for a chain. A drafter that needs them takes them from here: to ask the device would make the
-        host wait.
-    logits: `[B, n + 1, V]`, hidden: `[B, n + 1, D]` of the target at the root and every node: what feature-based
-        drafters learn from. `hidden` is the state after the final norm; `aux_hidden_states` `[B, n + 1, FD]` joins the streams
-        that the drafter asked for (`aux_layers`, F of them).
+    overlap, reached: per row Σ_x min(p, q), summed over the positions that were judged, and the number of these. Their
+        ratio is alpha.
+    drafted, parents: per row the tokens and parents of all nodes, on the host; parents is None for a chain. A drafter
+        takes them from here: asking the device would make the host wait.
+    logits, hidden: `[B, n + 1, V]` and, after the final norm, `[B, n + 1, D]` of the target at the root and every node.
+    aux_hidden_states: `[B, n + 1, F D]`, the target's hidden states at the drafter's F `aux_layers`, joined.
     """
 
     tokens: list[list[int]]
@@ -143,7 +137,7 @@ class Round:
 
 @dataclass(slots=True)
 class Counts:
-    """Totals of one row's rounds, from an engine that does not tell them one by one (`measurement.records.Counts`)."""
+    """Totals of one row's rounds, from an engine that reports no single rounds (`measurement.records.Counts`)."""
 
     rounds: int
     drafted: int | None = None
@@ -155,9 +149,9 @@ class Counts:
 class Generation:
     """One row's output and its accounting. Times are in seconds; in a batch they are those of the whole batch.
 
-    ttft_s: until the first token; prefill_s: until the drafter is ready too; decode_s: of all rounds. target_passes,
-    draft_passes: width in tokens a row -> (calls, seconds). prefill_tokens: output tokens that are out before
-    `decode_s` begins.
+    ttft_s: until the first token. prefill_s: until the drafter is ready too. decode_s: of all rounds.
+    target_passes, draft_passes: width in tokens a row -> (calls, seconds).
+    prefill_tokens: output tokens that are out before `decode_s` begins.
     """
 
     tokens: list[int]
@@ -205,10 +199,10 @@ class Resources(Protocol):
         """Folder of a trained head of the target (`medusa`, `eagle`)."""
 
     def remote(self, name: str, rows: int, *, latency_s: float, half: bool) -> RemoteModel:
-        """A model of the drafter's own that a service runs, with room for so many rows.
+        """A model of the drafter's own that a service runs, with room for `rows` rows.
 
-        latency_s: seconds that are added to each round trip. half: probabilities are drawn from and sent in half
-        precision.
+        latency_s: seconds that are added to each round trip. half: probabilities are rounded to half precision, drawn
+        from like that, and sent.
         """
 
 
@@ -228,8 +222,8 @@ class RemoteModel(Protocol):
         """Continue row b by `depths[b]` tokens, drawn with the uniforms `[B, n]`, n the largest depth (none at
         temperature 0).
 
-        Returns the tokens and what each was drawn from: a float32 array `[B, n, V]`, None at temperature 0. Behind a
-        row's depth both mean nothing.
+        Returns the tokens and the distributions that they were drawn from: a float32 array `[B, n, V]`, None at
+        temperature 0. Behind a row's depth both mean nothing.
         """
 
     def passes(self) -> dict[int, tuple[int, float]]:
@@ -255,7 +249,7 @@ class Drafter(ABC):
     uses_service: ClassVar[bool] = False
     """Whether its draft model runs in a service (`Resources.remote`)."""
     aux_layers: tuple[int, ...] = ()
-    """Which of the target's hidden states it reads as `Verdict.aux_hidden_states`, rising: j is the stream after j layers."""
+    """The layers whose hidden states it reads as `Verdict.aux_hidden_states`, rising: j is the state after j layers."""
 
     class Options(MethodOptions):
         """No options."""
@@ -281,14 +275,14 @@ class Drafter(ABC):
         return rule
 
     def criterion(self) -> Criterion | None:
-        """The lossy rule that stands in for rejection sampling where `acceptance` is typical."""
+        """The lossy rule that replaces rejection sampling where `acceptance` is typical."""
         return None
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:  # noqa: B027
         """A new batch starts; each row of `context.tokens` is its prompt and the first generated token.
 
-        hidden: the target's states over the prompts, `[B, P, D]`, P the longest prompt. aux_hidden_states: likewise `[B, P,
-        FD]`, where the drafter has `feature_layers`. Rows are left-aligned: row b's valid positions are its first
+        hidden: the target's states over the prompts, `[B, P, D]`, P the longest prompt. aux_hidden_states: likewise
+        `[B, P, F D]`, where the drafter has `aux_layers`. Rows are left-aligned: row b's valid positions are its first
         `len(context.tokens[b]) - 1`.
         """
 

@@ -1,17 +1,16 @@
 """Verification: which draft tokens the target accepts, and the token it adds itself.
 
-Lossless rules (`exact`): at temperature 0 a draft token is accepted when it is the target's argmax. Above, Leviathan et
-al. (2211.17192, Algorithm 1) and Chen et al. (2302.01318, Algorithm 2): a token x drawn from q is accepted with
-probability min(1, p(x)/q(x)); at the first rejection one token is drawn from norm(max(0, p - q)); when all are accepted
-one bonus token is drawn from p. Trees: SpecInfer (2305.09781, Algorithm 2) with siblings drawn without replacement:
-after a sibling is rejected p becomes norm(max(0, p - q)) and q loses that sibling. A deterministic candidate is a draw
-from a one-hot q.
+Lossless, `exact`: at temperature 0 a draft token is accepted when it is the target's argmax. Above, Leviathan et al.
+(2211.17192, Algorithm 1) and Chen et al. (2302.01318, Algorithm 2): a token x drawn from q is accepted with probability
+min(1, p(x)/q(x)). At the first rejection one token is drawn from norm(max(0, p - q)); when all are accepted, one bonus
+token from p. Trees: SpecInfer (2305.09781, Algorithm 2) with siblings drawn without replacement: after a sibling is
+rejected p becomes norm(max(0, p - q)) and q loses that sibling. A deterministic candidate is a draw from a one-hot q.
 
-Chains may be judged as a whole (`block`, lossless too): Sun et al. (2403.10444, Algorithm 2). Where a token is likelier
-under p than under q, its surplus helps the tokens behind it: the chain up to position i is accepted with a chance that
-equals the running product of p/q, cut to 1 at each step. No valid rule accepts more tokens in expectation.
+Lossless, `block`, for chains: Sun et al. (2403.10444, Algorithm 2). Where a token is likelier under p than under q, its
+surplus helps the tokens behind it: the chain up to position i is accepted with the running product of p/q as its
+probability, cut to 1 at each step. No valid rule accepts more tokens in expectation.
 
-Lossy rule (`typical`): Medusa's typical acceptance (2401.10774), p(x) > min(threshold, alpha * exp(-H(p))).
+Lossy, `typical`: Medusa's typical acceptance (2401.10774), p(x) > min(threshold, alpha * exp(-H(p))).
 
 Shapes: B rows, n draft tokens a row, V vocabulary. p and q are the distributions of target and draft.
 """
@@ -44,25 +43,25 @@ def verify(
 
     Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` (chains only) by block
     verification. `simulated` replaces the outcome, after all the work of judging, by a declared acceptance. Rows that
-    are not `active` consume no randomness. Returns a Verdict without logits and hidden states.
+    are not `active` use no random numbers. Returns a Verdict without logits and hidden states.
     """
     active = [True] * len(logits) if active is None else list(active)
     if draft.parents is not None or (typical is not None and not sampler.greedy):
         verdict = verify_tree(draft, logits, sampler, active, typical)
+    elif sampler.greedy:
+        verdict = _chain_greedy(draft, logits)
     else:
-        verdict = (
-            _chain_greedy(draft, logits) if sampler.greedy else _chain_sampled(draft, logits, sampler, active, block)
-        )
+        verdict = _chain_sampled(draft, logits, sampler, active, block)
     return verdict if simulated is None else simulated(verdict, draft, active)
 
 
 def _chain_greedy(draft: Draft, logits: Tensor) -> Verdict:
-    """Temperature 0: the longest beginning of each row's chain that repeats the target's own choices."""
+    """Temperature 0: the longest prefix of each row's chain that equals the target's own choices."""
     # One transfer to the host a round: everything else is list work on a few integers.
-    told = torch.cat((argmax(logits), draft.tokens), 1).tolist()
+    rows = torch.cat((argmax(logits), draft.tokens), 1).tolist()
     n = draft.tokens.shape[1]
     verdict = Verdict([], [], [], [])
-    for row, length in zip(told, draft.offered, strict=True):
+    for row, length in zip(rows, draft.offered, strict=True):
         chosen, drafted = row[: n + 1], row[n + 1 :]
         accepted = 0
         while accepted < length and drafted[accepted] == chosen[accepted]:
@@ -97,27 +96,27 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
         shared = torch.minimum(p[:, :n], q).sum(-1)
 
     # Which tokens pass, and from them how many are accepted: `counts` [B, 1].
-    places = torch.arange(1, n + 1, device=p.device)
-    offered = (
-        torch.full((B, 1), n, device=p.device) if draft.lengths is None else on_device(lengths, p.device).unsqueeze(1)
-    )
+    positions = torch.arange(1, n + 1, device=p.device)
+    if draft.lengths is None:
+        offered = torch.full((B, 1), n, device=p.device)
+    else:
+        offered = on_device(lengths, p.device).unsqueeze(1)
     if block:
-        lent, chance = _block(p, q, q_token, p_token, None if draft.lengths is None else offered)
-        kept = uniforms[:, :n] < chance
+        weights, acceptance = _block(p, q, q_token, p_token, None if draft.lengths is None else offered)
+        passed = uniforms[:, :n] < acceptance
     else:
         # u < min(1, p/q), written as u q < p: no division, and p = 0 is never accepted.
-        kept = uniforms[:, :n] * q_token < p_token
+        passed = uniforms[:, :n] * q_token < p_token
     if draft.lengths is not None:
-        kept = kept & (places <= offered)
+        passed = passed & (positions <= offered)
     # A block ends at the last position that passes, a chain of single tests at the first that does not.
-    counts = (kept * places).amax(-1, keepdim=True) if block else kept.long().cumprod(-1).sum(-1, keepdim=True)
+    counts = (passed * positions).amax(-1, keepdim=True) if block else passed.long().cumprod(-1).sum(-1, keepdim=True)
 
-    # The token that the target adds is drawn from norm(max(0, p - q)) at the first position that was not accepted, [B,
-    # V].
-    rejected = counts.clamp(max=n - 1)  # the first position that was not accepted, where one was not
+    # The token that the target adds: from norm(max(0, p - q)) at the first position that was not accepted, [B, V].
+    rejected = counts.clamp(max=n - 1)
     rest = p.gather(1, counts.unsqueeze(-1).expand(-1, -1, p.shape[-1])).squeeze(1)
-    if block:  # there w p takes the place of p, w the weight of what was accepted (2403.10444, Algorithm 2)
-        rest = rest * torch.where(counts > 0, lent.gather(1, (counts - 1).clamp(min=0)), 1.0)
+    if block:  # with w p instead of p, w the weight of what was accepted (2403.10444, Algorithm 2)
+        rest = rest * torch.where(counts > 0, weights.gather(1, (counts - 1).clamp(min=0)), 1.0)
     if q is None:
         left = rest.scatter(1, draft.tokens.gather(1, rejected), 0.0)
     else:
@@ -128,10 +127,10 @@ def _chain_sampled(draft: Draft, logits: Tensor, sampler: Sampler, active: list[
 
     # α's numerator: Σ_x min(p, q), summed over the positions that were judged.
     seen = shared.cumsum(-1).gather(1, torch.minimum(counts, offered - 1).clamp(min=0))
-    # Doubles hold every token id, so one transfer tells all.
-    told: list[list[float]] = torch.cat((counts, extra.unsqueeze(1), draft.tokens, seen.double()), 1).tolist()
+    # One transfer to the host: doubles hold every token id.
+    rows: list[list[float]] = torch.cat((counts, extra.unsqueeze(1), draft.tokens, seen.double()), 1).tolist()
     verdict = Verdict([], [], [], [])
-    for row, length in zip(told, lengths, strict=True):
+    for row, length in zip(rows, lengths, strict=True):
         accepted, last, *drafted = map(int, row[:-1])
         _add(verdict, accepted, length, drafted, last, row[-1] if length else 0.0)
     return verdict
@@ -149,14 +148,12 @@ def _add(verdict: Verdict, accepted: int, length: int, drafted: list[int], extra
 def _block(
     p: Tensor, q: Tensor | None, q_token: Tensor, p_token: Tensor, offered: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Block verification's weights and chances for each position of a chain, both `[B, n]` (2403.10444, equations 3 and
-    4).
+    """Block verification: the weight and the acceptance probability of each position of a chain, both `[B, n]`.
 
     p: `[B, n + 1, V]`; q: `[B, n, V]`, None if one-hot; q_token, p_token: `[B, n]`; offered: `[B, 1]`, None where all n
     tokens are offered. The weight w of a position is the running product of p/q up to it, cut to 1 at each step. The
-    chance of a position is that of accepting the chain up to it
-    when no longer beginning was accepted: S / (S + 1 - w), with S = Σ_x max(0, w p - q) at the next position. At the
-    last token offered there is no next position, and the chance is w.
+    chain up to a position, if no longer one was accepted, is accepted with probability S / (S + 1 - w), where S =
+    Σ_x max(0, w p - q) at the next position; with probability w at the last (2403.10444, equations 3 and 4).
     """
     # w_i = min(1, w_(i-1) p_i / q_i), w_0 = 1. A drawn token has q > 0.
     ratios = p_token / q_token
@@ -173,8 +170,8 @@ def _block(
         left = (w[:, :-1].unsqueeze(-1) * p[:, 1:n] - q[:, 1:]).clamp_(min=0.0).sum(-1)
 
     rest = left + 1.0 - w[:, :-1]
-    # Nothing left and w = 1: p and q agree on the next position, and what is drawn there afresh is drawn from p.
-    chance = torch.cat((torch.where(rest > 0, left / rest, 1.0), w[:, -1:]), -1)
+    # Nothing left and w = 1: p and q agree on the next position, where a new draw is a draw from p.
+    acceptance = torch.cat((torch.where(rest > 0, left / rest, 1.0), w[:, -1:]), -1)
     if offered is not None:  # rows that offer fewer tokens end earlier
-        chance = torch.where(torch.arange(1, n + 1, device=w.device) == offered, w, chance)
-    return w, chance
+        acceptance = torch.where(torch.arange(1, n + 1, device=w.device) == offered, w, acceptance)
+    return w, acceptance

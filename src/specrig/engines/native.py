@@ -60,7 +60,7 @@ class Native(WeightsEngine):
         )
         self.target = self.weights.cached("target", self.device)
         if self.options.padded_passes:
-            self.target.padded_passes()
+            self.target.pad_passes()
         if self.options.float32_logits:
             from specrig.runtime.transformers_model import float32_logits
 
@@ -91,9 +91,9 @@ class Native(WeightsEngine):
         *,
         max_new_tokens: int,
         seeds: Sequence[int],
-        tell: TokenCallback | None = None,
+        callback: TokenCallback | None = None,
     ) -> list[Generation]:
-        """See `Engine`. tell: is called with the tokens of every round (`decoding.types.TokenCallback`)."""
+        """See `Engine`. callback: is called with the tokens of every round (`decoding.types.TokenCallback`)."""
         from specrig.decoding.loop import generate
 
         key = digest([cell.method, cell.options])
@@ -110,7 +110,7 @@ class Native(WeightsEngine):
             eos=self.eos,
             seeds=seeds,
             simulated_acceptance=self.pair.simulated_acceptance,
-            tell=tell,
+            callback=callback,
         )
 
     def environment(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Does a model say over our cache what it says by itself? Asked of every model when it is loaded, with a few tokens.
+"""Does a model give the same logits over our cache as by itself? Checked when a model is loaded, with a few tokens.
 
-Speculation feeds a model trees whose siblings stand at one position, batches whose rows differ in length, and contexts
-that are cut back when a draft is rejected. An architecture that carries a state which cannot be rolled back, that reads
-positions off its cache or that hides what only its own code knows would go wrong without a sound, in the plain decoding
-that all is held against as well. So the model's own forward pass, which knows nothing of this project, is asked first;
-a prompt, a tree, what follows its kept path must then yield the same logits over our cache. Four narrow passes in all.
+Speculation runs trees whose siblings have one position, batches whose rows differ in length, and contexts that are cut
+back when a draft is rejected. An architecture with a state that cannot be rolled back, or that counts positions along
+its cache, would silently go wrong, in plain decoding as well, which is the reference of everything else. So the model's
+own forward pass runs first, without our code. A prompt, a tree, and tokens behind its kept path must then give the same
+logits over our cache. Four small passes in all.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest root mean square of the differences, in parts of that of the logits around their mean, that rounding
-explains.
-"""
+"""Largest relative difference (`relative_difference`) that rounding explains."""
 CONTEXT = 8
-"""Tokens before the tree, but for models with a window: the tree must stand beyond it."""
+"""Tokens before the tree; more for models with a window, which the tree must lie beyond."""
 WIDEST_WINDOW = 64
 """Windows up to here are filled; the audit compares with longer prompts (`audit.reference`)."""
 PARENTS = (-1, -1, 0, 1)
@@ -43,11 +41,10 @@ FOLLOWING = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelReference:
-    """What a model says by itself of two rows of different length.
+    """What a model's own forward pass gives for two rows of different length.
 
     rows: their contexts, then the tree's tokens, then the tokens that follow its kept path. branches: per row and path
-    of the tree the logits `[n, V]` from the context's last token on. layout: what each layer wrote to the model's own
-    cache.
+    of the tree the logits `[n, V]` from the context's last token on. layout: what each layer wrote to its own cache.
     """
 
     rows: list[list[int]]
@@ -56,10 +53,8 @@ class ModelReference:
 
 
 @torch.inference_mode()
-def ask(model: Any, device: torch.device) -> ModelReference:
-    """Run a loaded `…ForCausalLM` once, as it is. Raises DecodingError where it keeps no keys and values that can be
-    rolled back.
-    """
+def reference_pass(model: Any, device: torch.device) -> ModelReference:
+    """Run a loaded `…ForCausalLM` once, by itself. Raises DecodingError where its cache cannot be rolled back."""
     text = model.config.get_text_config(decoder=True)
     windows = [pattern.size for pattern in layer_patterns(text)]
     fill = max((size for size in windows if size <= WIDEST_WINDOW), default=0)
@@ -87,7 +82,7 @@ def ask(model: Any, device: torch.device) -> ModelReference:
 
 
 def layout(cache: Any, home: torch.device) -> list[LayerShape]:
-    """What each layer wrote to a model's own cache, and where, if not on the device `home`, which has the logits.
+    """What each layer wrote to a model's own cache, and on which device if not `home`, which has the logits.
 
     Raises DecodingError where that is not keys and values of every token.
     """
@@ -97,20 +92,25 @@ def layout(cache: Any, home: torch.device) -> list[LayerShape]:
     if others or not layers:
         kept = ", ".join(sorted(others)) or "no cache of keys and values"
         raise DecodingError(
-            f"it keeps more than keys and values of each token ({kept}), which cannot be rolled back when drafts are rejected"
+            f"it keeps more than keys and values of each token ({kept}), which cannot be rolled back when drafts are "
+            "rejected"
         )
-    places = [None if layer.keys.device == home else layer.keys.device for layer in layers]
     return [
-        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], place)
-        for layer, place in zip(layers, places, strict=True)
+        LayerShape(
+            layer.keys.shape[1],
+            layer.keys.shape[3],
+            layer.values.shape[3],
+            None if layer.keys.device == home else layer.keys.device,
+        )
+        for layer in layers
     ]
 
 
-def check(model: CachedModel, said: ModelReference) -> None:
-    """Ask a wrapped model the same. Raises DecodingError where it says something else, or nothing."""
+def check(model: CachedModel, reference: ModelReference) -> None:
+    """Compare a wrapped model with the reference. Raises DecodingError where it differs, or fails."""
     replay, model.replay = model.replay, None  # nothing is recorded for so few passes
     try:
-        difference = _difference(model, said)
+        difference = _difference(model, reference)
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise DecodingError(
@@ -118,42 +118,42 @@ def check(model: CachedModel, said: ModelReference) -> None:
         ) from error
     finally:
         model.replay = replay
-        model.forget()
+        model.free_caches()
     tolerance = TOLERANCE.get(model.dtype, TOLERANCE[torch.float32])
     if not difference <= tolerance:
         raise DecodingError(
-            f"over a cache that can be rolled back its logits are not its own: they differ by {difference:.2g} of their spread, and rounding "
-            f"explains {tolerance:g}"
+            f"over a cache that can be rolled back its logits are not its own: they differ by {difference:.2g} of their "
+            f"spread, and rounding explains {tolerance:g}"
         )
 
 
-def _difference(model: CachedModel, said: ModelReference) -> float:
-    """Root mean square of all differences, in parts of that of the model's own logits around their mean."""
+def _difference(model: CachedModel, reference: ModelReference) -> float:
+    """`relative_difference` over all tokens."""
     after = len(PARENTS) + FOLLOWING
-    contexts = [row[:-after] for row in said.rows]
-    model.start(len(contexts), max(map(len, said.rows)))
+    contexts = [row[:-after] for row in reference.rows]
+    model.start(len(contexts), max(map(len, reference.rows)))
     prompt = model.catch_up(contexts, [False] * len(contexts))
-    trees = torch.tensor([row[-after:-FOLLOWING] for row in said.rows], device=model.device)
+    trees = torch.tensor([row[-after:-FOLLOWING] for row in reference.rows], device=model.device)
     nodes, _ = model.forward(trees, parents=[list(PARENTS)] * len(contexts))
     model.keep([list(BRANCHES[-1])] * len(contexts))
-    following, _ = model.forward(torch.tensor([row[-FOLLOWING:] for row in said.rows], device=model.device))
+    following, _ = model.forward(torch.tensor([row[-FOLLOWING:] for row in reference.rows], device=model.device))
     found, expected = [], []
-    for row, (first, second) in enumerate(said.branches):
+    for row, (first, second) in enumerate(reference.branches):
         found += [prompt[row : row + 1], nodes[row, list(BRANCHES[0])], nodes[row, list(BRANCHES[1])], following[row]]
         expected += [first, second[1:]]
     return relative_difference(torch.cat(found), torch.cat(expected)[:, : model.vocab_size])
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:
-    """Root mean square of the differences of logits `[n, V]`, in parts of that of `expected` around each row's mean."""
+    """RMS of the differences of logits `[n, V]`, over the RMS of `expected` around each row's mean."""
     found, expected = found.double(), expected.double()
     spread = expected - expected.mean(-1, keepdim=True)
     return float((found - expected).norm() / spread.norm())
 
 
 def check_architecture(config: Any) -> None:
-    """Raise DecodingError for what transformers' config and class of an architecture say our cache cannot give; no
-    weights are read.
+    """Raise DecodingError where transformers' config or class of an architecture does not fit our cache; reads no
+    weights.
     """
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is None:
@@ -164,5 +164,5 @@ def check_architecture(config: Any) -> None:
         raise DecodingError("it keeps a state, which cannot be rolled back when drafts are rejected")
     if "position_ids" not in signature(kind.forward).parameters:
         raise DecodingError(
-            "it takes no positions: a tree's siblings stand at one position, which it would count off its cache"
+            "it takes no positions: a tree's siblings have one position, which it would count along its cache"
         )

@@ -1,10 +1,7 @@
-"""How far each layer sees back into the text: all of it, a window of the last positions, or the chunk that a token
-stands in.
+"""How far each layer attends: to all of the text, to a window of the last positions, or to a token's own chunk.
 
-Which layer sees what is read from the model's config, as transformers reads it for its own `generate`. A window counts
-positions of the
-text, not slots of the cache: two siblings of a tree stand at one position, and rows of a batch begin at slots of their
-own.
+It is read from the model's config, as transformers reads it for its own `generate`. A window counts positions of the
+text, not slots of the cache: two siblings of a tree have one position, and rows of a batch begin at different slots.
 """
 
 from __future__ import annotations
@@ -18,34 +15,28 @@ from specrig.runtime.types import DecodingError
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
-    """One layer's reach: everything before, the last `size` positions (its own among them), or its chunk of `size`
-    positions.
-    """
+class AttentionPattern:
+    """What one layer attends to: everything before, the last `size` positions (its own included), or its chunk."""
 
     kind: Literal["full_attention", "sliding_attention", "chunked_attention"] = "full_attention"
     size: int = 0
 
-    def reaches(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Whether positions `queries` `[..., n, 1]` reach back to positions `keys` `[..., 1, m]`: `[..., n, m]`. Not
-        whether keys come first.
-        """
+    def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """`[..., n, m]`: whether positions `queries` `[..., n, 1]` attend as far as `keys` `[..., 1, m]`. Not causal."""
         if self.kind == "sliding_attention":
             return queries - keys < self.size
         return queries // self.size == keys // self.size
 
     def hides_any(self, end: int) -> bool:
-        """Whether it hides anything of `end` positions."""
+        """Whether it hides any of `end` positions."""
         return self.kind != "full_attention" and end > self.size
 
 
-FULL = Pattern()
+FULL = AttentionPattern()
 
 
-def layer_patterns(config: Any) -> list[Pattern]:
-    """Of every layer, by a decoder's config. Raises DecodingError for a layer that is no attention over keys and
-    values.
-    """
+def layer_patterns(config: Any) -> list[AttentionPattern]:
+    """The pattern of every layer, by a decoder's config. Raises DecodingError for a layer without keys and values."""
     count = config.num_hidden_layers
     # Of a config whose layers differ in their sizes too, each layer has one of its own.
     own = list(getattr(config, "per_layer_config", None) or [config] * count)
@@ -59,13 +50,14 @@ def _only_type(config: Any) -> str:
     return "full_attention" if getattr(config, "attention_chunk_size", None) is None else "chunked_attention"
 
 
-def _pattern(layer_type: str, config: Any) -> Pattern:
+def _pattern(layer_type: str, config: Any) -> AttentionPattern:
     if layer_type == "full_attention":
         return FULL
     if layer_type == "sliding_attention":
-        return Pattern("sliding_attention", int(config.sliding_window))
+        return AttentionPattern("sliding_attention", int(config.sliding_window))
     if layer_type == "chunked_attention":
-        return Pattern("chunked_attention", int(config.attention_chunk_size))
+        return AttentionPattern("chunked_attention", int(config.attention_chunk_size))
     raise DecodingError(
-        f"layers of type {layer_type} keep more than keys and values of each token, which cannot be rolled back when drafts are rejected"
+        f"layers of type {layer_type} keep more than keys and values of each token, which cannot be rolled back when "
+        "drafts are rejected"
     )

@@ -1,5 +1,5 @@
-"""Static key/value cache. It is allocated once and written in place; a rollback only lowers a length; a path through a
-tree is kept by copying its entries together.
+"""Static key/value cache: allocated once, written in place. A rollback only lowers a length; a path through a tree is
+kept by copying its entries together.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from specrig.runtime.device import on_device
 
 
 class LayerShape(NamedTuple):
-    """What a layer writes of a token: key/value heads, the width of a key and that of a value; and where, None: on the
-    cache's device.
-    """
+    """What a layer writes of a token: key/value heads, width of a key and of a value; device None: the cache's."""
 
     heads: int
     key_width: int
@@ -43,26 +41,26 @@ class KeyValueCache:
             for shape, layers in counts.items()
             for width in (shape.key_width, shape.value_width)
         ]
-        places = {shape: zip(*self._stacks[2 * at : 2 * at + 2], strict=True) for at, shape in enumerate(counts)}
-        self._layers = [next(places[shape]) for shape in layout]
-        self._places = list(range(batch_size))  # where each row lies in the stacks
+        layers_of = {shape: zip(*self._stacks[2 * at : 2 * at + 2], strict=True) for at, shape in enumerate(counts)}
+        self._layers = [next(layers_of[shape]) for shape in layout]
+        self._stack_rows = list(range(batch_size))  # each row's index in the stacks
         self._devices = {stack.device for stack in self._stacks}
-        self._rows = torch.arange(batch_size, device=device).unsqueeze(1)  # where in `_layers`, [B, 1]
+        self._rows = torch.arange(batch_size, device=device).unsqueeze(1)  # the index in `_layers`, [B, 1]
         self._elsewhere = [shape.device is not None for shape in layout]  # whether a layer lies on another device
         self._sent: dict[torch.device, Tensor] = {}  # `_rows` there
-        self._scattered = False  # whether the rows do not lie side by side
+        self._scattered = False  # whether the rows are not adjacent in memory
         self.lengths = [0] * batch_size
         self.slots = slots
 
     def select_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> KeyValueCache:
-        """A cache of these rows alone, in this order, over the same memory; lengths: of their contexts.
+        """A view of these rows in this order, over the same memory; lengths: of their contexts.
 
-        Rows that do not lie side by side are copied together for each pass that reads them.
+        Rows that are not adjacent are copied together for each pass that reads them.
         """
         view = copy.copy(self)
-        view.lengths, view._places = list(lengths), list(rows)
+        view.lengths, view._stack_rows = list(lengths), list(rows)
         first, end = rows[0], rows[0] + len(rows)
-        if view._places == list(range(first, end)):
+        if view._stack_rows == list(range(first, end)):
             view._layers = [(keys[first:end], values[first:end]) for keys, values in self._layers]
             view._rows = self._rows[: len(rows)]
         else:
@@ -81,12 +79,12 @@ class KeyValueCache:
         return len(self.lengths)
 
     def scratch(self, lengths: Sequence[int]) -> KeyValueCache:
-        """The same memory under lengths of its own: what is written behind these is scratch for whoever else uses it."""
+        """A view with other lengths: what is written behind these does not touch this cache's context."""
         return self.select_rows(range(self.batch_size), lengths)
 
     @property
     def scattered(self) -> bool:
-        """Whether the rows lie at places of their own in the memory, so that `layers` does not show them."""
+        """Whether the rows are not adjacent in memory, so that `layers` does not show them."""
         return self._scattered
 
     @property
@@ -115,15 +113,15 @@ class KeyValueCache:
         return own[0][:, :, :end], own[1][:, :, :end]
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
-        """Of the n entries just written keep, per row, those at the indices `nodes[row]` (rising); forget the others."""
+        """Of the n entries just written keep, per row, those at the indices `nodes[row]` (rising); drop the others."""
         for row, kept in enumerate(nodes):
-            start, place = self.lengths[row], self._places[row]
+            start, index = self.lengths[row], self._stack_rows[row]
             if kept and kept[-1] != len(kept) - 1:  # not simply the first entries: a path through a tree
-                # Gather the path's entries, wherever they lie among those written, right behind the context.
+                # Gather the path's entries right behind the context.
                 path = [start + node for node in kept]
                 sources = {device: on_device(path, device) for device in self._devices}
                 for stack in self._stacks:
-                    stack[:, place, :, start : start + len(kept)] = stack[:, place, :, sources[stack.device]]
+                    stack[:, index, :, start : start + len(kept)] = stack[:, index, :, sources[stack.device]]
             self.lengths[row] += len(kept)
 
     def copy_row(self, source: int, to: int, length: int) -> None:

@@ -1,8 +1,8 @@
-/* Products of a few rows with large weights on a processor, and a narrow forward pass of a Llama-shaped model, or of a head of one such
+/* Products of a few rows with large weights on a processor, and a decode pass of a Llama-shaped model, or of a head of one such
  * layer, as one call. See runtime/compiled.py and runtime/decode_pass.py.
  *
  * Sums are float32; weights, cache and results are of the model's type (float32 or bfloat16). Every sum runs in an order that depends
- * on nothing but the token's own context: not on the other tokens of the pass, their number or their places. So a token's logits have
+ * on nothing but the token's own context: not on the other tokens of the pass, their number or their order. So a token's logits have
  * the same bits in plain decoding, in a verified chain and on a tree's path.
  *
  * Work is split by outputs: each thread computes its share of a product's columns or of the attention's heads; a barrier follows.
@@ -26,7 +26,7 @@ enum { W = 8, TILE_ROWS = 6, FEW = 2 };
 int64_t vector_width(void) { return W; }
 typedef float vec __attribute__((vector_size(4 * W), aligned(4)));
 typedef uint32_t bits __attribute__((vector_size(4 * W), aligned(4)));
-typedef int32_t places __attribute__((vector_size(4 * W), aligned(4)));
+typedef int32_t lanes __attribute__((vector_size(4 * W), aligned(4)));
 typedef uint16_t half __attribute__((vector_size(2 * W), aligned(2)));
 typedef uint8_t bytes __attribute__((vector_size(W), aligned(1)));
 #define INLINE static inline __attribute__((always_inline))
@@ -46,7 +46,7 @@ typedef struct {
     const void *norm_1, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *norm_2, *gate_up, *down;
     void *keys, *values;  /* [B, K, S, d] */
     const uint8_t *mask;  /* [B or 1, n, end]: which slots a token sees; null: all */
-    void *stream;         /* [B * n, D]: the residual stream before this layer goes here; null: nowhere */
+    void *aux_hidden_state; /* [B * n, D]: hidden states before this layer are written here; null: not needed */
 } Layer;
 
 typedef struct {
@@ -56,15 +56,15 @@ typedef struct {
     const float *cos, *sin; /* [S, d]; the sign of rotate_half is in `sin` */
     Layer *layer;
     /* of one pass */
-    int64_t B, n, end, S, mask_rows, wanted; /* mask_rows: B or 1 */
+    int64_t B, n, end, S, mask_rows, outputs; /* mask_rows: B or 1 */
     const int64_t *tokens, *positions, *slots; /* [B * n] */
-    const int64_t *rows; /* [wanted]: the tokens whose logits are asked for */
-    /* Of a head that follows another model: the stream before its layer, and what the layer's attention reads. Null for a model: its
-     * stream begins with embeddings, and attention reads the normed stream. */
-    const void *given, *reads; /* [B * n, D], [B * n, R] */
+    const int64_t *rows; /* [outputs]: the tokens whose logits are computed */
+    /* Of a head that follows another model: the hidden states before its layer, and what its attention reads. Null for
+     * a model: it begins with embeddings, and attention reads the normed hidden states. */
+    const void *input, *reads; /* [B * n, D], [B * n, R] */
     int64_t R;
-    void *hidden, *logits; /* [B * n, D] after the final norm, a head's before it; [wanted, V] */
-    float *room;
+    void *hidden, *logits; /* [B * n, D] after the final norm, a head's before it; [outputs, V] */
+    float *scratch;
 } Pass;
 
 INLINE vec load(const void *from, int64_t at, int bf16) {
@@ -83,15 +83,15 @@ INLINE void store(void *to, int64_t at, vec x, int bf16) {
 }
 
 /* Of each place x's number where `which` is all ones, y's where it is 0. */
-INLINE vec choose(places which, vec x, vec y) { return (vec)(((places)x & which) | ((places)y & ~which)); }
+INLINE vec choose(lanes which, vec x, vec y) { return (vec)(((lanes)x & which) | ((lanes)y & ~which)); }
 
 /* e^x to float32's precision; 0 below -87, and e^88 above 88, since beyond it e^x is no float32. */
 INLINE vec exponential(vec x) {
     const vec most = (vec){0} + 88.0f;
-    places seen = x > -87.0f;
+    lanes seen = x > -87.0f;
     x = choose(x > most, most, x);
-    vec within = (vec)((places)x & seen), times = within * 1.44269504f + 12582912.0f; /* + 1.5 * 2^23 rounds to a whole number */
-    places whole = (places)times - 0x4b400000;
+    vec within = (vec)((lanes)x & seen), times = within * 1.44269504f + 12582912.0f; /* + 1.5 * 2^23 rounds to a whole number */
+    lanes whole = (lanes)times - 0x4b400000;
     times -= 12582912.0f;
     vec rest = within - times * 0.693359375f + times * 2.12194440e-4f;
     vec y = 1.9875691500e-4f * rest + 1.3981999507e-3f;
@@ -100,7 +100,7 @@ INLINE vec exponential(vec x) {
     y = y * rest + 1.6666665459e-1f;
     y = y * rest + 5.0000001201e-1f;
     y = y * (rest * rest) + rest + 1.0f;
-    return (vec)(((places)y + (whole << 23)) & seen);
+    return (vec)(((lanes)y + (whole << 23)) & seen);
 }
 
 /* The sums of W vectors' numbers, side by side: each adds the numbers W / 2 apart, then half as far, down to neighbours. */
@@ -108,18 +108,18 @@ INLINE vec sums(vec x[W]) {
 #define FOLD(count, low, high) \
     for (int i = 0; i < count; i++) x[i] = __builtin_shuffle(x[i], x[i + count], low) + __builtin_shuffle(x[i], x[i + count], high);
 #ifdef __AVX512F__
-    FOLD(8, ((places){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}),
-         ((places){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}))
-    FOLD(4, ((places){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}),
-         ((places){4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31}))
-    FOLD(2, ((places){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}),
-         ((places){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31}))
-    FOLD(1, ((places){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}),
-         ((places){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31}))
+    FOLD(8, ((lanes){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}),
+         ((lanes){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}))
+    FOLD(4, ((lanes){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}),
+         ((lanes){4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31}))
+    FOLD(2, ((lanes){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}),
+         ((lanes){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31}))
+    FOLD(1, ((lanes){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}),
+         ((lanes){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31}))
 #else
-    FOLD(4, ((places){0, 1, 2, 3, 8, 9, 10, 11}), ((places){4, 5, 6, 7, 12, 13, 14, 15}))
-    FOLD(2, ((places){0, 1, 8, 9, 4, 5, 12, 13}), ((places){2, 3, 10, 11, 6, 7, 14, 15}))
-    FOLD(1, ((places){0, 8, 2, 10, 4, 12, 6, 14}), ((places){1, 9, 3, 11, 5, 13, 7, 15}))
+    FOLD(4, ((lanes){0, 1, 2, 3, 8, 9, 10, 11}), ((lanes){4, 5, 6, 7, 12, 13, 14, 15}))
+    FOLD(2, ((lanes){0, 1, 8, 9, 4, 5, 12, 13}), ((lanes){2, 3, 10, 11, 6, 7, 14, 15}))
+    FOLD(1, ((lanes){0, 8, 2, 10, 4, 12, 6, 14}), ((lanes){1, 9, 3, 11, 5, 13, 7, 15}))
 #endif
 #undef FOLD
     return x[0];
@@ -284,7 +284,7 @@ INLINE void weigh(float *weights, const void *q, const void *keys, const uint8_t
         if (!mask) memset(sees, 1, there);
         else if (there == W) memcpy(sees, mask + first, W);
         else memcpy(sees, mask + first, there);
-        found = choose(__builtin_convertvector(*(const bytes *)sees, places) != 0, found, never);
+        found = choose(__builtin_convertvector(*(const bytes *)sees, lanes) != 0, found, never);
         store(weights, first, found, 0);
         highest = choose(found > highest, found, highest);
     }
@@ -337,7 +337,7 @@ static inline int64_t own(int64_t rows, const Pass *p) { /* floats of each threa
     return rows * widest(p) + 2 * p->d + GROUP * slots_of(p);
 }
 
-int64_t room(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
+int64_t scratch_floats(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p) * p->threads; }
 
 /* A thread's share of `count` pieces. */
 #define SHARE(count) int64_t from = (count) * t / T, to = (count) * (t + 1) / T;
@@ -345,20 +345,20 @@ int64_t room(const Pass *p) { return shared(p->B * p->n, p) + own(p->B * p->n, p
 INLINE void run(const Pass *p, int t, int T, int kind) {
     const int bf16 = kind != WHOLE, inputs = kind == PAIRED; /* the type of weights, cache and results; that of products' inputs */
     const int64_t rows = p->B * p->n, D = p->D, H = p->H, K = p->K, d = p->d, I = p->I, Q = (H + 2 * K) * d;
-    float *x = p->room, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
+    float *x = p->scratch, *qkv = x + rows * D, *attended = qkv + rows * Q, *inner = attended + rows * H * d;
     float *normed = inner + rows * I + own(rows, p) * t, *turned = normed + rows * widest(p), *query = turned + d, *weights = query + d;
     const int64_t groups = (H / K + GROUP - 1) / GROUP; /* of the queries that share a key head */
     const int paired = kind == PAIRED && d % (2 * W) == 0; /* queries times keys by pairs of numbers */
     char *const input = (char *)normed;
     { SHARE(rows) for (int64_t r = from; r < to; r++) {
-        const void *first = p->given ? p->given : p->embedding;
-        for (int64_t i = 0; i < D; i += W) store(x, r * D + i, load(first, (p->given ? r : p->tokens[r]) * D + i, bf16), 0);
+        const void *first = p->input ? p->input : p->embedding;
+        for (int64_t i = 0; i < D; i += W) store(x, r * D + i, load(first, (p->input ? r : p->tokens[r]) * D + i, bf16), 0);
     } }
     #pragma omp barrier
     for (int64_t l = 0; l < p->layers; l++) {
         const Layer *layer = p->layer + l;
-        if (layer->stream) {
-            SHARE(rows * D / W) for (int64_t i = from * W; i < to * W; i += W) store(layer->stream, i, load(x, i, 0), bf16);
+        if (layer->aux_hidden_state) {
+            SHARE(rows * D / W) for (int64_t i = from * W; i < to * W; i += W) store(layer->aux_hidden_state, i, load(x, i, 0), bf16);
         }
         const int own_input = !p->reads || l > 0;
         const int64_t width = own_input ? D : p->R;
@@ -401,9 +401,9 @@ INLINE void run(const Pass *p, int t, int T, int kind) {
         { SHARE(D / W) product(x, (char *)inner, rows, layer->down, 0, I, D, from, to, 1, 0, kind); }
         #pragma omp barrier
     }
-    { SHARE(rows) for (int64_t r = from; r < to; r++) rms_norm(p->hidden, r * D, x + r * D, p->given ? 0 : p->norm, D, p->eps, bf16, bf16); }
-    for (int64_t i = 0; i < p->wanted; i++) rms_norm(input, i * D, x + p->rows[i] * D, p->norm, D, p->eps, bf16, inputs);
-    { SHARE((p->V + W - 1) / W) product(p->logits, input, p->wanted, p->head, 0, D, p->V, from, to, 0, bf16, kind); }
+    { SHARE(rows) for (int64_t r = from; r < to; r++) rms_norm(p->hidden, r * D, x + r * D, p->input ? 0 : p->norm, D, p->eps, bf16, bf16); }
+    for (int64_t i = 0; i < p->outputs; i++) rms_norm(input, i * D, x + p->rows[i] * D, p->norm, D, p->eps, bf16, inputs);
+    { SHARE((p->V + W - 1) / W) product(p->logits, input, p->outputs, p->head, 0, D, p->V, from, to, 0, bf16, kind); }
 }
 
 static void run_float32(const Pass *p, int t, int T) { run(p, t, T, WHOLE); }

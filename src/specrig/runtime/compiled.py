@@ -1,9 +1,8 @@
-"""Code that is compiled for this processor (`compiled.c`), where there is a compiler: products of a few rows, and whole
-passes of a few tokens.
+"""Code compiled for this processor (`compiled.c`), where there is a compiler: products of a few rows, and whole passes
+of a few tokens.
 
-Libraries for matrix products are made for many rows at once. A pass of decoding has a few, and waits for the weights to
-be read: here they lie in the order in which they are read, and as many rows as registers hold are multiplied while a
-weight is at hand.
+Libraries for matrix products are made for many rows. A decoding pass has few, and waits for the weights to be read: here
+weights lie in the order of reading, and as many rows as registers hold are multiplied while a weight is loaded.
 """
 
 from __future__ import annotations
@@ -18,13 +17,9 @@ from torch import Tensor
 from specrig.runtime import compiler
 
 MAX_TOKENS = 64
-"""Most rows of a product, and most tokens of a pass. For wider ones, as for prompts, libraries for large products are
-better.
-"""
+"""Most rows of a product, and most tokens of a pass; for more, as in prompts, libraries for large products are better."""
 SINGLE_THREAD_BYTES = 6 << 20
-"""Bytes of weights up to which one thread computes: what a core's own caches nearly hold is read faster than threads
-can agree.
-"""
+"""Bytes of weights up to which one thread computes: a core's own caches nearly hold them, so more threads only wait."""
 
 
 @cache
@@ -32,7 +27,7 @@ def library() -> Any:
     """The compiled code, or None where there is no compiler or what it makes does not load."""
     loaded = compiler.load(__file__)
     if loaded is not None:
-        loaded.room.restype = loaded.input_bytes.restype = loaded.vector_width.restype = c_int64
+        loaded.scratch_floats.restype = loaded.input_bytes.restype = loaded.vector_width.restype = c_int64
         loaded.linear.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int, c_int]
         loaded.linear.restype = loaded.forward.restype = None
     return loaded

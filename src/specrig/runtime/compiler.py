@@ -18,8 +18,7 @@ LONGEST_S = 180
 
 
 def load(module: str) -> ctypes.CDLL | None:
-    """The C code beside the file of a module and of its name, or None where there is no compiler or what it makes does
-    not load.
+    """Compile the `.c` file beside the file `module` and load it; None where that is not possible.
 
     It is compiled once for a kind of processor, and kept in the user's cache folder.
     """
@@ -52,12 +51,10 @@ def _compile(compiler: str, source: Path, made: Path) -> None:
 
 
 def _fingerprint(compiler: str, source: Path) -> str:
-    """Of everything that the compiled code depends on: its source, the flags, the compiler and the processor's
-    instructions.
-    """
+    """A hash of what the compiled code depends on: source, flags, compiler, and the processor's instructions."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text(encoding="utf-8").splitlines() if information.exists() else [platform.processor()]
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
-    told = (source.read_text(encoding="utf-8"), *FLAGS, version, flags)
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    inputs = (source.read_text(encoding="utf-8"), *FLAGS, version, flags)
+    return hashlib.sha256("\0".join(inputs).encode()).hexdigest()[:16]

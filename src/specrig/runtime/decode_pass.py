@@ -1,9 +1,8 @@
-"""Narrow passes of a Llama-shaped model on a processor, each as one call of compiled code (`runtime.compiled`).
+"""Decode passes of a Llama-shaped model on a processor, each as one call of compiled code (`runtime.compiled`).
 
-A small model's pass is some fifty calls a layer, each a few microseconds of Python and dispatch; a large one's waits
-between calls while memory idles. Here one call runs all layers, with the threads kept together throughout. A token's
-logits depend, to the last bit, on its
-own context alone: not on how many tokens run beside it, nor on whether it stands in a chain or a tree.
+With torch, a small model's pass is some fifty calls a layer, each a few microseconds of Python and dispatch, and memory
+idles between the calls of a large one. Here one call runs all layers with the same threads. To the last bit, a token's
+logits depend on its own context alone: not on how many tokens run with it, nor on whether it is in a chain or a tree.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from specrig.runtime.llama_model import CompiledPass, LlamaModel
 from specrig.runtime.model import Step
 
 MAX_WEIGHT_BYTES = 1 << 30
-"""Bytes of weights up to which a model gets compiled passes: its weights are then held twice, for wide passes in a
-library's layout.
+"""Bytes of weights up to which a model gets compiled passes: its weights are then held twice, the second time in a
+library's layout for prompts.
 """
 CONTEXT = 64
 """Tokens before the passes that are timed."""
@@ -42,26 +41,30 @@ TOKENS = (1, 5, 16)
 REPEATS = 5
 
 
+def _pointers(names: str) -> list[tuple[str, Any]]:
+    return [(name, c_void_p) for name in names.split()]
+
+
+def _integers(names: str) -> list[tuple[str, Any]]:
+    return [(name, c_int64) for name in names.split()]
+
+
 class _Layer(Structure):
-    _fields_ = [
-        *(
-            (name, c_void_p)
-            for name in ("norm_1", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "out_bias", "norm_2", "gate_up")
-        ),
-        *((name, c_void_p) for name in ("down", "keys", "values", "mask", "stream")),
-    ]
+    _fields_ = _pointers(
+        "norm_1 qkv qkv_bias q_norm k_norm out out_bias norm_2 gate_up down keys values mask aux_hidden_state"
+    )
 
 
 class _Pass(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("layers", "D", "H", "K", "d", "I", "V", "bf16", "threads")),
+        *_integers("layers D H K d I V bf16 threads"),
         ("eps", c_double),
-        *((name, c_void_p) for name in ("embedding", "norm", "head", "cos", "sin")),
+        *_pointers("embedding norm head cos sin"),
         ("layer", POINTER(_Layer)),
-        *((name, c_int64) for name in ("B", "n", "end", "S", "mask_rows", "wanted")),
-        *((name, c_void_p) for name in ("tokens", "positions", "slots", "rows", "given", "reads")),
+        *_integers("B n end S mask_rows outputs"),
+        *_pointers("tokens positions slots rows input reads"),
         ("R", c_int64),
-        *((name, c_void_p) for name in ("hidden", "logits", "room")),
+        *_pointers("hidden logits scratch"),
     ]
 
 
@@ -74,7 +77,7 @@ def choose_kernels(model: LlamaModel) -> None:
 
 def compile_passes(model: LlamaModel) -> None:
     """Run decode passes in compiled code from now on, where that is faster."""
-    if kernel_choice.compiled == "never" or not serves(model):
+    if kernel_choice.compiled == "never" or not supports_model(model):
         return
     compiled = DecodePass(model)
     if kernel_choice.compiled == "always" or faster(model, compiled):
@@ -86,10 +89,8 @@ def compile_passes(model: LlamaModel) -> None:
                 layer.blocks = blocks  # for products outside these passes
 
 
-def serves(model: LlamaModel) -> bool:
-    """Whether this model's passes can run in compiled code here: on a processor, in a precision and in widths that it
-    knows.
-    """
+def supports_model(model: LlamaModel) -> bool:
+    """Whether compiled code can run this model's passes here: its device, precision and widths."""
     first = model.blocks[0]
     widths = (model.hidden_size, model.q_heads * model.head_width, model.head_width, first.qkv.width, first.down.width)
     return (
@@ -104,9 +105,8 @@ def serves(model: LlamaModel) -> bool:
 
 
 def faster(model: LlamaModel, compiled: DecodePass) -> bool:
-    """Whether compiled passes take less time than torch's, as the geometric mean over `TOKENS`.
-
-    Of each the least of `REPEATS` passes counts, which alternate.
+    """Whether compiled passes take less time than torch's: least of `REPEATS`, which alternate, geometric mean over
+    `TOKENS`.
     """
 
     def run(n: int) -> None:
@@ -128,22 +128,20 @@ def faster(model: LlamaModel, compiled: DecodePass) -> bool:
                 least[way] = min(least[way], perf_counter() - started)
         gain *= least[None] / least[compiled]
     model.compiled = None
-    model.forget()
+    model.free_caches()
     return gain > 1.0
 
 
 class DecodePass:
-    """One model's narrow passes. It has the products' weights in `blocks`, beside the model's own, and writes to the
-    model's cache.
-    """
+    """One model's decode passes: they read a copy of its weights (`blocks`) and write to its cache."""
 
     def __init__(self, model: LlamaModel) -> None:
-        """model: one that `serves`."""
+        """model: one that `supports_model`."""
         self.model = model
         self.kept: Sequence[int] = range(len(model.blocks))  # the layers that a pass runs
         self.library = library()
         self.blocks = [to_blocks(layer.dense()) if layer.blocks is None else layer.blocks for layer in model.linears()]
-        self.alone = model.weight_bytes() <= SINGLE_THREAD_BYTES
+        self.single_thread = model.weight_bytes() <= SINGLE_THREAD_BYTES
         self.layers = (_Layer * len(model.blocks))()
         laid_out = iter(self.blocks)
         for layer, block in zip(self.layers, model.blocks, strict=True):
@@ -151,7 +149,7 @@ class DecodePass:
             layer.qkv_bias, layer.out_bias = _at(block.qkv.bias), _at(block.out.bias)
             layer.norm_1, layer.norm_2 = _at(block.norm_1), _at(block.norm_2)
             layer.q_norm, layer.k_norm = _at(block.q_norm), _at(block.k_norm)
-        self.told = _Pass(
+        self.args = _Pass(
             layers=len(model.blocks),
             D=model.hidden_size,
             H=model.q_heads,
@@ -167,82 +165,75 @@ class DecodePass:
             layer=self.layers,
             R=model.blocks[0].qkv.width,
         )
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self.room = torch.empty(0, dtype=torch.float32)
+    def _reset(self) -> None:
+        self.scratch = torch.empty(0, dtype=torch.float32)
         self.masked = True  # layers copied from another model's may still name its mask
-        self._seen: tuple[Any, Any] = (None, None)
+        self._bound: tuple[Any, Any] = (None, None)
         self._tables: tuple[Tensor, Tensor]
 
     def pruned(self, model: LlamaModel) -> DecodePass:
         """Passes of `model`, a copy of this one's with the same weights that leaves layers out."""
-        found = copy.copy(self)
-        found.model, found.blocks = model, list(self.blocks)
-        found.kept = [index for index in self.kept if index not in model.skipped]
-        found.layers = (_Layer * len(found.kept))(*(self.layers[index] for index in found.kept))
-        found.told = _Pass.from_buffer_copy(self.told)
-        found.told.layers, found.told.layer = len(found.kept), found.layers
-        found._begin()
-        return found
+        copied = copy.copy(self)
+        copied.model, copied.blocks = model, list(self.blocks)
+        copied.kept = [index for index in self.kept if index not in model.skipped]
+        copied.layers = (_Layer * len(copied.kept))(*(self.layers[index] for index in copied.kept))
+        copied.args = _Pass.from_buffer_copy(self.args)
+        copied.args.layers, copied.args.layer = len(copied.kept), copied.layers
+        copied._reset()
+        return copied
 
     def replace_head(self, head: Linear) -> None:
         """Compute logits with another LM head from now on."""
         self.blocks[-1] = to_blocks(head.dense()) if head.blocks is None else head.blocks
-        self.told.V, self.told.head = head.outputs, _at(self.blocks[-1])
+        self.args.V, self.args.head = head.outputs, _at(self.blocks[-1])
 
     def __call__(
         self, tokens: Tensor, step: Step, last: Sequence[int] | None, entry: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """As `CachedModel._run`. entry: of a head that follows another model, see `LlamaModel.entry`."""
-        model, told = self.model, self.told
+        model, args = self.model, self.args
         B, n = tokens.shape
-        if self._seen[0] is not model.cache or self._seen[1] is not model.cos:
-            self._moved()
-        positions, slots = _places(step.positions, B, n), _places(step.slots, B, n)
+        if self._bound[0] is not model.cache or self._bound[1] is not model.cos:
+            self._bind()
+        positions, slots = _indices(step.positions, B, n), _indices(step.slots, B, n)
         tokens = tokens.contiguous()
-        wanted = range(B * n) if last is None else [row * n + at for row, at in enumerate(last)]
-        rows = torch.tensor(wanted) if B * n > 1 else _ZERO
+        outputs = range(B * n) if last is None else [row * n + at for row, at in enumerate(last)]
+        rows = torch.tensor(outputs) if B * n > 1 else _ZERO
         masks = self._masks(step)
-        hidden = torch.empty((B, n, told.D), dtype=model.dtype)
-        logits = torch.empty((B, len(wanted) // B, told.V), dtype=model.dtype)
-        streams = self._streams(B, n)
-        told.B, told.n, told.end, told.wanted, told.threads = (
-            B,
-            n,
-            step.end,
-            len(wanted),
-            1 if self.alone else torch.get_num_threads(),
-        )
-        stream, reads = (None, None) if entry is None else (each.contiguous() for each in entry)
-        told.given, told.reads = _at(stream), _at(reads)
-        told.tokens, told.positions, told.slots = tokens.data_ptr(), positions.data_ptr(), slots.data_ptr()
-        told.rows, told.hidden, told.logits = rows.data_ptr(), hidden.data_ptr(), logits.data_ptr()
-        if (needed := self.library.room(byref(told))) > len(self.room):
-            self.room = torch.empty(needed, dtype=torch.float32)
-            told.room = self.room.data_ptr()
-        self.library.forward(byref(told))
-        del masks, stream, reads  # until here the call read them
-        if streams:
-            model.aux_hidden_states = torch.cat(streams, -1)
+        hidden = torch.empty((B, n, args.D), dtype=model.dtype)
+        logits = torch.empty((B, len(outputs) // B, args.V), dtype=model.dtype)
+        aux = self._aux_hidden_states(B, n)
+        args.B, args.n, args.end, args.outputs = B, n, step.end, len(outputs)
+        args.threads = 1 if self.single_thread else torch.get_num_threads()
+        given, reads = (None, None) if entry is None else (each.contiguous() for each in entry)
+        args.input, args.reads = _at(given), _at(reads)
+        args.tokens, args.positions, args.slots = tokens.data_ptr(), positions.data_ptr(), slots.data_ptr()
+        args.rows, args.hidden, args.logits = rows.data_ptr(), hidden.data_ptr(), logits.data_ptr()
+        if (needed := self.library.scratch_floats(byref(args))) > len(self.scratch):
+            self.scratch = torch.empty(needed, dtype=torch.float32)
+            args.scratch = self.scratch.data_ptr()
+        self.library.forward(byref(args))
+        del masks, given, reads  # the call has read them until here
+        if aux:
+            model.aux_hidden_states = torch.cat(aux, -1)
         return logits, hidden
 
-    def _moved(self) -> None:
-        """The model has another cache, or longer tables of positions."""
-        model, told = self.model, self.told
+    def _bind(self) -> None:
+        """Take the addresses of the model's cache and tables of positions, which may have moved."""
+        model, args = self.model, self.args
         for layer, index in zip(self.layers, self.kept, strict=True):
             keys, values = model.cache.layers[index]
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
-        told.S = model.cache.slots
-        if self._seen[1] is not model.cos:
+        args.S = model.cache.slots
+        if self._bound[1] is not model.cos:
             self._tables = model.cos.float().contiguous(), model.sin.float().contiguous()
-            told.cos, told.sin = (table.data_ptr() for table in self._tables)
-        self._seen = model.cache, model.cos
+            args.cos, args.sin = (table.data_ptr() for table in self._tables)
+        self._bound = model.cache, model.cos
 
     def _masks(self, step: Step) -> list[Tensor]:
-        """Hand each layer the mask of its pattern, `[B or 1, n, end]`; returns them, for they must live as long as the
-        pass.
-        """
+        """Set each layer's mask, `[B or 1, n, end]`; returns the masks, which must live as long as the pass."""
         if not self.masked and all(mask is None for mask in step.masks):
             return []
         made = {id(mask): mask.contiguous() for mask in step.masks if mask is not None}
@@ -250,16 +241,16 @@ class DecodePass:
             mask = step.masks[self.model.pattern_of[index]]
             layer.mask = None if mask is None else made[id(mask)].data_ptr()
         self.masked = bool(made)
-        self.told.mask_rows = max((len(mask) if mask.dim() == 4 else 1 for mask in made.values()), default=1)
+        self.args.mask_rows = max((len(mask) if mask.dim() == 4 else 1 for mask in made.values()), default=1)
         return list(made.values())
 
-    def _streams(self, B: int, n: int) -> list[Tensor]:
-        """Of each of the model's feature layers where its stream `[B, n, D]` goes."""
-        if not self.model.aux_layers and not any(layer.stream for layer in self.layers):
+    def _aux_hidden_states(self, B: int, n: int) -> list[Tensor]:
+        """Memory for the hidden states `[B, n, D]` before each of the model's `aux_layers`."""
+        if not self.model.aux_layers and not any(layer.aux_hidden_state for layer in self.layers):
             return []
-        found = {index: torch.empty((B, n, self.told.D), dtype=self.model.dtype) for index in self.model.aux_layers}
+        found = {index: torch.empty((B, n, self.args.D), dtype=self.model.dtype) for index in self.model.aux_layers}
         for layer, index in zip(self.layers, self.kept, strict=True):
-            layer.stream = found[index].data_ptr() if index in found else None
+            layer.aux_hidden_state = found[index].data_ptr() if index in found else None
         return [found[index] for index in self.model.aux_layers]
 
 
@@ -270,8 +261,8 @@ def _at(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _places(places: Tensor | slice, B: int, n: int) -> Tensor:
+def _indices(index: Tensor | slice, B: int, n: int) -> Tensor:
     """Positions or slots as int64 `[B, n]`."""
-    if isinstance(places, slice):
-        places = torch.arange(places.start, places.stop).expand(B, n)
-    return places.contiguous()
+    if isinstance(index, slice):
+        index = torch.arange(index.start, index.stop).expand(B, n)
+    return index.contiguous()

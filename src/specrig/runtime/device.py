@@ -1,10 +1,8 @@
-"""What differs between a processor and a GPU: how host values get there, and how time is measured. A GPU works through
-a queue.
+"""What differs between a processor and a GPU: how host values get there, and how time is measured.
 
-The host runs ahead of the device and waits for it once a round, when it reads what was accepted. So the functions that
-run within a
-round do not wait: host values travel from pinned memory, and passes are timed by events in the device's own queue,
-which are read when the generation is over.
+A GPU works through a queue. The host runs ahead and waits for it once a round, when it reads what was accepted. So
+functions that run within a round do not wait: host values travel from pinned memory, and passes are timed by events in
+the queue, which are read when the generation is over.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A linear layer that uses the kernel that is fastest for a few rows on this processor.
 
-Decoding multiplies one to a few dozen rows by large weights, and which kernel does it best depends on the processor and
-on the precision. So they are timed when a weight of a new shape comes: `plain` (`F.linear`), `reordered` (weights laid
-out once for oneDNN), and `compiled` (`runtime.compiled`, for narrow inputs; wider ones take reordered weights).
-`docs/log/decoding.md` has the measurements.
+Decoding multiplies one to a few dozen rows by large weights. Which kernel is best depends on the processor and on the
+precision, so they are timed when a weight of a new shape comes: `plain` (`F.linear`), `reordered` (weights laid out
+once for oneDNN) and `compiled` (`runtime.compiled`, up to 64 rows; more rows take reordered weights). Where whole passes
+are compiled (`runtime.decode_pass`), these kernels still serve prompts, heads, and models of more than 1 GiB.
+docs/log/decoding.md has the measurements.
 """
 
 from __future__ import annotations
@@ -38,13 +39,11 @@ REPEATS = 3
 
 
 class KernelChoice:
-    """The kernels of this process: how they are chosen, and what was. There is one, `kernel_choice`, for target, draft and
-    heads alike.
-    """
+    """The kernels of this process. There is one, `kernel_choice`, for target, draft and heads alike."""
 
     def __init__(self) -> None:
         self.compiled: Compiled = "auto"
-        """Whether narrow passes run in compiled code (`runtime.decode_pass`); auto: where that is faster."""
+        """Whether decode passes run in compiled code (`runtime.decode_pass`); auto: where that is faster."""
         self.pinned: Kernel | None = None
         """The kernel of all weights; None: the faster one for each shape."""
         self.seconds: dict[tuple[torch.dtype, tuple[int, ...]], dict[Kernel, list[float]]] = {}
@@ -81,7 +80,7 @@ class KernelChoice:
             if self._spent > LIMIT_S:
                 return "reordered"
             started = perf_counter()
-            self.seconds[key] = timed(weight)
+            self.seconds[key] = time_kernels(weight)
             self._spent += perf_counter() - started
         times = self.seconds[key]
         least: dict[Kernel, float] = {
@@ -93,12 +92,11 @@ class KernelChoice:
         return fastest if least[fastest] < MARGIN * least["reordered"] else "reordered"
 
 
-def timed(weight: Tensor) -> dict[Kernel, list[float]]:
+def time_kernels(weight: Tensor) -> dict[Kernel, list[float]]:
     """Seconds of a product with this weight at each of `ROWS`, for each kernel: the least of `REPEATS`, which
     alternate.
 
-    Before each the caches are filled with something else, for a pass comes back to a weight when all the others have
-    been read.
+    The processor's caches are overwritten before each, because a pass reads all other weights in between.
     """
     others = torch.zeros(8 << 20)
     kernels: list[Kernel] = ["plain", "reordered"]
@@ -123,9 +121,7 @@ def timed(weight: Tensor) -> dict[Kernel, list[float]]:
 
 
 def reorderable(weight: Tensor) -> bool:
-    """Whether this build of torch offers the oneDNN layout for a weight, and the weight is large enough to gain from
-    it.
-    """
+    """Whether torch offers the oneDNN layout for a weight here, and the weight is large enough to gain from it."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)
@@ -158,12 +154,12 @@ class Linear:
         self.outputs, self.width = weight.shape
         self.packed = False
         self.blocks: Tensor | None = None
-        """The weight as compiled code reads it, which then multiplies up to `MAX_TOKENS` rows; None: one kernel for all."""
+        """The weight as compiled code reads it, for up to `MAX_TOKENS` rows; None: one kernel for all."""
         self.in_place = weight.device.type == "cuda" and bias is None  # see `add_to`
         self.widens = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not multiplies_bfloat16()
-        self.use(kernel or kernel_choice.of(weight))
+        self.set_kernel(kernel or kernel_choice.of(weight))
 
-    def use(self, kernel: Kernel) -> None:
+    def set_kernel(self, kernel: Kernel) -> None:
         """Compute with this kernel from now on. A reordered weight stays so."""
         if kernel == "compiled" and compiled.supports_weight(self.dense(), self.bias):
             self.blocks = compiled.to_blocks(self.dense())
@@ -188,16 +184,16 @@ class Linear:
         """The weight `[out, in]`, spread out again where it was reordered."""
         return self.weight.to_dense() if self.packed else self.weight
 
-    def select_outputs(self, places: Tensor) -> Linear:
-        """A layer of those outputs alone, `places` `[n]`."""
-        return Linear(self.dense()[places].contiguous(), None if self.bias is None else self.bias[places])
+    def select_outputs(self, index: Tensor) -> Linear:
+        """A layer with the outputs `index` `[n]` only."""
+        return Linear(self.dense()[index].contiguous(), None if self.bias is None else self.bias[index])
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual + self(x)`, `[..., out]`. On a GPU `residual` itself takes the sum, inside the product's kernel."""
         return self.add_in_place(residual, x) if self.in_place else residual + self(x)
 
     def add_in_place(self, residual: Tensor, x: Tensor) -> Tensor:
-        """`add_to` for a GPU: adds to `residual` in place. Only for a layer without bias whose weight is not reordered."""
+        """`add_to` in place, for a GPU. Only for a layer without bias whose weight is not reordered."""
         residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), self.weight.t())
         return residual
 

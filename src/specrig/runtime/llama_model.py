@@ -1,5 +1,5 @@
-"""Llama-shaped models, computed directly from their weights. A small model's step is mostly Python and kernel launches;
-this path has a third of those that transformers' own forward has.
+"""Llama-shaped models, computed directly from their weights: a third of the Python and kernel launches of
+transformers' own forward, which are most of a small model's step.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from specrig.runtime.model import CachedModel, Step
 from specrig.runtime.pointwise import Arithmetic, fused, rotate, swiglu
 
 MAX_GROUPED = 64
-"""Most tokens a row for which a processor's attention lays out grouped heads as queries: it copies the mask for each."""
+"""Most tokens a row for which attention on a processor lays out grouped heads as queries, with a mask for each."""
 LLAMA_SHAPED = {"llama", "mistral", "qwen2", "qwen3"}
-"""Architectures that `LlamaModel` computes: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k
-norms.
-"""
+"""Architectures of `LlamaModel`: pre-norm RMSNorm, rotary positions, SwiGLU, optional qkv bias and q/k norms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +43,9 @@ class Block:
         attention, mlp = layer.self_attn, layer.mlp
 
         def fused(*modules: Any) -> Linear:
-            weight = (
-                torch.cat([module.weight.detach() for module in modules])
-                if len(modules) > 1
-                else modules[0].weight.detach()
-            )
+            weights = [module.weight.detach() for module in modules]
             bias = torch.cat([module.bias.detach() for module in modules]) if modules[0].bias is not None else None
+            weight = torch.cat(weights) if len(weights) > 1 else weights[0]
             return Linear(weight, bias, kernel="plain")  # `decode_pass.choose_kernels` chooses
 
         def norm(name: str) -> Tensor | None:
@@ -70,11 +65,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What all layers share of a step: the rotary tables of its positions, and its masks in the form that attention
-    takes.
+    """What all layers share of a step: the rotary tables of its positions, and its masks.
 
     cos, sin: `[n, 1, d]` or `[B, n, 1, d]`. masks: one for each of the model's patterns, True where a query sees a key;
-    where attention is `grouped` (recorded passes, and narrow ones on a processor) an additive bias `[B, 1, H/K · n,
+    where attention is `grouped` (recorded passes, and decode passes on a processor) an additive bias `[B, 1, H/K · n,
     end]` instead (see `attend_grouped`).
     """
 
@@ -106,9 +100,9 @@ class LlamaModel(CachedModel):
     """Direct forward pass of a Llama-shaped model, with fused projections."""
 
     drafted: Tensor | None = None
-    """`[Vd]` the only tokens that it has logits for, where it drafts among some alone; minus infinity for the others."""
+    """`[Vd]` token ids that it has logits for (`limit_vocabulary`), minus infinity for the others; None: all."""
     compiled: CompiledPass | None = None
-    """What runs passes of a few tokens in compiled code; None where torch runs them."""
+    """Runs passes of a few tokens in compiled code; None where torch runs them."""
 
     def __init__(self, model: Any, *, device: torch.device, dtype: torch.dtype) -> None:
         """`model`: a loaded `…ForCausalLM`; its weights are taken over, the module can be dropped."""
@@ -121,7 +115,7 @@ class LlamaModel(CachedModel):
         self.eps: float = self.config.rms_norm_eps
         self.q_heads: int = self.config.num_attention_heads
         self.blocks = [Block.of(layer) for layer in body.layers]
-        self.skipped: frozenset[int] = frozenset()  # layers that its passes leave out (`runtime.pruned`)
+        self.skipped: frozenset[int] = frozenset()  # layers left out (`runtime.pruned`)
         self.cos = self.sin = torch.empty(0)
 
     def linears(self) -> list[Linear]:
@@ -132,7 +126,7 @@ class LlamaModel(CachedModel):
         ]
 
     def weight_bytes(self) -> int:
-        """Of the weights of all products: what a pass of one token reads."""
+        """Bytes of the weights of all products: what a pass of one token reads."""
         return sum(layer.weight.numel() * layer.weight.dtype.itemsize for layer in self.linears())
 
     @staticmethod
@@ -173,12 +167,10 @@ class LlamaModel(CachedModel):
         return bias.repeat(1, 1, self.q_heads // self.kv_heads, 1)
 
     def attend_grouped(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of H query heads `[B, H, n, d]` over K key heads `[B, K, end, d]`, for kernels that take a mask but
-        no grouped heads.
+        """Attention of H query heads `[B, H, n, d]` over K key heads `[B, K, end, d]`, for kernels without grouped heads.
 
-        Those of a processor take both, and are three to seven times as fast in bfloat16 for 3 queries of one head as
-        for 1 query of 3. The H/K query heads that share a key head are laid out as H/K · n queries of that head. mask:
-        additive, `[B, 1, H/K · n, end]`.
+        The H/K query heads that share a key head become H/K · n queries of that head. mask: additive, `[B, 1, H/K · n,
+        end]`. A processor's kernel has grouped heads, but is three to seven times as fast in bfloat16 this way.
         """
         B, H, n, d = q.shape
         K = self.kv_heads
@@ -187,15 +179,13 @@ class LlamaModel(CachedModel):
         )
 
     def block(self, index: int, block: Block, x: Tensor, view: View, reads: Tensor | None = None) -> Tensor:
-        """Run layer `index` on the residual stream x `[B, n, D]`; its keys and values go into the cache. x may be
-        overwritten.
+        """Run layer `index` on hidden states x `[B, n, D]`, which may be overwritten; keys and values go to the cache.
 
-        reads: the input of the attention's projections, where that is not the normed stream (EAGLE's heads).
+        reads: the input of the attention's projections, where that is not x after the norm (EAGLE's heads).
         """
         B, n, D = x.shape
         H, K, d = self.q_heads, self.kv_heads, self.head_width
-        # Queries and keys [B, n, H + K, d], normed each by itself where the model does that (Qwen3), then rotated
-        # together.
+        # Queries and keys [B, n, H + K, d], normed one by one where the model does that (Qwen3), rotated together.
         qkv = block.qkv(F.rms_norm(x, (D,), block.norm_1, self.eps) if reads is None else reads)
         qk = qkv[..., : (H + K) * d].view(B, n, H + K, d)
         if block.q_norm is not None and block.k_norm is not None:
@@ -211,7 +201,7 @@ class LlamaModel(CachedModel):
             attended = self.attend_grouped(qk[:, :H], keys, values, mask)
         else:
             attended = F.scaled_dot_product_attention(qk[:, :H], keys, values, attn_mask=mask, enable_gqa=H != K)
-        # Heads back side by side, [B, n, H · d], onto the residual stream; then the MLP likewise.
+        # Heads joined again, [B, n, H · d], projected and added to x; then the MLP likewise.
         x = block.out.add_to(x, attended.transpose(1, 2).reshape(B, n, H * d))
         gate_up = block.gate_up(F.rms_norm(x, (D,), block.norm_2, self.eps))
         return block.down.add_to(x, view.swiglu(gate_up))
@@ -221,15 +211,14 @@ class LlamaModel(CachedModel):
     ) -> tuple[Tensor, Tensor]:
         if self.compiled is not None and not step.fixed and not self.cache.scattered and tokens.numel() <= MAX_TOKENS:
             logits, hidden = self.compiled(tokens, step, last, self.entry(tokens, features))
-            return self._named(logits), hidden
+            return self._full_logits(logits), hidden
         hidden = self._hidden(tokens, step, features)
         return self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1)), hidden
 
     def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """What a head makes of its inputs: the stream before its layer `[B, n, D]`, and what the layer's attention
-        reads `[B, n, R]`.
+        """A head's input: the hidden states before its layer `[B, n, D]`, and what attention reads `[B, n, R]`.
 
-        None for a model: its stream begins with the tokens' embeddings, and attention reads the normed stream.
+        None for a model: it begins with the tokens' embeddings, and attention reads the normed hidden states.
         """
         return None
 
@@ -248,10 +237,10 @@ class LlamaModel(CachedModel):
 
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self._named(self.head(hidden))
+        return self._full_logits(self.head(hidden))
 
-    def _named(self, logits: Tensor) -> Tensor:
-        """The head's logits at their tokens' places among all, `[..., V]`."""
+    def _full_logits(self, logits: Tensor) -> Tensor:
+        """The LM head's logits as logits of the whole vocabulary, `[..., V]`."""
         if self.drafted is None:
             return logits
         return logits.new_full((*logits.shape[:-1], len(self.embedding)), -torch.inf).index_copy_(
@@ -259,9 +248,7 @@ class LlamaModel(CachedModel):
         )
 
     def limit_vocabulary(self, drafted: Tensor) -> None:
-        """From now on compute logits for the tokens `drafted` `[Vd]` alone: a large LM head is most of a small draft's
-        pass.
-        """
+        """Compute logits of the tokens `drafted` `[Vd]` only: a large LM head is most of a small draft's pass."""
         self.head, self.drafted = self.head.select_outputs(drafted), drafted
         if self.compiled is not None:
             self.compiled.replace_head(self.head)

@@ -1,7 +1,7 @@
-"""A language model that decodes step by step over a static cache: what the loop and the drafters run.
+"""A language model with a static cache: what the loop and the drafters run.
 
 Two implementations of one forward pass, tested against each other: `llama_model` computes Llama-shaped architectures
-directly, `transformers_model` calls the model's own `forward` and so takes any decoder-only architecture.
+directly, `transformers_model` calls the model's own `forward` and so runs any decoder-only architecture.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ WINDOW = 256
 
 @dataclass(slots=True)
 class Step:
-    """Where the n tokens of a forward pass sit, and what each may look at.
+    """The positions, cache slots and attention masks of a forward pass of n tokens.
 
-    positions: of the tokens in the text, `[B, n]`. slots: the cache slots that they are written to, `[B, n]`. Both are
-    slices where all rows are alike. end: the pass reads the cache's first `end` slots. masks: of each of the model's
-    `patterns`, True where a token sees a slot, `[n, end]` or `[B, 1, n, end]`; None where every token sees every slot.
+    positions, slots: `[B, n]` positions in the text and cache slots to write to; slices where all rows are alike.
+    end: the pass reads the cache's first `end` slots.
+    masks: for each of the model's `patterns`, True where a token sees a slot, `[n, end]` or `[B, 1, n, end]`; None where
+        every token sees every slot.
     fixed: no shape depends on the rows' lengths, so the pass can be replayed.
     """
 
@@ -51,18 +52,18 @@ class Step:
 class CachedModel(ABC):
     """A decoder-only model with its cache and a stopwatch over its bare forward passes.
 
-    `forward` writes the tokens' keys and values behind each row's context; `keep` makes them part of it. On a GPU
-    narrow passes are recorded and replayed (`runtime.replay`): the tensors that such a pass returns are overwritten by
-    the next pass of the same width.
+    `forward` writes the tokens' keys and values behind each row's context; `keep` makes them part of it. On a GPU,
+    decode passes are recorded and replayed (`runtime.replay`): the next pass of the same width overwrites the tensors
+    that such a pass returns.
     """
 
     replays: ClassVar[bool] = True
-    """Whether its passes can be recorded. They can where nothing in them runs on the host or depends on it."""
+    """Whether its passes can be recorded: nothing in them may run on the host or depend on it."""
 
     def __init__(
         self, config: Any, *, device: torch.device, dtype: torch.dtype, layout: Sequence[LayerShape] | None = None
     ) -> None:
-        """layout: what each layer writes to the cache; None: as the config's own numbers of heads and their width say."""
+        """layout: what each layer writes to the cache; None: by the config's numbers of heads and their width."""
         text = config.get_text_config(decoder=True)
         self.config = text
         self.device, self.dtype = device, dtype
@@ -78,7 +79,7 @@ class CachedModel(ABC):
         self.cache = KeyValueCache([], 1, 0, dtype=dtype, device=device)
         self.watch = Stopwatch(device)
         self.replay = Replay(device) if device.type == "cuda" and self.replays else None
-        self.aux_layers: tuple[int, ...] = ()  # see `Drafter.aux_layers`
+        self.aux_layers: tuple[int, ...] = ()  # the layers whose hidden states a pass collects
         self.aux_hidden_states: Tensor | None = None
         self._caches: dict[int, KeyValueCache] = {}
         self._causal = torch.empty(0, 0, dtype=torch.bool)
@@ -101,7 +102,7 @@ class CachedModel(ABC):
         self.cache = cache
         self.watch.clear()
 
-    def forget(self) -> None:
+    def free_caches(self) -> None:
         """Give the caches' memory back, and what was timed."""
         self._caches.clear()
         self.cache = KeyValueCache([], 1, 0, dtype=self.dtype, device=self.device)
@@ -131,18 +132,17 @@ class CachedModel(ABC):
         """Run `tokens` `[B, n]` behind each row's context: (logits `[B, n, V]`, hidden `[B, n, D]` after the final
         norm).
 
-        parents: None for a chain; else per row and token the index of its predecessor among these tokens, -1 for the
-        context.
+        parents: None for a chain; else per row and token the index of its predecessor in this pass, -1 for the context.
         last: one position a row; logits are then computed for these alone, `[B, 1, V]`.
-        features: `[B, n, D]`, read beside the tokens by a head such as EAGLE's; None for a whole model.
+        features: `[B, n, D]`, a second input of heads such as EAGLE's; None for a whole model.
         Raises DecodingError where the tokens do not fit the cache.
         """
         n = tokens.shape[1]
         if self.replay is not None and n <= (MAX_RECORDED if last is None else MAX_ALL_LOGITS):
             run, inputs = self._recorded(self.replay, tokens, self._own(n, parents), features)
             mark = self.watch.start()
-            logits, hidden, *streams = run(inputs)
-            self.aux_hidden_states = streams[0][:, :n] if streams else None
+            logits, hidden, *aux = run(inputs)
+            self.aux_hidden_states = aux[0][:, :n] if aux else None
             logits, hidden = logits[:, :n], hidden[:, :n]  # widths are rounded up
             if last is not None:
                 logits = at_each(logits, last).unsqueeze(1)
@@ -154,18 +154,18 @@ class CachedModel(ABC):
         self.watch.stop(n, mark)
         return logits, hidden
 
-    def padded_passes(self) -> None:
+    def pad_passes(self) -> None:
         """From now on pad every pass to a multiple of 8 tokens, over a multiple of `WINDOW` cache slots.
 
         Kernels add in another order for 1 token than for 5, which decides ties in bfloat16. In passes of one shape they
-        do not.
+        add in the same order.
         """
         if self.replay is None:
             self.replay = Unrecorded(self.device)
         self.replay.rows = 8
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
-        """Make some of the tokens just run part of the context: per row their indices, rising."""
+        """Make some of the tokens just run part of the context: their indices per row, rising."""
         self.cache.keep(nodes)
 
     def start_like(self, other: CachedModel) -> None:
@@ -181,8 +181,7 @@ class CachedModel(ABC):
         self.watch.clear()
 
     def catch_up(self, rows: Sequence[Sequence[int]], done: Sequence[bool], *, hold_last: bool = False) -> Tensor:
-        """Run and keep the tokens of every unfinished row that the cache does not hold yet; returns next-token logits
-        `[B, V]`.
+        """Run and keep the tokens of every unfinished row that are not in the cache; returns next-token logits `[B, V]`.
 
         hold_last: leave each row's last token out; the next call runs it.
         """
@@ -211,10 +210,7 @@ class CachedModel(ABC):
 
     def _own(self, n: int, parents: Parents | None) -> Tensor | None:
         """What each of the n tokens sees beyond the context: `[B, n, m]`, True for itself and its ancestors; None for a
-        chain.
-
-        The m columns are the last m tokens in the cache once the pass is written, of which the pass's own n are the
-        last.
+        chain. The columns are the last m tokens in the cache after the pass, which end with the pass's own n.
         """
         if parents is None:
             return None
@@ -231,7 +227,7 @@ class CachedModel(ABC):
                 self._ancestry[first] = known
         return known.expand(len(parents), -1, -1)
 
-    def _room(self, end: int) -> None:
+    def _check_room(self, end: int) -> None:
         if end > self.cache.slots:
             raise DecodingError(
                 f"{end} positions do not fit the cache of {self.cache.slots}: lower k or the size of the tree"
@@ -240,84 +236,76 @@ class CachedModel(ABC):
     def _step(self, n: int, own: Tensor | None) -> Step:
         start = max(self.cache.lengths)
         end = start + n
-        self._room(end)
-        level = slice(start, end)
+        self._check_room(end)
+        slots = slice(start, end)
         if self.cache.aligned and own is None:
             causal = self._causal[start:end, :end]
             masks = [None if n == 1 else causal] * len(self.patterns)
             for number, pattern in enumerate(self.patterns):
                 if pattern.hides_any(end):
-                    places = torch.arange(end, device=self.device)
-                    masks[number] = causal & pattern.reaches(places[start:].unsqueeze(-1), places)
-            return Step(level, level, end, masks)
+                    positions = torch.arange(end, device=self.device)
+                    masks[number] = causal & pattern.visible(positions[start:].unsqueeze(-1), positions)
+            return Step(slots, slots, end, masks)
         step = self._place(n, on_device(self._bases(), self.device), own, end)
         if self.cache.aligned:
-            step.slots = level
+            step.slots = slots
         return step
 
     def _place(self, n: int, base: Tensor, own: Tensor | None, end: int) -> Step:
-        """The step of n tokens behind contexts of lengths `base` `[B]`. own: see `_own`; end: the slots that are read."""
+        """The step of n tokens behind contexts of lengths `base` `[B]`. own: see `_own`; end: slots that are read."""
         if own is None:
             own = self._causal[:n, :n].expand(len(base), n, n)
         m = own.shape[-1]
         base = base.unsqueeze(1)
-        # How far each slot lies behind the row's context, [B, end]: below 0 it is context, from 0 to m - 1 a column of
-        # `own`, and from m on nobody's.
+        # Each slot's distance behind the row's context, [B, end]: below 0 it is context, 0 to m - 1 is a column of
+        # `own`, from m on it is unused.
         behind = torch.arange(end, device=self.device) - base
-        # What each token sees, [B, n, end]: all of the context, and of the columns of `own` what that says.
-        among = behind.clamp(0, m - 1).unsqueeze(1).expand(-1, n, -1)
-        seen = own.gather(-1, among) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
+        # What each token sees, [B, n, end]: all of the context, and what `own` says of the slots behind it.
+        column = behind.clamp(0, m - 1).unsqueeze(1).expand(-1, n, -1)
+        seen = own.gather(-1, column) & (behind < m).unsqueeze(1) | (behind < 0).unsqueeze(1)
         slots = base + torch.arange(m - n, m, device=self.device)
         # A token's position is the context's length plus its depth in the tree, that is the number of its ancestors.
         positions = base + own.sum(-1) - 1
         masks: list[Tensor | None] = [seen.unsqueeze(1)] * len(self.patterns)
         for number, pattern in enumerate(self.patterns):
             if pattern.hides_any(end):
-                # A slot of the context holds the position of its number; those of the pass itself are the tree's to
-                # say.
+                # A context slot's position is its index; a slot of the pass has its node's.
                 held = torch.where(behind < 0, behind + base, positions.gather(-1, behind.clamp(0, m - 1)))
-                masks[number] = (seen & pattern.reaches(positions.unsqueeze(-1), held.unsqueeze(1))).unsqueeze(1)
+                masks[number] = (seen & pattern.visible(positions.unsqueeze(-1), held.unsqueeze(1))).unsqueeze(1)
         return Step(positions, slots, end, masks)
 
     def _recorded(
         self, replay: Replay, tokens: Tensor, own: Tensor | None, features: Tensor | None
     ) -> tuple[Run, list[Tensor]]:
-        """A recording of this pass, and the inputs to run it on. Widths above 8 are rounded up to multiples of 8: few
-        shapes to record.
-        """
+        """A recording of this pass, and its inputs. Widths above 8 are rounded up to multiples of 8: few shapes."""
         n = tokens.shape[1]
         extra = -n % (8 if n > 8 else replay.rows)
         bases = self._bases()
         reach = max(bases) + (n if own is None else own.shape[-1]) + extra
-        self._room(reach)
-        # Tokens added by the rounding see only the context and themselves; nobody sees them, and `forward` cuts them
-        # off.
+        self._check_room(reach)
+        # Tokens added by the rounding see only the context and themselves. No token sees them; `forward` cuts them off.
         inputs = [F.pad(tokens, (0, extra)), on_device(bases, self.device)]
         if own is not None:
             inputs.append(pad_mask(own, extra))
         if features is not None:
             inputs.append(F.pad(features, (0, 0, 0, extra)))
-        end, shaped, fed = min(_window(reach), self.cache.slots), own is not None, features is not None
-        return replay.recorded(
-            (end, shaped, fed, self.aux_layers), partial(self._fixed, end, shaped, fed), inputs
-        ), inputs
+        end, is_tree, has_features = min(_window(reach), self.cache.slots), own is not None, features is not None
+        key = end, is_tree, has_features, self.aux_layers
+        return replay.recorded(key, partial(self._fixed, end, is_tree, has_features), inputs), inputs
 
     def _fixed(
-        self, end: int, shaped: bool, fed: bool, tokens: Tensor, base: Tensor, *rest: Tensor
+        self, end: int, is_tree: bool, has_features: bool, tokens: Tensor, base: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        """A pass that launches the same kernels whatever its inputs hold, so that it can be recorded.
+        """A pass that launches the same kernels for all values of its inputs, so that it can be recorded.
 
-        end: the slots that are read. shaped: the first of `rest` is `_own`'s matrix. fed: the last of `rest` are
-        features `[B, n, D]`.
+        end: the slots that are read. is_tree: the first of `rest` is `_own`'s matrix. has_features: the last of `rest`
+        are features `[B, n, D]`.
         """
-        step = self._place(tokens.shape[1], base, rest[0] if shaped else None, end)
+        step = self._place(tokens.shape[1], base, rest[0] if is_tree else None, end)
         step.fixed = True
-        logits, hidden = self._run(tokens, step, rest[-1] if fed else None, None)
-        return (
-            (logits, hidden, self.aux_hidden_states)
-            if self.aux_layers and self.aux_hidden_states is not None
-            else (logits, hidden)
-        )
+        logits, hidden = self._run(tokens, step, rest[-1] if has_features else None, None)
+        aux = self.aux_hidden_states if self.aux_layers else None
+        return (logits, hidden) if aux is None else (logits, hidden, aux)
 
 
 def _uniform(config: Any) -> LayerShape:

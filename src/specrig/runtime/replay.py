@@ -19,13 +19,11 @@ from torch import Tensor
 Function = Callable[..., tuple[Tensor, ...]]
 Run = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 WARM_UPS = 2
-"""Runs before the recording: in their first runs libraries choose kernels and allocate workspaces, which must not be
-recorded.
-"""
+"""Runs before the recording: libraries choose kernels and allocate in their first runs, which must not be recorded."""
 
 
 def eager(function: Function) -> Run:
-    """A `Run` that calls `function` directly, for where nothing is recorded."""
+    """A `Run` that calls `function` directly, without a recording."""
     return lambda inputs: function(*inputs)
 
 
@@ -38,11 +36,9 @@ class Recording:
         self.inputs, self.outputs, self.run = inputs, outputs, run
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Copy `inputs` to where the recording reads them, and repeat it. Returns tensors that the next call
-        overwrites.
-        """
-        for place, tensor in zip(self.inputs, inputs, strict=True):
-            place.copy_(tensor)
+        """Copy `inputs` to where the recording reads them, and replay it. The next call overwrites the results."""
+        for held, tensor in zip(self.inputs, inputs, strict=True):
+            held.copy_(tensor)
         self.run()
         return self.outputs
 
@@ -65,8 +61,7 @@ class Replay:
         self._pool: Any = None
 
     def recorded(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> Run:
-        """What to call instead of `function` on inputs of these shapes: its recording, which is made now if there is
-        none yet.
+        """The recording of `function` for inputs of these shapes; it is made now if there is none yet.
 
         The function must not wait for the device. It may depend only on `key`, on the inputs, and on tensors whose
         addresses do not change. Recording runs it several times on the same inputs, so a second run must leave
@@ -94,12 +89,12 @@ class Replay:
 
     def record(self, function: Function, inputs: list[Tensor]) -> Recording:
         """Capture `function` on these inputs. Raises RuntimeError where CUDA refuses."""
-        aside = torch.cuda.Stream(self.device)
-        aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 function(*inputs)
-        torch.cuda.current_stream(self.device).wait_stream(aside)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -110,9 +105,7 @@ class Replay:
 
 
 class Unrecorded(Replay):
-    """Passes of the same few shapes that run as they are: nothing is recorded. For `CachedModel.padded_passes` on a
-    processor.
-    """
+    """Passes of the same few shapes, without recordings: `CachedModel.pad_passes` on a processor."""
 
     def recorded(self, key: Hashable, function: Function, inputs: Sequence[Tensor]) -> Run:
         """`function` as it is."""

@@ -22,7 +22,7 @@ from specrig.runtime.types import DecodingError
 
 
 class _CacheView(Cache):
-    """The face that transformers models write to; the memory is our KeyValueCache."""
+    """The interface that transformers models write to; the memory is our KeyValueCache."""
 
     def __init__(self, cache: KeyValueCache, step: Step) -> None:
         super().__init__(layers=[])
@@ -33,9 +33,7 @@ class _CacheView(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         if isinstance(self._slots, Tensor) and self._slots.device != key_states.device:
-            self._slots = self._slots.to(
-                key_states.device
-            )  # the first layer on another device; those that follow are there too
+            self._slots = self._slots.to(key_states.device)  # for this layer and the next ones on its device
         return self.memory.write(layer_idx, key_states, value_states, self._slots, self.step.end)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -65,7 +63,8 @@ class TransformersModel(CachedModel):
         used = [self.patterns[number] for number in sorted(set(self.pattern_of))]
         if len({pattern.kind for pattern in used}) < len(used):
             raise DecodingError(
-                f"its windows are of {', '.join(str(pattern.size) for pattern in used)} tokens, one a layer, not one a type"
+                f"its windows are of {', '.join(str(pattern.size) for pattern in used)} tokens: one a layer, "
+                "not one a type"
             )
         self.model = model
 
@@ -78,8 +77,8 @@ class TransformersModel(CachedModel):
             positions = torch.arange(step.positions.start, step.positions.stop, device=self.device).expand(B, n)
         else:
             positions = step.positions
-        # Logits are the model's own doing (some scale or cap them), of every position that some row asks for.
-        wanted = tuple(sorted(set(last or ())))
+        # The model computes the logits itself (some scale or cap them), of every position that some row needs.
+        needed = tuple(sorted(set(last or ())))
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -87,19 +86,17 @@ class TransformersModel(CachedModel):
             past_key_values=_CacheView(self.cache, step),
             use_cache=True,
             output_hidden_states=True,
-            logits_to_keep=constant(wanted, self.device) if wanted else 0,
+            logits_to_keep=constant(needed, self.device) if needed else 0,
         )
         if self.aux_layers:
             self.aux_hidden_states = torch.cat([output.hidden_states[layer] for layer in self.aux_layers], -1)
         logits = (
-            output.logits if last is None else at_each(output.logits, [wanted.index(at) for at in last]).unsqueeze(1)
+            output.logits if last is None else at_each(output.logits, [needed.index(at) for at in last]).unsqueeze(1)
         )
         return logits, output.hidden_states[-1]
 
     def _masks(self, step: Step, B: int, n: int) -> Tensor | dict[str, Tensor]:
-        """Of each type of layer what is added to its scores, `[B, 1, n, end]`; not by type where all layers see the
-        same.
-        """
+        """Per type of layer what is added to its scores, `[B, 1, n, end]`; one tensor where all layers see the same."""
         made: dict[int, Tensor] = {}
         for mask in step.masks:
             if id(mask) not in made:
@@ -115,20 +112,18 @@ class TransformersModel(CachedModel):
 def float32_logits(model: CachedModel) -> None:
     """From now on compute the logits of a wrapped model in float32, from the hidden states as they are.
 
-    A bfloat16 logit of 20 knows multiples of 0.125 only, so the two best tokens are often equal. The LM head's weight
-    is kept in float32.
+    bfloat16 logits near 20 are multiples of 0.125, so the two best tokens are often equal. The LM head's weight is kept
+    in float32.
     """
     if isinstance(model, LlamaModel):
-        model.head, model.compiled = (
-            Float32Linear(model.head.dense()),
-            None,
-        )  # compiled passes have an LM head of the model's precision
+        model.head = Float32Linear(model.head.dense())
+        model.compiled = None  # compiled passes have an LM head of the model's precision
         return
     assert isinstance(model, TransformersModel)
     head = model.model.get_output_embeddings()
     for name, weight in list(head.named_parameters(recurse=False)):  # its own: the embedding may share it
         setattr(head, name, torch.nn.Parameter(weight.detach().float(), requires_grad=False))
-    head.register_forward_pre_hook(lambda _, given: (given[0].float(), *given[1:]))
+    head.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(), *inputs[1:]))
 
 
 def cached_model(
@@ -139,21 +134,21 @@ def cached_model(
 
     A model that lies on several devices, the first of which is `device`, always runs through its own.
 
-    drafts: it is a draft model, so where its config says `specrig.drafted` (token ids) it drafts among those alone.
+    drafts: it is a draft model, so it drafts only the token ids that its config names under `specrig.drafted`, if any.
 
-    Raises DecodingError for a model that says something else over our cache than by itself (`agreement`).
+    Raises DecodingError for a model whose logits over our cache are not its own (`agreement`).
     """
     model = model.eval()
     device = torch.device(device)
-    said = agreement.ask(model, device)
+    reference = agreement.reference_pass(model, device)
     wrapped: CachedModel
-    split = any(shape.device is not None for shape in said.layout)
+    split = any(shape.device is not None for shape in reference.layout)
     if direct and not split and LlamaModel.serves(model.config):
         wrapped = LlamaModel(model, device=device, dtype=model.dtype)
         choose_kernels(wrapped)
     else:
-        wrapped = TransformersModel(model, device=device, dtype=model.dtype, layout=said.layout)
-    agreement.check(wrapped, said)
+        wrapped = TransformersModel(model, device=device, dtype=model.dtype, layout=reference.layout)
+    agreement.check(wrapped, reference)
     drafted = (getattr(wrapped.config, "specrig", None) or {}).get("drafted")
     if drafts and drafted is not None and isinstance(wrapped, LlamaModel):
         wrapped.limit_vocabulary(torch.tensor(drafted, device=device))

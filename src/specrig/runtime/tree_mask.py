@@ -1,4 +1,4 @@
-"""Which tokens of one pass see each other, when they form a tree: each sees itself and its ancestors.
+"""Attention masks of a pass whose tokens form a tree: each token sees itself and its ancestors.
 
 Shapes: B rows, n tokens of the pass.
 """
@@ -14,10 +14,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 
 def pad_mask(own: Tensor, extra: int) -> Tensor:
-    """`own` `[B, n, m]` (see `CachedModel._own`) with `extra` tokens appended: `[B, n + extra, m + extra]`.
-
-    An appended token sees only the context and itself.
-    """
+    """Append `extra` tokens, which see only the context and themselves, to a mask `[B, n, m]` (`CachedModel._own`)."""
     if not extra:
         return own
     n = own.shape[1]
@@ -42,7 +39,7 @@ def ancestors(parents: Sequence[Sequence[int]]) -> Tensor:
 
 
 def ancestors_on_device(parents: Tensor) -> Tensor:
-    """`ancestors` of trees `[B, n]` whose parents are on the device: `[B, n, n]` bool, without a sweep over the nodes."""
+    """`ancestors` of trees whose parents `[B, n]` are on the device: `[B, n, n]` bool, without a loop over nodes."""
     n = parents.shape[1]
     nodes = torch.arange(n, device=parents.device)
     # links[b, i, j]: j is i or its parent, one generation at most.

@@ -25,8 +25,7 @@ from specrig.heads.eagle import module as eagle
 from specrig.heads.eagle.module import EagleHead
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
-from specrig.runtime import compiled, compiler
-from specrig.runtime import decode_pass as narrow
+from specrig.runtime import compiled, compiler, decode_pass
 from specrig.runtime.compiled import MAX_TOKENS
 from specrig.runtime.linear import kernel_choice
 from specrig.runtime.llama_model import LlamaModel
@@ -72,8 +71,8 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Models of the tests are so small that one thread would compute them."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr(narrow, "ALONE", 0)
-    monkeypatch.setattr(compiled, "ALONE", 0)
+    monkeypatch.setattr(decode_pass, "SINGLE_THREAD_BYTES", 0)
+    monkeypatch.setattr(compiled, "SINGLE_THREAD_BYTES", 0)
     yield
     torch.set_num_threads(before)
 
@@ -198,7 +197,7 @@ def test_without_the_processors_bfloat16_instruction_it_says_the_same(monkeypatc
         kept = said(found)
         found.start(1, 256)
         kept.append(found.catch_up([[place % 60 for place in range(MAX_TOKENS + 6)]], [False]))
-        found.padded_passes()
+        found.pad_passes()
         return [*kept, *found.forward(torch.tensor([[1, 2, 3]]))]
 
     expected = told("never")
@@ -270,7 +269,7 @@ def lab() -> Iterator[Lab]:
 @pytest.mark.parametrize("method", sorted(registry()))
 def test_methods_decode_what_plain_decoding_does(lab: Lab, method: str) -> None:
     assert isinstance(lab.target, LlamaModel)
-    if not narrow.serves(lab.target):
+    if not decode_pass.supports_model(lab.target):
         pytest.fail(f"the tests' own model has widths that compiled passes do not serve: {lab.target.config}")
     prompts = [[5, 9, 11, 5, 9, 5], [3, 7, 3, 7]]
     plain, found = (
