@@ -71,7 +71,7 @@ class _Pass(Structure):
 def choose_kernels(model: LlamaModel) -> None:
     """Choose what computes: a kernel for each weight, and for decode passes compiled code where that is faster."""
     for layer in model.linears():
-        layer.use(kernel_choice.of(layer.weight))
+        layer.set_kernel(kernel_choice.of(layer.weight))
     compile_passes(model)
 
 
