@@ -1,4 +1,4 @@
-"""A target that drafts for itself: which layers are left out, and what its thinned model says."""
+"""A target that drafts for itself: which layers are left out, and what its pruned model predicts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A model with layers left out, which drafts for the whole one: it has the same weights and reads the same cache.
 
 The residual stream passes a layer that is left out unchanged. Keys and values of the context are those that the whole
-model wrote, so nothing has to be run a second time. What the thinned model writes lies behind the context, where the
+model wrote, so nothing has to be run a second time. What the pruned model writes lies behind the context, where the
 whole model's next pass writes
 before it reads: the context is never touched (Draft & Verify, 2309.08168, section 3.1; SWIFT, 2410.06916, section 4.1).
 """

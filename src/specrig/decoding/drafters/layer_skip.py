@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LayerSkip(DraftModel):
-    """Drafts k tokens, one pass of the thinned target each."""
+    """Drafts k tokens, one pass of the pruned target each."""
 
     name = "layer_skip"
     summary = "the target without some of its layers drafts for itself (Draft & Verify 2309.08168, SWIFT 2410.06916)"

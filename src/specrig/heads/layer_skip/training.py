@@ -2,7 +2,7 @@
 3.3).
 
 The paper searches with Bayesian optimisation over drafting times. Here a greedy search leaves out one layer after the
-other, each time the one without which the thinned model most often still makes the whole model's first choice. Of the
+other, each time the one without which the pruned model most often still makes the whole model's first choice. Of the
 sets on that way the one is taken whose predicted speedup is best. It counts weights instead of timing passes, so that
 it finds the same set on every machine.
 """
@@ -61,7 +61,7 @@ def excerpts(texts: Texts, count: int, tokens: int) -> Texts:
 
 
 class Search:
-    """Runs thinned models over texts that the whole one wrote, and counts how often both make the same first choice."""
+    """Runs pruned models over texts that the whole one wrote, and counts how often both make the same first choice."""
 
     def __init__(self, whole: CachedModel, texts: Texts) -> None:
         self.whole, self.texts = whole, texts
