@@ -22,6 +22,7 @@ from specrig.engines.http.launch import free_port
 from specrig.engines.http.remote_draft import RemoteDraft
 from specrig.heads import initialise
 from specrig.heads.eagle3 import module as eagle3
+from specrig.runtime.linear import kernel_choice
 from specrig.runtime.model import CachedModel
 from specrig.runtime.replay import Function, Recording, Replay
 from specrig.runtime.transformers_model import cached_model
@@ -94,10 +95,13 @@ class Lab:
         self.noise, self.direct = noise, direct
         source = random_llama(vocab_size, layers=3, hidden=hidden)  # EAGLE-3 reads three streams
         draft = perturbed(source, noise)
+        if replayed:  # a GPU has no compiled code, and tracing does not see it
+            kernel_choice.pin("plain", compiled="never")
         self.target: CachedModel = cached_model(source.to(device), direct=direct, device=device)
         self._draft: CachedModel = cached_model(draft.to(device), direct=direct, device=device)
         self.replayed = replayed
         if replayed:
+            kernel_choice.pin(None)
             self.target.replay = Traced(self.target.device)
             self._draft.replay = Traced(self.target.device)
         self._folder = tempfile.TemporaryDirectory()

@@ -6,6 +6,7 @@ float32 or float16, holds the distributions that a row's draft tokens were drawn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -101,8 +102,10 @@ def pack(message: RowsRequest | RowsOutput) -> bytes:
     import numpy as np
     from safetensors.numpy import save
 
-    text = _adapter(type(message)).dump_json(message)
-    tensors = {f"q.{at}": np.ascontiguousarray(row.q) for at, row in enumerate(message.rows) if row.q is not None}
+    kind: type[Any] = type(message)
+    text = _adapter(kind).dump_json(message)
+    rows: Sequence[Any] = message.rows
+    tensors = {f"q.{at}": np.ascontiguousarray(row.q) for at, row in enumerate(rows) if row.q is not None}
     return save({"message": np.frombuffer(text, np.uint8), **tensors})
 
 

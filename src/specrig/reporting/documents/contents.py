@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+import pandas as pd
+
 from specrig.reporting.outline import OUTLINE, Block, Figure, Item, Medium, Section, Table, Text
 from specrig.reporting.tables.files import frame_grid
 from specrig.results.grid import Grid
@@ -119,7 +121,7 @@ def _tables(item: Table, results: StudyResults, medium: Medium) -> Iterator[Read
             yield ReadyTable(item, part.printed if medium == "print" else part.shown, part)
         elif isinstance(part, Grid):
             yield ReadyTable(item, part)
-        elif part is not None:
+        elif isinstance(part, pd.DataFrame):
             grid = frame_grid(item, part, results.name)
             yield ReadyTable(item, grid, DataTable(part, grid) if item.file else None)
 
