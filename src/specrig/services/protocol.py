@@ -102,7 +102,7 @@ def pack(message: RowsRequest | RowsOutput) -> bytes:
     import numpy as np
     from safetensors.numpy import save
 
-    kind: type[Any] = type(message)
+    kind: Any = type(message)
     text = _adapter(kind).dump_json(message)
     rows: Sequence[Any] = message.rows
     tensors = {f"q.{at}": np.ascontiguousarray(row.q) for at, row in enumerate(rows) if row.q is not None}
