@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specrig.corpus.wording import Overlap, normalized
 from specrig.heads.base import TrainingError
-from specrig.planning.estimate import training
+from specrig.planning.estimate import teacher_shape, training
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.tasks.sources import PromptError
@@ -321,10 +321,8 @@ def test_nothing_evaluated_is_in_it(written: Path, target: Path, tiny_corpus: Pa
 def test_the_plan_counts_requests_that_are_dropped(workplace: Path) -> None:
     study = load_study(Path("configs/test.yaml"))
     assert training(study) != "nothing"
-    from specrig.planning.estimate import shape_taught
-
     pair = next(pair for pair, _ in study.grid.trained)
-    shape = shape_taught(study, pair)
+    shape = teacher_shape(study, pair)
     assert shape is not None
     models = ["draft"]
     alone = training_flop(study.training, models, shape)
