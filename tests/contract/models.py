@@ -6,6 +6,8 @@ import copy
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,16 @@ class Traced(Replay):
         return Recording(inputs, outputs, run)
 
 
+@contextmanager
+def torch_passes(wanted: bool = True) -> Iterator[None]:
+    """Models that are made meanwhile run in torch: a GPU has no compiled code, and tracing does not see it."""
+    if wanted:
+        kernel_choice.pin("plain", compiled="never")
+    yield
+    if wanted:
+        kernel_choice.pin(None)
+
+
 class Lab:
     """Resources for drafters, as the native engine lends them. replayed: narrow passes run as they would on a GPU."""
 
@@ -95,13 +107,11 @@ class Lab:
         self.noise, self.direct = noise, direct
         source = random_llama(vocab_size, layers=3, hidden=hidden)  # EAGLE-3 reads three streams
         draft = perturbed(source, noise)
-        if replayed:  # a GPU has no compiled code, and tracing does not see it
-            kernel_choice.pin("plain", compiled="never")
-        self.target: CachedModel = cached_model(source.to(device), direct=direct, device=device)
-        self._draft: CachedModel = cached_model(draft.to(device), direct=direct, device=device)
+        with torch_passes(replayed):
+            self.target: CachedModel = cached_model(source.to(device), direct=direct, device=device)
+            self._draft: CachedModel = cached_model(draft.to(device), direct=direct, device=device)
         self.replayed = replayed
         if replayed:
-            kernel_choice.pin(None)
             self.target.replay = Traced(self.target.device)
             self._draft.replay = Traced(self.target.device)
         self._folder = tempfile.TemporaryDirectory()
@@ -140,7 +150,8 @@ class Lab:
 
     def drafter(self, name: str, **options: Any) -> Drafter:
         method = registry()[name]
-        drafter = method(method.Options.model_validate(options), self)
+        with torch_passes(self.replayed):
+            drafter = method(method.Options.model_validate(options), self)
         for head in ("head", "heads"):
             if self.replayed and hasattr(drafter, head):
                 getattr(drafter, head).replay = Traced(self.target.device)

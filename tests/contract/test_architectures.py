@@ -10,7 +10,7 @@ import architectures
 import pytest
 import torch
 from architectures import REFUSED, RUN, VOCABULARY, WINDOW, tiny
-from models import Traced, perturbed
+from models import Traced, perturbed, torch_passes
 
 from specrig.decoding.drafters import registry
 from specrig.decoding.loop import generate
@@ -187,7 +187,8 @@ def test_heads_on_a_target_with_windows_keep_its_output(name: str, method: str, 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
 def test_passes_that_are_replayed_have_the_same_windows(name: str) -> None:
     """As on a GPU: what is recorded once knows a row's length from its inputs alone."""
-    pair = Pair(name)
+    with torch_passes():
+        pair = Pair(name)
     expected = [own(pair.source, prompt) for prompt in PROMPTS]
     for model in (pair.target, pair.model("draft")):
         model.replay = Traced(model.device)

@@ -18,7 +18,7 @@ import yaml
 
 from specrig.audit.toy_pair import build
 from specrig.cell import Cell
-from specrig.engines.vllm import Started, Vllm
+from specrig.engines.vllm import RunningEngine, Vllm
 from specrig.measurement.blocks import WARMUP_TOKENS
 from specrig.measurement.records import read_records
 from specrig.measurement.runner import measure
@@ -63,7 +63,7 @@ class Watched:
         self.victim = victim
         stream = Vllm._stream
 
-        def watched(engine: Vllm, started: Started, cell: Cell, prompts: Any, limit: int, seeds: Any) -> Any:
+        def watched(engine: Vllm, started: RunningEngine, cell: Cell, prompts: Any, limit: int, seeds: Any) -> Any:
             if limit > WARMUP_TOKENS:
                 self.ran[cell.slug] += 1
                 if cell.slug == self.victim and self.ran[cell.slug] == 2:
@@ -72,7 +72,7 @@ class Watched:
 
         monkeypatch.setattr(Vllm, "_stream", watched)
 
-    def kill_later(self, started: Started) -> None:
+    def kill_later(self, started: RunningEngine) -> None:
         running = started.llm.llm_engine
         step, steps = running.step, iter(range(1, 1000))
 

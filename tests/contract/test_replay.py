@@ -94,7 +94,7 @@ def modules_with(function: str) -> list[Any]:
     return [
         module
         for name, module in sys.modules.items()
-        if name.startswith("specrig.decoding") and hasattr(module, function)
+        if name.startswith(("specrig.decoding", "specrig.heads", "specrig.runtime")) and hasattr(module, function)
     ]
 
 

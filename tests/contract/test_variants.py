@@ -101,14 +101,14 @@ def test_a_cut_vocabulary_keeps_the_greedy_output(cut: Lab, options: dict[str, A
 
 def test_a_cut_vocabulary_whose_places_pass_for_tokens_is_caught(cut: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft probabilities put at the wrong tokens of the target's vocabulary."""
-    right = sampling.widened
+    right = sampling.to_full_vocabulary
 
     def shifted(probs: torch.Tensor, vocabulary: torch.Tensor | None, V: int) -> torch.Tensor:
         assert vocabulary is not None
         return right(probs, vocabulary.flip(0), V)
 
     for module in (verify, verify_tree):
-        monkeypatch.setattr(module, "widened", shifted)
+        monkeypatch.setattr(module, "to_full_vocabulary", shifted)
     drafter = cut.drafter("eagle3")
     # The random head is nearly flat, where one token's probability is as good as another's.
     head, flat = drafter.head, drafter.head._logits

@@ -139,7 +139,7 @@ FLAWS = [
     Flaw("accepted with min(1, q/p), trees", ((WALK, "* q < float(rest[token])", "* float(rest[token]) < q"),), TREES),
     Flaw(
         "block: each token judged by itself",
-        ((CHAIN, "uniforms[:, :n] < chance", "uniforms[:, :n] * q_token < p_token"),),
+        ((CHAIN, "uniforms[:, :n] < acceptance", "uniforms[:, :n] * q_token < p_token"),),
         BLOCKS,
     ),
     Flaw("block: no running product", (("decoding.verify:_block", "(weights[-1] * ratio)", "ratio"),), BLOCKS),

@@ -48,7 +48,7 @@ def test_wrong_samplers_are_caught(toy_pair: Path, flaw: Flaw, label: str) -> No
 
 
 def test_a_flaw_that_no_longer_fits_the_code_is_no_proof() -> None:
-    gone = Flaw("gone", (("verify:_chain_sampled", "a line that is not there", "pass"),), ())
+    gone = Flaw("gone", (("decoding.verify:_chain_sampled", "a line that is not there", "pass"),), ())
     with pytest.raises(AssertionError, match="0 times"), planted(gone):
         pass
 
