@@ -323,7 +323,7 @@ def test_report_and_tables_say_so(tmp_path: Path) -> None:
     assert "1 of 8 cells was disturbed: the machine did other things" in page
     assert "specrig remeasure --study results/made_up/study.json" in page
     assert 'id="disturbed"' in page
-    assert "1 of the study&#39;s 8 cells are disturbed" in page
+    assert "1 of the study&#39;s 8 cells was disturbed" in page
     write_tables(folder, folder / "tables")
     cells = pd.read_csv(folder / "tables" / "cells.csv")
     assert cells["disturbed"].notna().sum() == 1
@@ -461,7 +461,7 @@ def test_a_study_without_disturbed_cells_is_left_alone(
 
 def test_a_replicate_that_the_study_does_not_have(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_measure(study_file, 2) == 2
-    assert "has 2 replicates, counted from 0" in capsys.readouterr().err
+    assert "it has 2, counted from 0" in capsys.readouterr().err
 
 
 def test_records_of_replicates_that_left_the_study_are_not_read(tmp_path: Path) -> None:

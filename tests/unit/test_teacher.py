@@ -299,7 +299,7 @@ def test_some_outputs_of_a_layer_are_those_of_the_whole(rows: int, dtype: torch.
         torch.randn(rows, generator=generator).to(dtype),
     )
     x, some = torch.randn(5, 256, generator=generator).to(dtype), torch.tensor([3, 4, 39])
-    found = Linear(weight, bias).among(some)
+    found = Linear(weight, bias).select_outputs(some)
     assert torch.equal(found.weight, weight[some])
     torch.testing.assert_close(
         found(x), Linear(weight, bias)(x)[:, some], atol=1e-1 if dtype == torch.bfloat16 else 1e-4, rtol=1e-2

@@ -30,7 +30,7 @@ from specrig.training.prompts import heldout_prompts
 from specrig.training.recipe import TINY, Distillation, Growth, Optimisation, Recipe, Shape
 from specrig.training.run import model_folder, training, within_memory
 from specrig.training.stages import TEXT
-from specrig.training.target_text import read_text, write_text
+from specrig.training.target_text import SHARDS, read_text, write_text
 from specrig.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from specrig.training.trainer import (
     Heldout,
@@ -368,7 +368,12 @@ def test_the_pair_loads_with_transformers_and_shares_its_tokenizer(pair: Path) -
         out = model.generate(**tokenizer("def f(x):\n", return_tensors="pt"), max_new_tokens=5, do_sample=False)
         assert 1 <= out.shape[1] - len(tokenizer("def f(x):\n").input_ids) <= 5
     assert (models / "target" / "tokenizer.json").read_bytes() == (models / "draft" / "tokenizer.json").read_bytes()
-    assert sorted(path.name for path in models.iterdir() if not path.name.startswith(".")) == ["draft", "target", TEXT]
+    assert sorted(path.name for path in models.iterdir() if not path.name.startswith(".")) == [
+        "draft",
+        "target",
+        SHARDS,
+        TEXT,
+    ]
 
 
 def test_the_loss_curve_falls_and_holds_the_heldout_losses(pair: Path) -> None:

@@ -114,7 +114,7 @@ def caption_note(cells: pd.DataFrame) -> str:
     """The sentence on disturbed cells to append to a figure's caption; empty where no cell is disturbed."""
     count = int(disturbed(cells).sum())
     return (
-        f" {count} of the study's {len(cells)} cells were disturbed ({DISTURBED_SIGN} in figures and tables). Do not read them."
+        f" {count} of the study's {len(cells)} cells {'were' if count > 1 else 'was'} disturbed ({DISTURBED_SIGN} in figures and tables). Do not read them."
         if count
         else ""
     )
