@@ -153,9 +153,10 @@ def test_what_an_engine_is_known_for_is_said() -> None:
 
 def test_the_paired_interval_by_hand() -> None:
     """Units that differ widely but alike in both: the difference is sure, though each ratio is not."""
-    first, second = ([3.0, 30.0], [1.0, 10.0]), ([2.0, 20.0], [1.0, 10.0])
+    first, second = ([3.0, 30.0, 300.0], [1.0, 10.0, 100.0]), ([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
     assert ratio_difference_interval(first, second) == pytest.approx((1.0, 1.0))
-    assert np.isnan(ratio_difference_interval(([3.0], [1.0]), ([2.0], [1.0]))).all()
+    for units in ([3.0], [1.0]), ([3.0, 30.0], [1.0, 10.0]):
+        assert np.isnan(ratio_difference_interval(units, units)).all(), "fewer than three units give no interval"
 
 
 @pytest.fixture(scope="module")
