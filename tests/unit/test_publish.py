@@ -349,7 +349,7 @@ def test_what_is_not_finished_or_in_the_way_is_not_published(workplace: Path) ->
         publish_study(study, "mine", to)
     assert (to / "mine" / "thesis.txt").exists()
     (study.root / "audit" / "records.csv").unlink()
-    with pytest.raises(PublicationError, match=r"audit/records.csv is not there"):
+    with pytest.raises(PublicationError, match=r"audit/records.csv does not exist"):
         publish_study(study, None, to)
     (study.root / "records/native/embedded/draft_model/index.json").unlink()
     with pytest.raises(PublicationError, match=r"4 cells are not measured, e\.g\. native/embedded/draft_model"):
