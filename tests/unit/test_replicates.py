@@ -122,7 +122,7 @@ def test_drift_has_an_interval_over_prompts() -> None:
 def test_the_report_tells_of_runs_where_there_are_several(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", methods=("draft_model", "ngram"), ks=(2, 4), tasks=("code", "translation"))
     write_tables(study, tmp_path / "once")
-    assert "what differs from run to run is not known" in (tmp_path / "once" / "speedup.md").read_text()
+    assert "Differences between runs are not known" in (tmp_path / "once" / "speedup.md").read_text()
     assert "last / first run" not in (tmp_path / "once" / "cells.md").read_text()
     for number, path in enumerate(sorted((study / "records").rglob("*.jsonl"))):
         records = list(read_records(path))
