@@ -228,7 +228,7 @@ def _bars(ax: Axes, pair: PublishedPair) -> None:
         .dropna(subset=[CROSS_FITTED])
         .sort_values(CROSS_FITTED, ascending=False)
     )
-    names = [f"{row_label(row)}{f' {DISTURBED_SIGN}' if row['_marked'] else ''}" for row in row_dicts(frame)]
+    names = [f"{row_label(row)}{f' {DISTURBED_SIGN}' if row['_disturbed'] else ''}" for row in row_dicts(frame)]
     palette = dict(zip(names, map(method_colour, frame["method"]), strict=True))
     sns.barplot(
         x=frame[CROSS_FITTED].to_numpy(),
