@@ -240,7 +240,7 @@ def _bars(ax: Axes, pair: PublishedPair) -> None:
         errorbar=None,
         ax=ax,
     )
-    for bar, kept in zip(ax.patches, frame["_fair"], strict=False):
+    for bar, kept in zip(ax.patches, frame["_reliable"], strict=False):
         bar.set_alpha(1.0 if kept else 0.35)
     values = frame[CROSS_FITTED].to_numpy(dtype=float)
     low, high = (frame[f"{CROSS_FITTED}_{end}"].to_numpy(dtype=float) for end in ("low", "high"))
