@@ -146,7 +146,7 @@ def test_a_layout_that_leaves_a_draw_out_is_caught(lab: Lab, monkeypatch: pytest
 
     def by_rank(paths: Any, vocabulary: int) -> Layout:
         layout = right(paths, vocabulary)
-        return Layout(layout.depth, layout.width, layout.parents, layout.places, layout.places, layout.sources)
+        return Layout(layout.depth, layout.width, layout.parents, layout.slots, layout.slots, layout.sources)
 
     monkeypatch.setattr(Layout, "of", by_rank)
     # The random heads are nearly flat, where one draw is as good as another; sharper ones have a choice to leave out.

@@ -124,7 +124,7 @@ def test_where_nothing_was_decoded_greedily_the_native_baseline_is_decoded_now(w
     assert not audit["passed"][0] and audit["temperature"].tolist() == [0.0, 1.0]
 
 
-def test_what_cannot_be_compared_is_said_and_condemns_nothing(windowed: Path) -> None:
+def test_what_cannot_be_compared_is_said_and_rejects_nothing(windowed: Path) -> None:
     study = load_study(windowed)
     measure(study, "native", "tiny", ["draft_model"])
     served = [
@@ -135,7 +135,7 @@ def test_what_cannot_be_compared_is_said_and_condemns_nothing(windowed: Path) ->
     assert audit["passed"].isna().tolist() == [True, False]
     assert audit["finding"][0] == "not compared: the model lies with its servers"
     assert not audit_failures(cells(engine="server"), audit).any()
-    assert "1 of 1 baselines; the table says why" in sentence(audit)
+    assert "1 of 1 baselines. The table says why." in sentence(audit)
     assert {row[-2].text for row in verdict_grid(audit).rows} == {"not judged", "passed, 100 % identical"}
     files = replace(study.paths.pair_files("tiny", study.root).only(()), quantization="awq")
     (made,) = reference.check_baselines(study_records(study.root / "records"), study, files, study.root, lambda *_: [])
