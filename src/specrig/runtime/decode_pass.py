@@ -26,6 +26,7 @@ from specrig.runtime.compiled import (
     to_blocks,
     vector_width,
 )
+from specrig.runtime.device import Positions, spans
 from specrig.runtime.linear import Linear, kernel_choice
 from specrig.runtime.llama_model import CompiledPass, LlamaModel
 from specrig.runtime.model import Step
@@ -190,7 +191,7 @@ class DecodePass:
         self.args.V, self.args.head = head.outputs, _at(self.blocks[-1])
 
     def __call__(
-        self, tokens: Tensor, step: Step, last: Sequence[int] | None, entry: tuple[Tensor, Tensor] | None = None
+        self, tokens: Tensor, step: Step, last: Positions | None, entry: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """As `CachedModel._run`. entry: of a head that follows another model, see `LlamaModel.entry`."""
         model, args = self.model, self.args
@@ -199,7 +200,9 @@ class DecodePass:
             self._bind()
         positions, slots = _indices(step.positions, B, n), _indices(step.slots, B, n)
         tokens = tokens.contiguous()
-        outputs = range(B * n) if last is None else [row * n + at for row, at in enumerate(last)]
+        outputs = (
+            range(B * n) if last is None else [row * n + at for row, span in enumerate(spans(last)) for at in span]
+        )
         rows = torch.tensor(outputs) if B * n > 1 else _ZERO
         masks = self._masks(step)
         hidden = torch.empty((B, n, args.D), dtype=model.dtype)

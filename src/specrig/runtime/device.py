@@ -17,6 +17,9 @@ from torch import Tensor
 
 from specrig.runtime.replay import Replay
 
+Positions = Sequence[int] | Sequence[range]
+"""Of each row of a batch one position, or as many in every row, one after another."""
+
 
 def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """Host values as a tensor there, without waiting for the device."""
@@ -42,6 +45,20 @@ def at_each(states: Tensor, positions: Sequence[int]) -> Tensor:
     if len(positions) == 1:
         return states[:, positions[0]]
     return states[torch.arange(len(positions), device=states.device), on_device(positions, states.device)]
+
+
+def spans(positions: Positions) -> list[range]:
+    """The positions of each row."""
+    return [range(at, at + 1) if isinstance(at, int) else at for at in positions]
+
+
+def in_each(states: Tensor, positions: Positions) -> Tensor:
+    """Of `states` `[B, n, D]` those at `positions[b]` of each row b, m a row: `[B, m, D]`."""
+    rows = spans(positions)
+    if len(rows) == 1:
+        return states[:, rows[0].start : rows[0].stop]
+    index = on_device([list(row) for row in rows], states.device)
+    return states[torch.arange(len(rows), device=states.device).unsqueeze(1), index]
 
 
 def now(device: torch.device) -> float:

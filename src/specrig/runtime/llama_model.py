@@ -4,7 +4,6 @@ transformers' own forward, which are most of a small model's step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.runtime.compiled import MAX_TOKENS
-from specrig.runtime.device import at_each
+from specrig.runtime.device import Positions, in_each
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel, Step
 from specrig.runtime.pointwise import Arithmetic, fused, rotate, swiglu
@@ -85,7 +84,7 @@ class CompiledPass(Protocol):
     """Passes of a few tokens in compiled code (`decode_pass.DecodePass`)."""
 
     def __call__(
-        self, tokens: Tensor, step: Step, last: Sequence[int] | None, entry: tuple[Tensor, Tensor] | None
+        self, tokens: Tensor, step: Step, last: Positions | None, entry: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         """As `CachedModel._run`. entry: see `LlamaModel.entry`."""
 
@@ -207,13 +206,13 @@ class LlamaModel(CachedModel):
         return block.down.add_to(x, view.swiglu(gate_up))
 
     def _run(
-        self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None
+        self, tokens: Tensor, step: Step, features: Tensor | None, last: Positions | None
     ) -> tuple[Tensor, Tensor]:
         if self.compiled is not None and not step.fixed and not self.cache.scattered and tokens.numel() <= MAX_TOKENS:
             logits, hidden = self.compiled(tokens, step, last, self.entry(tokens, features))
             return self._full_logits(logits), hidden
         hidden = self._hidden(tokens, step, features)
-        return self._logits(hidden if last is None else at_each(hidden, last).unsqueeze(1)), hidden
+        return self._logits(hidden if last is None else in_each(hidden, last)), hidden
 
     def entry(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """A head's input: the hidden states before its layer `[B, n, D]`, and what attention reads `[B, n, R]`.

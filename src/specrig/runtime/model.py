@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.runtime.attention import FULL, layer_patterns
 from specrig.runtime.cache import KeyValueCache, LayerShape
-from specrig.runtime.device import Stopwatch, at_each, now, on_device, padded
+from specrig.runtime.device import Positions, Stopwatch, in_each, now, on_device, padded
 from specrig.runtime.replay import Replay, Run, Unrecorded
 from specrig.runtime.tree_mask import ancestors, ancestors_on_device, pad_mask
 from specrig.runtime.types import DecodingError, Parents
@@ -126,14 +126,14 @@ class CachedModel(ABC):
         tokens: Tensor,
         *,
         parents: Parents | None = None,
-        last: Sequence[int] | None = None,
+        last: Positions | None = None,
         features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run `tokens` `[B, n]` behind each row's context: (logits `[B, n, V]`, hidden `[B, n, D]` after the final
         norm).
 
         parents: None for a chain; else per row and token the index of its predecessor in this pass, -1 for the context.
-        last: one position a row; logits are then computed for these alone, `[B, 1, V]`.
+        last: one position a row, or m a row; logits are then computed for these alone, `[B, m, V]`.
         features: `[B, n, D]`, a second input of heads such as EAGLE's; None for a whole model.
         Raises DecodingError where the tokens do not fit the cache.
         """
@@ -145,7 +145,7 @@ class CachedModel(ABC):
             self.aux_hidden_states = aux[0][:, :n] if aux else None
             logits, hidden = logits[:, :n], hidden[:, :n]  # widths are rounded up
             if last is not None:
-                logits = at_each(logits, last).unsqueeze(1)
+                logits = in_each(logits, last)
         else:
             mark = self.watch.start()
             logits, hidden = self._run(tokens, self._step(n, self._own(n, parents)), features, last)
@@ -200,7 +200,7 @@ class CachedModel(ABC):
 
     @abstractmethod
     def _run(
-        self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None
+        self, tokens: Tensor, step: Step, features: Tensor | None, last: Positions | None
     ) -> tuple[Tensor, Tensor]:
         """What `forward` returns, of a pass whose step is laid out."""
 

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 from specrig.runtime import agreement
 from specrig.runtime.cache import KeyValueCache, LayerShape
 from specrig.runtime.decode_pass import choose_kernels
-from specrig.runtime.device import at_each, constant
+from specrig.runtime.device import Positions, constant, in_each, spans
 from specrig.runtime.linear import Float32Linear
 from specrig.runtime.llama_model import LlamaModel
 from specrig.runtime.model import CachedModel, Step
@@ -70,7 +70,7 @@ class TransformersModel(CachedModel):
 
     @torch.inference_mode()
     def _run(
-        self, tokens: Tensor, step: Step, features: Tensor | None, last: Sequence[int] | None
+        self, tokens: Tensor, step: Step, features: Tensor | None, last: Positions | None
     ) -> tuple[Tensor, Tensor]:
         B, n = tokens.shape
         if isinstance(step.positions, slice):
@@ -78,7 +78,8 @@ class TransformersModel(CachedModel):
         else:
             positions = step.positions
         # The model computes the logits itself (some scale or cap them), of every position that some row needs.
-        needed = tuple(sorted(set(last or ())))
+        rows = spans(last or ())
+        needed = tuple(sorted({at for row in rows for at in row}))
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -90,9 +91,10 @@ class TransformersModel(CachedModel):
         )
         if self.aux_layers:
             self.aux_hidden_states = torch.cat([output.hidden_states[layer] for layer in self.aux_layers], -1)
-        logits = (
-            output.logits if last is None else at_each(output.logits, [needed.index(at) for at in last]).unsqueeze(1)
-        )
+        logits = output.logits
+        if last is not None:
+            firsts = [needed.index(row.start) for row in rows]
+            logits = in_each(logits, [range(first, first + len(row)) for first, row in zip(firsts, rows, strict=True)])
         return logits, output.hidden_states[-1]
 
     def _masks(self, step: Step, B: int, n: int) -> Tensor | dict[str, Tensor]:
