@@ -28,7 +28,7 @@ from specrig.engines.native import Native
 from specrig.heads import acceptance
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts, draft_ids
-from specrig.heads.teacher import copy_tokenizer, end_tokens, load_teacher
+from specrig.heads.teacher import autocast, copy_tokenizer, end_tokens, load_teacher
 from specrig.models.pair import PairFiles
 from specrig.runtime.linear import Linear
 from specrig.training import stages
@@ -112,7 +112,7 @@ def test_a_teacher_says_what_the_model_says(trained: tuple[Path, Path]) -> None:
     teacher = load_teacher(trained[0], torch.device("cpu"))
     tokens = torch.randint(0, V, (2, 40), generator=torch.Generator().manual_seed(1))
     found = teacher.states(tokens, (1, 2))
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.no_grad(), autocast(torch.device("cpu")):
         said = teacher.model(input_ids=tokens, output_hidden_states=True)
         logits = teacher.logits(found[..., -D:])
     assert found.shape == (2, 40, 3 * D) and teacher.eos == (0,)
@@ -150,7 +150,7 @@ def test_the_text_is_what_the_target_says(trained: tuple[Path, Path], tiny_pair:
         assert not text.heldout.written[row, : len(prompt)].any() and text.heldout.written[row, len(prompt)]
     best = teacher.logits(teacher.states_of(text.heldout.tokens[:, :-1])).argmax(-1)
     agree = (best == text.heldout.tokens[:, 1:])[text.heldout.written[:, 1:]]
-    assert agree.float().mean() > 0.9  # the teacher computes in bfloat16
+    assert agree.float().mean() > 0.9  # the teacher may compute in bfloat16
 
 
 def test_the_curves_tell_the_acceptance_to_expect(trained: tuple[Path, Path]) -> None:
@@ -206,7 +206,8 @@ def test_states_on_disk_are_those_in_memory_and_are_not_made_twice(
     shutil.copytree(trained[0], model)
     stored = StoredStates(run, model, teacher, texts, (1,))
     rows = torch.tensor([len(texts) - 1, 0, 2])
-    torch.testing.assert_close(stored[rows], teacher.states(texts[rows], (1,)).bfloat16(), atol=0.1, rtol=0.05)
+    expected = teacher.states(texts[rows], (1,)).bfloat16().to(teacher.products)
+    torch.testing.assert_close(stored[rows], expected, atol=0.1, rtol=0.05)
     files = sorted((tmp_path / ".states").glob("*.safetensors"))
     assert len(files) == 2 * -(-len(texts) // 3), "a file for each stream"
     before = [file.stat().st_mtime_ns for file in files]

@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from specrig.heads.base import TrainingError
+from specrig.runtime.linear import multiplies_bfloat16
 
 _FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 """What architectures call the norm before the LM head."""
@@ -39,9 +40,16 @@ def rows_at_once(where: torch.device) -> int:
     return 16 if where.type == "cpu" else 64
 
 
+def product_dtype(where: torch.device) -> torch.dtype:
+    """In what training multiplies matrices: bfloat16, but float32 on a processor that has no products for it. There
+    bfloat16 takes nine to twenty times as long.
+    """
+    return torch.float32 if where.type == "cpu" and not multiplies_bfloat16() else torch.bfloat16
+
+
 def autocast(where: torch.device) -> torch.autocast:
-    """bfloat16 for matrix products; weights, optimiser and losses stay float32."""
-    return torch.autocast(where.type, torch.bfloat16)
+    """`product_dtype` for matrix products; weights, optimiser and losses stay float32."""
+    return torch.autocast(where.type, torch.bfloat16, enabled=product_dtype(where) == torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +71,15 @@ class LMHead:
 
 
 class Teacher:
-    """A frozen causal language model. Matrix products run in bfloat16, the residual stream in the weights' own
+    """A frozen causal language model. Matrix products run in `product_dtype`, the residual stream in the weights' own
     precision.
     """
 
     def __init__(self, model: Any, eos: tuple[int, ...], where: torch.device) -> None:
         """`model`: a `…ForCausalLM`. Raises TrainingError for one whose logits are more than its LM head's product."""
+        self.products = product_dtype(where)
+        # Weights are as wide as the products at least: what is narrower would be widened at each product.
+        model = model.float() if self.products == torch.float32 else model
         self.model = model.to(where).eval().requires_grad_(False)
         self.where, self.eos = where, eos
         self.config = model.config.get_text_config(decoder=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from specrig.heads.teacher import product_dtype
 from specrig.training.recipe import Optimisation
 
 _ITERATIONS = 5
@@ -19,15 +20,16 @@ _SPLITS = {"qkv": 3, "kv": 2, "gate_up": 2}
 def orthogonalise(matrices: Tensor) -> Tensor:
     """Bring the singular values of a batch of matrices near 1 by the quintic Newton-Schulz iteration.
 
-    `[N, rows, columns]` -> the same shape, bfloat16. Coefficients: Keller Jordan, Muon (2024),
+    `[N, rows, columns]` -> the same shape, in `product_dtype`. Coefficients: Keller Jordan, Muon (2024),
     kellerjordan.github.io/posts/muon.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     # The iteration multiplies by X X^T, which is smaller where X has fewer rows than columns.
     tall = matrices.shape[-2] > matrices.shape[-1]
-    X = (matrices.mT if tall else matrices).bfloat16()
+    dtype = product_dtype(matrices.device)
+    X = (matrices.mT if tall else matrices).to(dtype)
     # The Frobenius norm bounds the largest singular value, so all of them start within [0, 1].
-    X = X / (X.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).bfloat16()
+    X = X / (X.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).to(dtype)
     for _ in range(_ITERATIONS):
         # X <- a X + (b A + c A A) X with A = X X^T: each singular value s becomes a s + b s^3 + c s^5, which drives it
         # towards 1.

@@ -82,7 +82,7 @@ class StoredStates:
 
         run: the folder of a training, below that of the pair; model: the folder that the teacher was loaded from.
         """
-        self.where = teacher.where
+        self.where, self.products = teacher.where, teacher.products
         N, T = texts.shape
         size = 2 * T * teacher.hidden  # bytes of a text's states after one layer
         self.rows = max(1, min(TEXTS, SHARD // size))
@@ -122,7 +122,7 @@ class StoredStates:
                 with safe_open(files[row // self.rows], "pt") as file:
                     parts.append(file.get_slice("states")[row % self.rows])
             found.append(torch.cat(parts, -1))
-        return moved(torch.stack(found), self.where)
+        return moved(torch.stack(found), self.where).to(self.products)
 
 
 def _file(folder: Path, model: Path, layer: int | None, texts: Tensor) -> Path:
