@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specrig.heads.checkpoint import Shapes
 from specrig.runtime.linear import Linear
 from specrig.runtime.llama_model import Block
 
@@ -47,17 +48,36 @@ def _rotary(config: Any) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 10_000.0} | kept
 
 
-def layer_of(weights: dict[str, Tensor], prefix: str) -> Block:
-    """The decoder layer `prefix` of a checkpoint; what its attention reads is made by the head."""
+def layer_shapes(config: Any, name: str, reads: int) -> Shapes:
+    """Of the decoder layer `name`, whose attention projects vectors of width `reads`."""
+    D, intermediate = config.hidden_size, config.intermediate_size
+    width = getattr(config, "head_dim", None) or D // config.num_attention_heads
+    queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
+    return {
+        f"{name}.self_attn.q_proj.weight": (queries, reads),
+        f"{name}.self_attn.k_proj.weight": (keys, reads),
+        f"{name}.self_attn.v_proj.weight": (keys, reads),
+        f"{name}.self_attn.o_proj.weight": (D, queries),
+        f"{name}.mlp.gate_proj.weight": (intermediate, D),
+        f"{name}.mlp.up_proj.weight": (intermediate, D),
+        f"{name}.mlp.down_proj.weight": (D, intermediate),
+        f"{name}.post_attention_layernorm.weight": (D,),
+    }
+
+
+def layer_of(weights: dict[str, Tensor], prefix: str, *, whole: bool = False) -> Block:
+    """The decoder layer `prefix` of a checkpoint. whole: with the norms of its input and, where it has them, of its
+    queries and keys; else the head makes what attention reads.
+    """
 
     def fused(*names: str) -> Linear:
         return Linear(torch.cat([weights[f"{prefix}.{name}.weight"] for name in names]))
 
     return Block(
-        norm_1=None,
+        norm_1=weights[f"{prefix}.input_layernorm.weight"] if whole else None,
         qkv=fused(*(f"self_attn.{part}_proj" for part in "qkv")),
-        q_norm=None,
-        k_norm=None,
+        q_norm=weights.get(f"{prefix}.self_attn.q_norm.weight"),
+        k_norm=weights.get(f"{prefix}.self_attn.k_norm.weight"),
         out=fused("self_attn.o_proj"),
         norm_2=weights[f"{prefix}.post_attention_layernorm.weight"],
         gate_up=fused("mlp.gate_proj", "mlp.up_proj"),

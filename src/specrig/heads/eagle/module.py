@@ -20,85 +20,33 @@ norm, no embedding, no LM head.
 
 from __future__ import annotations
 
-import copy
-from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, read, untrained, write
-from specrig.heads.layer import layer_like, layer_of
-from specrig.runtime.attention import FULL
-from specrig.runtime.decode_pass import compile_passes
-from specrig.runtime.device import at_each, padded
-from specrig.runtime.linear import Float32Linear, Linear
-from specrig.runtime.llama_model import LlamaModel
+from specrig.heads.checkpoint import Shapes, untrained, write
+from specrig.heads.draft_head import DraftHead, load_as
+from specrig.heads.layer import layer_like, layer_of, layer_shapes
+from specrig.runtime.device import Positions, at_each, padded
+from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel, Step
-from specrig.runtime.types import DecodingError, Parents
+from specrig.runtime.types import Parents
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_NOT_READ = ("embed_tokens.weight", "t2d")
-"""What published checkpoints hold besides: the target's embedding again, and which of its tokens `d2t` reaches (a mask
-`[V]`).
-"""
 
-
-class EagleHead(LlamaModel):
+class EagleHead(DraftHead):
     """The head with its cache, and with the target's embedding and LM head. B rows, D hidden width, V vocabulary, Vd
     the head's.
     """
 
     title: ClassVar[str] = "EAGLE"
-    norm: Tensor | None = None
-    _every: Tensor
-    _ids: Sequence[int] = ()
-    vocabulary: Tensor | None = None
-    """`[Vd]` rising ids of the target's tokens that its logits are of; None: of all V."""
-
-    def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do
-        not fit.
-        """
-        CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)
-        self.patterns, self.pattern_of = [FULL], [0]  # whatever its config repeats of the target's
-        self._check(tensors, target)
-        self.target = target
-        self.embedding, self.head = shared(target)
-        if (drafted := (getattr(config, "specrig", None) or {}).get("drafted")) is not None:
-            token_ids = torch.tensor(drafted, device=self.device)
-            check_vocabulary(token_ids, target.vocab_size, "specrig.drafted in its config")
-            self.cut_to(token_ids)
-            self.head = self.head.select_outputs(self._every)
-        self.take_weights(
-            {
-                n: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
-                for n, tensor in tensors.items()
-            }
-        )
-        self.rotary = LlamaRotaryEmbedding(config).to(self.device)
-        self.eps = config.rms_norm_eps
-        self.q_heads = config.num_attention_heads
-        self.cos = self.sin = torch.empty(0)
-        self._features = torch.empty(0)
-        self._counts: list[int] = []
-        self._base: list[int] = []
-        self._above: Tensor | None = None
-        compile_passes(self)
-
-    def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
-        if self.hidden_size != target.hidden_size:
-            raise DecodingError(
-                f"the head is for a hidden size of {self.hidden_size}, the target's is {target.hidden_size}"
-            )
-        if wrong := faults(tensors, self.tensor_shapes()):
-            raise DecodingError(f"not an {self.title} head of this target: {wrong}")
+    _above: Tensor | None = None
 
     def tensor_shapes(self) -> Shapes:
         """What its checkpoint must hold."""
@@ -109,16 +57,12 @@ class EagleHead(LlamaModel):
         self.fc = Linear(weights["fc.weight"])
         self.blocks = [layer_of(weights, "layers.0")]
 
-    def cut_to(self, token_ids: Tensor) -> Tensor:
-        """Draft none but the target's tokens `token_ids` `[Vd]`; returns the order that makes them rise, which its LM head
-        must follow.
-        """
-        # Rising, so that the tokens below a bound are the first ones.
-        self._every, order = token_ids.sort()
-        self._ids = self._every.tolist()
-        return order
+    def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
+        """See `DraftHead`."""
+        self._above = None
+        super().begin(rows, features)
 
-    def run(self, tokens: Tensor, features: Tensor, *, last: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def run(self, tokens: Tensor, features: Tensor, *, last: Positions | None = None) -> tuple[Tensor, Tensor]:
         """Entries of `tokens` `[B, n]`, each with the `features` `[B, n, D]` of the position before it, behind the
         cache.
 
@@ -127,42 +71,11 @@ class EagleHead(LlamaModel):
         """
         return self.forward(tokens, last=last, features=features)
 
-    def offer_first(self, V: int) -> None:
-        """Draft none but the target's first V tokens, and of a cut vocabulary those among them: what follows is
-        padding, no text.
-        """
-        self.vocab_size = V
-        if self._ids:
-            self.vocab_size = bisect_left(self._ids, V)
-            self.vocabulary = self._every[: self.vocab_size]
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """The target's ids of tokens of the head's own vocabulary, of any shape."""
-        return draft_ids if self.vocabulary is None else self.vocabulary[draft_ids]
-
-    def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
-        """Run the prompts' entries but for each row's last, which `advance` runs. features: `[B, P, D]`, rows
-        left-aligned.
-        """
-        self.offer_first(self.target.vocab_size)
-        self.start_like(self.target)
-        self._above = None
-        last = [len(tokens) - 2 for tokens in rows]  # the prompt's last position: its feature yields the first draft
-        if max(last) > 0:
-            entries = [list(tokens[1 : end + 1]) for tokens, end in zip(rows, last, strict=True)]
-            self._take(entries, features[:, : max(last)])
-        self._base = list(self.lengths)
-        self.watch.clear()
-        self._wait(features, [[end] for end in last])
-
     def advance(self, rows: Sequence[Sequence[int]], done: Sequence[bool] = ()) -> tuple[Tensor, Tensor]:
         """Run the entries of the tokens that were accepted; returns next-token logits `[B, Vd]` and the last token's
         predicted feature `[B, D]`. rows: the contexts; done: which of them are over, none by default.
         """
-        accepted = [
-            [] if over else list(tokens[-count:])
-            for tokens, over, count in zip(rows, done or [False] * len(rows), self._counts, strict=True)
-        ]
+        accepted = self._accepted(rows, done)
         logits, features = self._take(accepted, self._features)
         self._base = list(self.lengths)
         return logits[:, 0], at_each(features, [max(len(row) - 1, 0) for row in accepted])
@@ -196,24 +109,8 @@ class EagleHead(LlamaModel):
 
     def rewind(self) -> None:
         """Drop every entry made of a predicted feature."""
-        self.cache.truncate(self._base)
+        super().rewind()
         self._above = None
-
-    def accept(self, hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
-        """Drop the predicted entries, and set aside for `advance` the true features of the last token and the accepted
-        path.
-
-        hidden: `[B, n + 1, D]`, the target's states at the root and every node.
-        """
-        self.rewind()
-        self._wait(hidden, [[0, *(node + 1 for node in path)] for path in paths])
-
-    def _wait(self, features: Tensor, positions: list[list[int]]) -> None:
-        """Set aside the features at `positions[b]` of each row b for the next `advance`."""
-        self._counts = [len(row) for row in positions]
-        width = max(self._counts)
-        index = padded(positions, width, self.device)
-        self._features = features[torch.arange(len(positions), device=self.device).unsqueeze(1), index]
 
     def _take(self, rows: list[list[int]], features: Tensor) -> tuple[Tensor, Tensor]:
         """Run and keep entries of true features; returns logits behind each row's last entry `[B, 1, Vd]` and features
@@ -241,10 +138,10 @@ class EagleHead(LlamaModel):
     @torch.inference_mode()
     def _hidden(self, tokens: Tensor, step: Step, features: Tensor | None) -> Tensor:
         x, reads = self.entry(tokens, features)
-        return self.block(0, self.blocks[0], x, self.view(step), reads)
-
-
-Head = TypeVar("Head", bound=EagleHead)
+        view = self.view(step)
+        for index, block in enumerate(self.blocks):
+            x = self.block(index, block, x, view, None if index else reads)
+        return x
 
 
 def head_config(target: Any, drafted: Tensor | None = None) -> Any:
@@ -268,23 +165,6 @@ def shapes(config: Any) -> Shapes:
     )
 
 
-def layer_shapes(config: Any, name: str, reads: int) -> Shapes:
-    """Of the decoder layer `name`, whose attention projects vectors of width `reads`."""
-    D, intermediate = config.hidden_size, config.intermediate_size
-    width = getattr(config, "head_dim", None) or D // config.num_attention_heads
-    queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
-    return {
-        f"{name}.self_attn.q_proj.weight": (queries, reads),
-        f"{name}.self_attn.k_proj.weight": (keys, reads),
-        f"{name}.self_attn.v_proj.weight": (keys, reads),
-        f"{name}.self_attn.o_proj.weight": (D, queries),
-        f"{name}.mlp.gate_proj.weight": (intermediate, D),
-        f"{name}.mlp.up_proj.weight": (intermediate, D),
-        f"{name}.mlp.down_proj.weight": (D, intermediate),
-        f"{name}.post_attention_layernorm.weight": (D,),
-    }
-
-
 def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
     """Weights of an untrained head: normal matrices, norms of one."""
     return untrained(shapes(config), seed, deviation)
@@ -304,31 +184,3 @@ def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
 def load(folder: Path, target: CachedModel) -> EagleHead:
     """Read a head's folder for this target. Raises DecodingError where it is no EAGLE head of it."""
     return load_as(EagleHead, folder, target)
-
-
-def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
-    """Read a folder as that kind of head. Raises DecodingError where it does not hold one."""
-    try:
-        config = LlamaConfig.from_pretrained(folder)
-        tensors = read(folder)
-    except OSError as error:
-        raise DecodingError(f"{folder}: no {kind.title} head there ({str(error).splitlines()[0]})") from error
-    for name in _NOT_READ:
-        tensors.pop(name, None)
-    try:
-        return kind(config, tensors, target)
-    except DecodingError as error:
-        raise DecodingError(f"{folder}: {error}") from error
-
-
-def shared(target: CachedModel) -> tuple[Tensor, Linear]:
-    """The target's embedding `[V, D]` and LM head: the same weights in a layer of its own, whose kernel is chosen for
-    itself.
-    """
-    if isinstance(target, LlamaModel):
-        return target.embedding, copy.copy(target.head)
-    model: Any = target.model  # type: ignore[attr-defined]
-    output = model.get_output_embeddings()
-    bias = output.bias.detach() if getattr(output, "bias", None) is not None else None
-    kind = Linear if output.weight.dtype == target.dtype else Float32Linear
-    return model.get_input_embeddings().weight.detach(), kind(output.weight.detach(), bias)

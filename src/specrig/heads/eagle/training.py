@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -24,39 +24,26 @@ from specrig.heads import acceptance
 from specrig.heads.acceptance import ahead
 from specrig.heads.eagle import Eagle, LayerHead
 from specrig.heads.eagle import module as checkpoint
-from specrig.heads.layer import rotate
 from specrig.heads.learner import Learner, States, Texts
 from specrig.heads.losses import likeness
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
+from specrig.heads.trained_layer import TrainedLayer, normal
 
 
 class LayerLearner(Learner):
-    """A head of one decoder layer with the target's sizes. Keys and values are one matrix, gate and up are one matrix;
-    the optimiser splits them by name.
-    """
+    """A head of one decoder layer with the target's sizes."""
 
     def __init__(
         self, settings: LayerHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
         config = checkpoint.head_config(model.config)
-        D, self.heads, self.key_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-        self.head_size, self.eps = config.head_dim, config.rms_norm_eps
+        D, self.eps = config.hidden_size, config.rms_norm_eps
         self.output = model.output.subset(None if vocabulary is None else vocabulary.to(model.where))
         self.rotary = LlamaRotaryEmbedding(config)
-        reads = self.reads(D)
-        self.fc = nn.Parameter(torch.empty(D, self.enters(D)))
-        self.q = nn.Parameter(torch.empty(self.heads * self.head_size, reads))
-        self.kv = nn.Parameter(torch.empty(2 * self.key_heads * self.head_size, reads))
-        self.out = nn.Parameter(torch.zeros(D, self.heads * self.head_size))
-        self.mlp_norm = nn.Parameter(torch.ones(D))
-        self.gate_up = nn.Parameter(torch.empty(2 * config.intermediate_size, D))
-        self.down = nn.Parameter(torch.zeros(D, config.intermediate_size))
-        # Normal matrices of deviation 1/sqrt(width). Output matrices stay zero, so at first the head is `fc` alone.
         generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for matrix in (self.fc, self.q, self.kv, self.gate_up):
-                matrix.copy_(torch.randn(matrix.shape, generator=generator) * matrix.shape[1] ** -0.5)
+        self.fc = normal(D, self.enters(D), generator)  # at first the head is this alone
+        self.layer = TrainedLayer(config, self.reads(D), generator)
 
     @abstractmethod
     def enters(self, D: int) -> int:
@@ -90,28 +77,21 @@ class LayerLearner(Learner):
         features. In step j + 1 entry i reads what step j predicted at i - 1, and it attends as it does when drafting:
         to the true entries up to i - j - 1, then to one entry of each step up to its own.
         """
-        B, T, D = embedded.shape
+        T = embedded.shape[1]
         cos, sin = (table[0] for table in self.rotary(embedded, torch.arange(T, device=embedded.device).unsqueeze(0)))
         keys: list[Tensor] = []
         values: list[Tensor] = []
         features = incoming = self.fuse(states)
-        shared = self.heads // self.key_heads
         for step in range(steps):
             # x: the residual stream [B, T, D]; read: what attention projects.
             x, read = self.enter(embedded, incoming)
-            q = F.linear(read, self.q).view(B, T, self.heads, self.head_size).transpose(1, 2)
-            k, v = F.linear(read, self.kv).view(B, T, 2, self.key_heads, self.head_size).permute(2, 0, 3, 1, 4)
             # Keys and values of all steps so far side by side, [B, heads, (step + 1) · T, head size]; `_visible` says
             # who sees which.
-            keys.append(rotate(k, cos, sin).repeat_interleave(shared, 1))
-            values.append(v.repeat_interleave(shared, 1))
+            k, v = self.layer.keys_values(read, cos, sin)
+            keys.append(k)
+            values.append(v)
             mask = _visible(T, step, x.device) if step else None
-            mixed = F.scaled_dot_product_attention(
-                rotate(q, cos, sin), torch.cat(keys, 2), torch.cat(values, 2), attn_mask=mask, is_causal=step == 0
-            )
-            x = x + F.linear(mixed.transpose(1, 2).reshape(B, T, self.heads * self.head_size), self.out)
-            gate, up = F.linear(F.rms_norm(x, (D,), self.mlp_norm, self.eps), self.gate_up).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, self.down)
+            x = self.layer(x, self.layer.queries(read, cos, sin), torch.cat(keys, 2), torch.cat(values, 2), mask)
             yield x
             # The next step reads each prediction one position later. Entry 0 has none before it and keeps its true
             # feature.
@@ -136,21 +116,6 @@ class LayerLearner(Learner):
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """The weights under the checkpoint's names."""
-
-    def _layer_tensors(self, name: str) -> dict[str, Tensor]:
-        k, v = self.kv.chunk(2)
-        gate, up = self.gate_up.chunk(2)
-        return {
-            "fc.weight": self.fc,
-            f"{name}.self_attn.q_proj.weight": self.q,
-            f"{name}.self_attn.k_proj.weight": k,
-            f"{name}.self_attn.v_proj.weight": v,
-            f"{name}.self_attn.o_proj.weight": self.out,
-            f"{name}.mlp.gate_proj.weight": gate,
-            f"{name}.mlp.up_proj.weight": up,
-            f"{name}.mlp.down_proj.weight": self.down,
-            f"{name}.post_attention_layernorm.weight": self.mlp_norm,
-        }
 
 
 def _visible(T: int, step: int, where: torch.device) -> Tensor:
@@ -219,7 +184,7 @@ class EagleLearner(LayerLearner):
 
     def tensors(self) -> dict[str, Tensor]:
         """See `LayerLearner`."""
-        return self._layer_tensors("layers.0")
+        return {"fc.weight": self.fc} | self.layer.tensors("layers.0")
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""

@@ -11,10 +11,10 @@ a itself, before that norm, is used as the next position's g.
 
 Cache and rounds are EAGLE's (`heads.eagle`).
 
-Checkpoint (what vLLM loads): config.json of a Llama with one layer and `eagle_config.eagle_aux_hidden_state_layer_ids`
+Checkpoint (what vLLM loads): config.json of a Llama, mostly with one layer, and `eagle_config.eagle_aux_hidden_state_layer_ids`
 (j is the stream after j layers), model.safetensors with `fc.weight` `[D, 3D]` (low first), `midlayer.*` with
-`self_attn.{q,k,v}_proj.weight` `[., 2D]` (embedding first), `norm.weight`, `lm_head.weight` `[Vd, D]`. With a reduced
-vocabulary (`draft_vocab_size` Vd < V) `d2t` `[Vd]` int64: draft token i is the target's token i + d2t[i]. Logits stay
+`self_attn.{q,k,v}_proj.weight` `[., 2D]` (embedding first), `norm.weight`, `lm_head.weight` `[Vd, D]`; further
+layers `layers.{1, …}.*` are a Llama's. With a reduced vocabulary (`draft_vocab_size` Vd < V) `d2t` `[Vd]` int64: draft token i is the target's token i + d2t[i]. Logits stay
 those of the Vd tokens: to draft one costs what a vocabulary of Vd costs, and only ids are mapped. Published heads carry
 `t2d` too, the mask `[V]` of the tokens that d2t reaches.
 """
@@ -29,10 +29,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
 from specrig.heads.checkpoint import Shapes, check_vocabulary, untrained, write
+from specrig.heads.draft_head import load_as
 from specrig.heads.eagle import module as eagle
-from specrig.heads.eagle.module import EagleHead, layer_shapes, load_as
+from specrig.heads.eagle.module import EagleHead
 from specrig.heads.eagle3 import choose_aux_layers
-from specrig.heads.layer import layer_of
+from specrig.heads.layer import layer_of, layer_shapes
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
 from specrig.runtime.types import DecodingError
@@ -67,6 +68,7 @@ class Eagle3Head(EagleHead):
         """Build the layer from the checkpoint's tensors."""
         self.fc = Linear(weights["fc.weight"])
         self.blocks = [layer_of(weights, "midlayer")]
+        self.blocks += [layer_of(weights, f"layers.{index}", whole=True) for index in range(1, self.layers)]
         self.embedding_norm, self.feature_norm = (
             weights[f"midlayer.{name}.weight"] for name in ("input_layernorm", "hidden_norm")
         )
@@ -129,6 +131,8 @@ def shapes(config: Any) -> Shapes:
     found: Shapes = {"fc.weight": (D, 3 * D)} | layer_shapes(config, "midlayer", 2 * D)
     found |= {f"midlayer.{name}.weight": (D,) for name in ("input_layernorm", "hidden_norm")}
     found |= {"norm.weight": (D,), "lm_head.weight": (V, D)}
+    for layer in (f"layers.{index}" for index in range(1, config.num_hidden_layers)):
+        found |= layer_shapes(config, layer, D) | {f"{layer}.input_layernorm.weight": (D,)}
     return found | ({"d2t": (V,)} if config.vocab_size > V else {})
 
 

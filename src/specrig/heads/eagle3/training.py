@@ -87,7 +87,7 @@ class Eagle3Learner(LayerLearner):
             "lm_head.weight": self.lm_head,
         }
         offsets = {} if self.vocabulary is None else {"d2t": self.vocabulary - torch.arange(len(self.vocabulary))}
-        return self._layer_tensors("midlayer") | own | offsets
+        return {"fc.weight": self.fc} | self.layer.tensors("midlayer") | own | offsets
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""

@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, normal, read, write
-from specrig.heads.eagle.module import shared
+from specrig.heads.draft_head import shared
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel

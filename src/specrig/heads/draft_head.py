@@ -1,0 +1,190 @@
+"""A head of decoder layers that follows a target: its cache, its weights, and the target's embedding and LM head.
+
+After each pass of the target the head runs the states of the accepted tokens (`_take`) and keeps them in its cache; the
+target has given them by then. What it drafted is dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, read
+from specrig.runtime.attention import FULL
+from specrig.runtime.decode_pass import compile_passes
+from specrig.runtime.device import padded
+from specrig.runtime.linear import Float32Linear, Linear
+from specrig.runtime.llama_model import LlamaModel
+from specrig.runtime.model import CachedModel
+from specrig.runtime.types import DecodingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NOT_READ = ("embed_tokens.weight", "t2d")
+"""What published checkpoints hold besides: the target's embedding again, and which of its tokens `d2t` reaches (a mask
+`[V]`).
+"""
+
+
+class DraftHead(LlamaModel):
+    """The head with its cache. B rows, D hidden width, V vocabulary, Vd the head's."""
+
+    title: ClassVar[str]
+    config_class: ClassVar[type[PreTrainedConfig]] = LlamaConfig
+    norm: Tensor | None = None
+    _every: Tensor
+    _ids: Sequence[int] = ()
+    vocabulary: Tensor | None = None
+    """`[Vd]` rising ids of the target's tokens that its logits are of; None: of all V."""
+
+    def __init__(self, config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        """`tensors`: see the module; they take the target's device and precision. Raises DecodingError where they do
+        not fit.
+        """
+        CachedModel.__init__(self, config, device=target.device, dtype=target.dtype)
+        self.patterns, self.pattern_of = [FULL], [0] * self.layers  # whatever its config repeats of the target's
+        self._check(tensors, target)
+        self.target = target
+        self.embedding, self.head = shared(target)
+        if (drafted := (getattr(config, "specrig", None) or {}).get("drafted")) is not None:
+            token_ids = torch.tensor(drafted, device=self.device)
+            check_vocabulary(token_ids, target.vocab_size, "specrig.drafted in its config")
+            self.cut_to(token_ids)
+            self.head = self.head.select_outputs(self._every)
+        self.take_weights(
+            {
+                n: tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+                for n, tensor in tensors.items()
+            }
+        )
+        self.rotary = LlamaRotaryEmbedding(config).to(self.device)
+        self.eps = config.rms_norm_eps
+        self.q_heads = config.num_attention_heads
+        self.cos = self.sin = torch.empty(0)
+        self._features = torch.empty(0)
+        self._counts: list[int] = []
+        self._base: list[int] = []
+        compile_passes(self)
+
+    def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        if self.hidden_size != target.hidden_size:
+            raise DecodingError(
+                f"the head is for a hidden size of {self.hidden_size}, the target's is {target.hidden_size}"
+            )
+        if wrong := faults(tensors, self.tensor_shapes()):
+            raise DecodingError(f"no {self.title} head of this target: {wrong}")
+
+    @abstractmethod
+    def tensor_shapes(self) -> Shapes:
+        """What its checkpoint must hold."""
+
+    @abstractmethod
+    def take_weights(self, weights: dict[str, Tensor]) -> None:
+        """Build the layers from the checkpoint's tensors."""
+
+    @abstractmethod
+    def _take(self, rows: list[list[int]], features: Tensor) -> Any:
+        """Run and keep, in each row, the true features `[B, n, D]` before the tokens `rows[b]`."""
+
+    def cut_to(self, token_ids: Tensor) -> Tensor:
+        """Draft none but the target's tokens `token_ids` `[Vd]`; returns the order that makes them rise, which its LM head
+        must follow.
+        """
+        # Rising, so that the tokens below a bound are the first ones.
+        self._every, order = token_ids.sort()
+        self._ids = self._every.tolist()
+        return order
+
+    def offer_first(self, V: int) -> None:
+        """Draft none but the target's first V tokens, and of a cut vocabulary those among them: what follows is
+        padding, no text.
+        """
+        self.vocab_size = V
+        if self._ids:
+            self.vocab_size = bisect_left(self._ids, V)
+            self.vocabulary = self._every[: self.vocab_size]
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's ids of tokens of the head's own vocabulary, of any shape."""
+        return draft_ids if self.vocabulary is None else self.vocabulary[draft_ids]
+
+    def begin(self, rows: Sequence[Sequence[int]], features: Tensor) -> None:
+        """Run the prompts but for each row's last position, which the first round runs. features: `[B, P, D]`, rows
+        left-aligned.
+        """
+        self.offer_first(self.target.vocab_size)
+        self.start_like(self.target)
+        last = [len(tokens) - 2 for tokens in rows]  # the prompt's last position: its feature yields the first draft
+        if max(last) > 0:
+            entries = [list(tokens[1 : end + 1]) for tokens, end in zip(rows, last, strict=True)]
+            self._take(entries, features[:, : max(last)])
+        self._base = list(self.lengths)
+        self.watch.clear()
+        self._wait(features, [[end] for end in last])
+
+    def rewind(self) -> None:
+        """Drop what was drafted."""
+        self.cache.truncate(self._base)
+
+    def accept(self, hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
+        """Drop what was drafted, and set aside for the next round the true features of the last token and the accepted
+        path.
+
+        hidden: `[B, n + 1, D]`, the target's states at the root and every node.
+        """
+        self.rewind()
+        self._wait(hidden, [[0, *(node + 1 for node in path)] for path in paths])
+
+    def _accepted(self, rows: Sequence[Sequence[int]], done: Sequence[bool]) -> list[list[int]]:
+        """Of each row that is not over the tokens whose features were set aside."""
+        return [
+            [] if over else list(tokens[-count:])
+            for tokens, over, count in zip(rows, done or [False] * len(rows), self._counts, strict=True)
+        ]
+
+    def _wait(self, features: Tensor, positions: list[list[int]]) -> None:
+        """Set aside the features at `positions[b]` of each row b for the next round."""
+        self._counts = [len(row) for row in positions]
+        width = max(self._counts)
+        index = padded(positions, width, self.device)
+        self._features = features[torch.arange(len(positions), device=self.device).unsqueeze(1), index]
+
+
+Head = TypeVar("Head", bound=DraftHead)
+
+
+def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
+    """Read a folder as that kind of head. Raises DecodingError where it does not hold one."""
+    try:
+        config = kind.config_class.from_pretrained(folder)
+        tensors = read(folder)
+    except OSError as error:
+        raise DecodingError(f"{folder}: no {kind.title} head there ({str(error).splitlines()[0]})") from error
+    for name in _NOT_READ:
+        tensors.pop(name, None)
+    try:
+        return kind(config, tensors, target)
+    except DecodingError as error:
+        raise DecodingError(f"{folder}: {error}") from error
+
+
+def shared(target: CachedModel) -> tuple[Tensor, Linear]:
+    """The target's embedding `[V, D]` and LM head: the same weights in a layer of its own, whose kernel is chosen for
+    itself.
+    """
+    if isinstance(target, LlamaModel):
+        return target.embedding, copy.copy(target.head)
+    model: Any = target.model  # type: ignore[attr-defined]
+    output = model.get_output_embeddings()
+    bias = output.bias.detach() if getattr(output, "bias", None) is not None else None
+    kind = Linear if output.weight.dtype == target.dtype else Float32Linear
+    return model.get_input_embeddings().weight.detach(), kind(output.weight.detach(), bias)
