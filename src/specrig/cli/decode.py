@@ -58,14 +58,14 @@ def decode(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Decode one prompt with a method. Tokens that were drafted and accepted are green and underlined."""
-    asked = CellRequest(method, k, _options(option or []), temperature)
+    requested = CellRequest(method, k, _options(option or []), temperature)
     if target is None:
         _only_with_target(draft, head)
-        single = of_study(study, pair, asked)
+        single = of_study(study, pair, requested)
     else:
         if pair is not None:
             raise typer.BadParameter("give --pair or --target, not both")
-        single = of_models(_row(target, draft, head or [], dtype), asked)
+        single = of_models(_row(target, draft, head or [], dtype), requested)
     text = _prompt(prompt)
     text = _prepared(text, single, max_new_tokens, chat, system)
     engine = _loaded(single, device)

@@ -86,14 +86,14 @@ class Sglang(HttpEngine):
         """
         pair = self.pair
         found = ["--model-path", pair.target, "--dtype", pair.dtype, "--stream-interval", "1", "--disable-radix-cache"]
-        given = {
+        flags = {
             "--revision": pair.target_revision,
             "--tp-size": pair.tensor_parallel if pair.tensor_parallel > 1 else None,
             "--quantization": pair.quantization,
             "--mem-fraction-static": pair.gpu_memory_utilization,
             "--context-length": pair.max_model_len,
         }
-        found += [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+        found += [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
         algorithm, part = ALGORITHMS[cell.method]
         if algorithm is None:
             return found
@@ -117,13 +117,13 @@ class Sglang(HttpEngine):
         if endpoint is not None:
             self._url = self.client(endpoint.url, endpoint).url
             return
-        wanted = self.arguments(cell)
-        if self._server is None or not self._server.alive or self._running != wanted:
+        arguments = self.arguments(cell)
+        if self._server is None or not self._server.alive or self._running != arguments:
             self._stop()
             port = free_port()
             self._url = f"http://127.0.0.1:{port}"
-            command = [*self.command(), *wanted, "--host", "127.0.0.1", "--port", str(port)]
-            self._server, self._running = ServerProcess(command, self._url, health="/health_generate"), wanted
+            command = [*self.command(), *arguments, "--host", "127.0.0.1", "--port", str(port)]
+            self._server, self._running = ServerProcess(command, self._url, health="/health_generate"), arguments
 
     def command(self) -> list[str]:
         """What starts the server."""

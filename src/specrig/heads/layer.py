@@ -23,13 +23,13 @@ def layer_like(text: Any) -> dict[str, Any]:
     What a target of another architecture lacks is Llama's: rotary positions, as many key heads as heads, an inner width
     of 4 D.
     """
-    given = {name: getattr(text, name) for name in _TAKEN_OVER if getattr(text, name, None) is not None}
+    found = {name: getattr(text, name) for name in _TAKEN_OVER if getattr(text, name, None) is not None}
     sizes = {
         "intermediate_size": _first(text, "intermediate_size", "n_inner") or 4 * text.hidden_size,
         "num_key_value_heads": _first(text, "num_key_value_heads") or text.num_attention_heads,
         "rms_norm_eps": _first(text, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon") or 1e-6,
     }
-    return given | sizes | {"rope_parameters": _rotary(text)}
+    return found | sizes | {"rope_parameters": _rotary(text)}
 
 
 def _first(config: Any, *names: str) -> Any:
@@ -41,10 +41,10 @@ def _rotary(config: Any) -> dict[str, Any]:
     """The target's rotary positions, over the whole width of a head; those of its full attention where each type of
     layer has its own.
     """
-    given = getattr(config, "rope_parameters", None) or {}
-    if any(isinstance(part, dict) for part in given.values()):
-        given = given.get("full_attention") or next(part for part in given.values() if isinstance(part, dict))
-    kept = {name: value for name, value in given.items() if name != "partial_rotary_factor"}
+    found = getattr(config, "rope_parameters", None) or {}
+    if any(isinstance(part, dict) for part in found.values()):
+        found = found.get("full_attention") or next(part for part in found.values() if isinstance(part, dict))
+    kept = {name: value for name, value in found.items() if name != "partial_rotary_factor"}
     return {"rope_type": "default", "rope_theta": 10_000.0} | kept
 
 

@@ -96,9 +96,9 @@ class Teacher:
     @torch.no_grad()
     def _check(self) -> None:
         tokens = torch.arange(8, device=self.where).clamp(max=self.vocabulary - 1).unsqueeze(0)
-        said = self.model(input_ids=tokens, use_cache=False).logits.float()
+        own_logits = self.model(input_ids=tokens, use_cache=False).logits.float()
         own = self.logits(self.body(input_ids=tokens, use_cache=False).last_hidden_state).float()
-        if said.shape != own.shape or (said - own).abs().max() > 0.02 * said.abs().max() + 1e-3:
+        if own_logits.shape != own.shape or (own_logits - own).abs().max() > 0.02 * own_logits.abs().max() + 1e-3:
             raise TrainingError(
                 f"a {self.config.model_type} model scales or caps its logits after its LM head; drafts and heads cannot be trained "
                 "for it: they would learn from other logits than its own"

@@ -69,14 +69,14 @@ def _split(shape: Any, devices: Sequence[str], dtype: torch.dtype, beside: int) 
     from accelerate import dispatch_model
 
     model = split.empty(shape, dtype)
-    places = split.device_map(model, devices, beside)
+    placement = split.device_map(model, devices, beside)
     for name, weight in list(model.named_parameters()):  # each once, wherever it is tied to
-        place = next(place for above, place in places.items() if f"{name}.".startswith(f"{above}."))
+        place = next(place for above, place in placement.items() if f"{name}.".startswith(f"{above}."))
         above, _, own = name.rpartition(".")
         made = _drawn(own, torch.empty_like(weight, device=place, requires_grad=False))
         setattr(model.get_submodule(above), own, nn.Parameter(made, requires_grad=False))
     model.tie_weights()
-    return dispatch_model(model, places, skip_keys=model._skip_keys_device_placement)
+    return dispatch_model(model, placement, skip_keys=model._skip_keys_device_placement)
 
 
 @torch.no_grad()

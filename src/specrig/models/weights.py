@@ -101,17 +101,17 @@ class PretrainedWeights(Weights):
                 "give the pair another row without it for this one"
             )
         source, revision = self._source(part)
-        devices, places = self.devices(part, device), None
+        devices, placement = self.devices(part, device), None
         try:
             if len(devices) > 1:
                 shape = AutoConfig.from_pretrained(source, revision=revision)
-                places = split.device_map(split.empty(shape, dtype), devices, self.beside())
-            model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=dtype, device_map=places)
+                placement = split.device_map(split.empty(shape, dtype), devices, self.beside())
+            model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=dtype, device_map=placement)
         except torch.OutOfMemoryError:
             raise
         except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
             raise ModelError(f"{source}: cannot be loaded ({first_line(error)})") from error
-        return (model.to(device) if places is None else model).eval()
+        return (model.to(device) if placement is None else model).eval()
 
     def _source(self, part: str) -> tuple[str, str | None]:
         pair = self.pair

@@ -98,7 +98,7 @@ class Section:
     name: str
     title: str
     items: tuple[Item, ...]
-    given: Callable[[StudyResults], object] = always
+    condition: Callable[[StudyResults], object] = always
     appendix: bool = False
     detail: bool = False
 
@@ -177,7 +177,7 @@ OUTLINE = (
                 "batches. The dashed line decodes the same batch without drafts.",
             ),
         ),
-        given=lambda results: len(set(results.cells["batch_size"])) > 1,
+        condition=lambda results: len(set(results.cells["batch_size"])) > 1,
     ),
     Section(
         "network",
@@ -196,7 +196,7 @@ OUTLINE = (
                 "process.",
             ),
         ),
-        given=lambda results: results.runs(lambda cell: "latency_ms" in cell.options),
+        condition=lambda results: results.runs(lambda cell: "latency_ms" in cell.options),
     ),
     Section(
         "acceptance",
@@ -245,7 +245,7 @@ OUTLINE = (
                 "The same cells in each engine, each method at the k that suits the first engine best, with 95 % intervals.",
             ),
         ),
-        given=lambda results: len(results.compared),
+        condition=lambda results: len(results.compared),
     ),
     Section(
         "theory",
@@ -299,7 +299,7 @@ OUTLINE = (
                 fold="changes of place, and why",
             ),
         ),
-        given=lambda results: results.orders,
+        condition=lambda results: results.orders,
     ),
     Section(
         "reported",
@@ -333,9 +333,9 @@ OUTLINE = (
             Table("decided", lambda results: results.decided_claims, only="print"),
             Block("commands"),
         ),
-        given=lambda results: len(results.judged),
+        condition=lambda results: len(results.judged),
     ),
-    Section("outputs", "Sample outputs", (Block("samples"),), given=lambda results: len(results.cells)),
+    Section("outputs", "Sample outputs", (Block("samples"),), condition=lambda results: len(results.cells)),
     Section("quality", "Quality of the outputs", (Table("quality", lambda results: results.quality),)),
     Section(
         "simulated",
@@ -347,7 +347,7 @@ OUTLINE = (
                 "Cells of pairs with random weights, whose acceptance was declared and not measured.",
             ),
         ),
-        given=lambda results: results.study.simulated,
+        condition=lambda results: results.study.simulated,
     ),
     Section(
         "audit",
@@ -368,7 +368,7 @@ OUTLINE = (
             Table("audit", lambda results: results.audit_summary),
             Table("verdicts", lambda results: results.verdicts, only="html", fold="verdicts", wide=True),
         ),
-        given=lambda results: results.audit is not None,
+        condition=lambda results: results.audit is not None,
     ),
     Section(
         "training",
@@ -383,7 +383,7 @@ OUTLINE = (
                 timed=False,
             ),
         ),
-        given=lambda results: results.trained,
+        condition=lambda results: results.trained,
     ),
     Section("methods", "Methods", (Table("methods", lambda results: results.methods),)),
     Section(
@@ -426,7 +426,7 @@ OUTLINE = (
                 linked=True,
             ),
         ),
-        given=lambda results: len(results.cells),
+        condition=lambda results: len(results.cells),
         appendix=True,
     ),
     Section(
@@ -440,7 +440,7 @@ OUTLINE = (
                 source="tables/order_changes.csv",
             ),
         ),
-        given=lambda results: results.orders and len(results.order_changes.printed.rows),
+        condition=lambda results: results.orders and len(results.order_changes.printed.rows),
         appendix=True,
     ),
     Section(

@@ -53,8 +53,8 @@ def counts(judged: pd.DataFrame) -> dict[str, int]:
 
 def sentence(judged: pd.DataFrame) -> str:
     """A sentence that states the number of claims with each verdict."""
-    shown = ", ".join(f"{count} {verdict}" for verdict, count in counts(judged).items())
-    return f"Of {len(judged)} reported figures: {shown}."
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts(judged).items())
+    return f"Of {len(judged)} reported figures: {summary}."
 
 
 def reproduction_grid(judged: pd.DataFrame, study: str) -> Grid:

@@ -22,11 +22,11 @@ EFFICIENT = 0.85
 def positions_grid(study: StudyData, best: pd.DataFrame) -> Grid:
     """Acceptance by draft position at each method's best k, tasks pooled, in the base setting."""
     best = base_setting(best) if not best.empty else best
-    wanted = set(best[IDENTITY].itertuples(index=False, name=None))
+    fastest = set(best[IDENTITY].itertuples(index=False, name=None))
     pooled: dict[tuple[str, ...], list[Any]] = {}
     for members in study.cells.values():
         cell = members[0].cell
-        if identity(cell) in wanted and cell.k:
+        if identity(cell) in fastest and cell.k:
             label = method_name(cell.method, variant=cell.variant, lossless=members[0].lossless)
             pooled.setdefault((cell.engine, cell.pair, cell.method, label, str(cell.k)), []).extend(members)
     frames = {key: positions(records) for key, records in pooled.items()}

@@ -162,8 +162,8 @@ def varying_levels(frame: pd.DataFrame) -> list[str]:
 
     The variant is never among them: it stands behind the method's name.
     """
-    shown = [level for level in LEVELS if level == "method" or len(frame[level].unique()) > 1]
-    return [level for level in shown if level != "variant"]  # the variant stands behind the method's name
+    levels = [level for level in LEVELS if level == "method" or len(frame[level].unique()) > 1]
+    return [level for level in levels if level != "variant"]  # the variant stands behind the method's name
 
 
 def row_labels(row: dict[str, Any], levels: list[str], *, disturbed: bool = False) -> list[GridEntry]:
@@ -200,8 +200,8 @@ def setting(frame: pd.DataFrame) -> str:
     for level in ("engine", "pair", "temperature", "batch_size"):
         if len(frame[level].unique()) == 1:
             value = frame[level].iloc[0]
-            shown = f"{value:g}" if level == "temperature" else value
-            fixed.append(f"{level.replace('_', ' ')} {shown}")
+            printed = f"{value:g}" if level == "temperature" else value
+            fixed.append(f"{level.replace('_', ' ')} {printed}")
     return f"; {', '.join(fixed)}" if fixed else ""
 
 

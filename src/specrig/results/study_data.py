@@ -101,8 +101,8 @@ class StudyData:
     def tasks(self) -> list[str]:
         """The measured tasks: those of the configuration in its order, then others in order of first appearance."""
         measured = list(dict.fromkeys(record.cell.task for record in self.records))
-        wanted = [name for name in names(self.config.get("tasks")) or [] if name in measured]
-        return wanted + [task for task in measured if task not in wanted]
+        requested = [name for name in names(self.config.get("tasks")) or [] if name in measured]
+        return requested + [task for task in measured if task not in requested]
 
     def files(self) -> Iterator[tuple[MeasuredJob, Path, list[Record]]]:
         """Yield (job, path, records) for each record file."""
@@ -138,11 +138,11 @@ def read_study(folder: Path) -> StudyData:
         raise RecordError(f"{config_path} does not exist: is {folder} a study's results folder?")
     config = json.loads(config_path.read_text(encoding="utf-8"))
     pairs = config.get("rows", {}).get("pairs") or config.get("pairs")  # entries may name pairs of their own
-    wanted = [names(config.get("engines")), names(pairs), names(config.get("methods"))]
+    requested = [names(config.get("engines")), names(pairs), names(config.get("methods"))]
     jobs = []
     for job_folder in sorted((folder / "records").glob("*/*/*")):
         engine, pair, method = parts = job_folder.parts[-3:]
-        if all(allowed is None or part in allowed for part, allowed in zip(parts, wanted, strict=True)):
+        if all(allowed is None or part in allowed for part, allowed in zip(parts, requested, strict=True)):
             for number in range(config.get("replicates", 1)):  # a study of before there were any has one
                 replicate = replicate_folder(job_folder, number)
                 if any(replicate.glob("*.json*")):

@@ -192,11 +192,11 @@ def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series
         for name in (
             keys if verdict.get("test") != BASELINE_TEST else [key for key in keys if key in ("engine", "pair")]
         ):
-            wanted = "" if pd.isna(verdict[name]) else verdict[name]
+            expected = "" if pd.isna(verdict[name]) else verdict[name]
             if name == "variant":  # empty is a variant too: the method with its default options
-                match &= cells[name].fillna("") == wanted
-            elif wanted != "":
-                match &= cells[name] == wanted
+                match &= cells[name].fillna("") == expected
+            elif expected != "":
+                match &= cells[name] == expected
         failed |= match
     return failed
 

@@ -210,15 +210,15 @@ class DecodePass:
         aux = self._aux_hidden_states(B, n)
         args.B, args.n, args.end, args.outputs = B, n, step.end, len(outputs)
         args.threads = 1 if self.single_thread else torch.get_num_threads()
-        given, reads = (None, None) if entry is None else (each.contiguous() for each in entry)
-        args.input, args.reads = _at(given), _at(reads)
+        inputs, reads = (None, None) if entry is None else (each.contiguous() for each in entry)
+        args.input, args.reads = _at(inputs), _at(reads)
         args.tokens, args.positions, args.slots = tokens.data_ptr(), positions.data_ptr(), slots.data_ptr()
         args.rows, args.hidden, args.logits = rows.data_ptr(), hidden.data_ptr(), logits.data_ptr()
         if (needed := self.library.scratch_floats(byref(args))) > len(self.scratch):
             self.scratch = torch.empty(needed, dtype=torch.float32)
             args.scratch = self.scratch.data_ptr()
         self.library.forward(byref(args))
-        del masks, given, reads  # the call has read them until here
+        del masks, inputs, reads  # the call has read them until here
         if aux:
             model.aux_hidden_states = torch.cat(aux, -1)
         return logits, hidden

@@ -88,9 +88,9 @@ def _without(model: Any, skipped: frozenset[int], layers: int, device: torch.dev
         raise DecodingError(
             f"layer_skip: {type(model).__name__} keeps its {layers} layers in no list that they can be left out of"
         )
-    given: list[bool] = []
+    returns_tuple: list[bool] = []
     hook = model.get_submodule(place)[0].register_forward_hook(
-        lambda *found: given.append(isinstance(found[-1], tuple))
+        lambda *found: returns_tuple.append(isinstance(found[-1], tuple))
     )
     try:
         _probe(model, device)
@@ -101,7 +101,7 @@ def _without(model: Any, skipped: frozenset[int], layers: int, device: torch.dev
     for name in place.split("."):
         above._modules[name] = above = _copied(above._modules[name])
     for index in skipped:
-        above._modules[str(index)] = _Passed(above._modules[str(index)], given[0])
+        above._modules[str(index)] = _Passed(above._modules[str(index)], returns_tuple[0])
     try:
         _probe(thin, device)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:

@@ -257,9 +257,11 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
             problems.row(file, number, "", reason, f"remove the extra {sign}s")
             continue
         # An empty field means the column's default.
-        given: dict[str, Any] = {key: value.strip() for key, value in zip(header, cells, strict=False) if value.strip()}
+        fields: dict[str, Any] = {
+            key: value.strip() for key, value in zip(header, cells, strict=False) if value.strip()
+        }
         try:
-            row = kind.model_validate({key: value for key, value in given.items() if key in kind.model_fields})
+            row = kind.model_validate({key: value for key, value in fields.items() if key in kind.model_fields})
         except ValidationError as error:
             for issue in error.errors():
                 # A check of the whole row names its columns itself.

@@ -60,7 +60,7 @@ def map_prompts(
     """
     where = dict(where or {})
     prompts: list[Prompt] = []
-    places: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     seen_values: dict[str, set[str]] = {field: set() for field in where}
     count = 0
     for number, place, row in rows:
@@ -82,11 +82,11 @@ def map_prompts(
             if value is _MISSING or value is None or value == "":
                 raise PromptError(f"{place}: no field {id_field!r}; {_offer(row, 'id_field')} (# numbers the rows)")
             key = str(value)
-        if key in places:
+        if key in line_of:
             raise PromptError(
-                f"{place}: field {id_field!r}: the id {key!r} is already in line {places[key]}; ids must differ"
+                f"{place}: field {id_field!r}: the id {key!r} is already in line {line_of[key]}; ids must differ"
             )
-        places[key] = number
+        line_of[key] = number
         if reference_template:
             reference: Any = _fill(reference_template, row, place, "reference_template")
         else:

@@ -120,12 +120,12 @@ def learn(
     alike, D = learner.teacher is learner.model, learner.teacher.hidden
     taught = states if alike else stored(lesson.target, learner.teacher, texts.tokens)
     frozen = len(parts) == 1
-    shown: States = LiveStates(learner.model, text.heldout.tokens, learner.aux_layers)
+    heldout_states: States = LiveStates(learner.model, text.heldout.tokens, learner.aux_layers)
     if frozen:
-        shown = stored(lesson.of, learner.model, text.heldout.tokens, learner.aux_layers)
+        heldout_states = stored(lesson.of, learner.model, text.heldout.tokens, learner.aux_layers)
 
     def evaluate(step: int) -> None:
-        found = acceptance.report(*learner.measured(text.heldout, shown))
+        found = acceptance.report(*learner.measured(text.heldout, heldout_states))
         run.curve.write(step, **found)
         run.curve.log(acceptance.summary(found))
 
@@ -133,8 +133,8 @@ def learn(
     batches = row_batches(len(texts.tokens), settings.batch, seed + learner.order)
     for step, rows in islice(enumerate(batches, 1), run.done, run.curve.steps):
         batch = Texts(moved(texts.tokens[rows], where), moved(texts.written[rows], where))
-        given = states[rows]
-        loss = learner.loss(batch, given, given[..., -D:] if alike else taught[rows])
+        inputs = states[rows]
+        loss = learner.loss(batch, inputs, inputs[..., -D:] if alike else taught[rows])
         if each_step:
             each_step(step, step * batch.tokens.numel())
         run.take_step(step, [loss], tokens=step * batch.tokens.numel(), lr=settings.lr)

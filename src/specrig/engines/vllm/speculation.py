@@ -33,8 +33,8 @@ def _head(cell: Cell, pair: PairFiles) -> dict[str, Any]:
     # Of heads on the hub vLLM says itself what is wrong.
     if config.is_file() and (why := kind.unloadable("vllm", json.loads(config.read_text(encoding="utf-8")))):
         raise EngineError(f"pair {pair.name}: {why}")
-    told = kind.foreign["vllm"]
-    found = {"method": told.method, "model": str(pair.heads[cell.method]), **told.keys}
+    foreign = kind.foreign["vllm"]
+    found = {"method": foreign.method, "model": str(pair.heads[cell.method]), **foreign.keys}
     return found | _revision(cell.method, pair)
 
 
@@ -59,8 +59,8 @@ def _ngram(cell: Cell, _: PairFiles) -> dict[str, Any]:
 def _suffix(cell: Cell, _: PairFiles) -> dict[str, Any]:
     """Suffix decoding without a cache of earlier requests: a prompt measured twice must not find its own answer."""
     names = ("max_tree_depth", "max_spec_factor", "min_token_prob")
-    given = {f"suffix_decoding_{name}": cell.options[name] for name in names if name in cell.options}
-    return {"method": "suffix", "suffix_decoding_max_cached_requests": 0, **given}
+    options = {f"suffix_decoding_{name}": cell.options[name] for name in names if name in cell.options}
+    return {"method": "suffix", "suffix_decoding_max_cached_requests": 0, **options}
 
 
 METHODS: dict[str, Configure | None] = {

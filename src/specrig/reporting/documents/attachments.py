@@ -39,7 +39,7 @@ class Attachments(ABC):
         """Return the folder of the records as the reader should see it."""
 
     @abstractmethod
-    def places(self, cell: Cell) -> list[GridEntry]:
+    def links(self, cell: Cell) -> list[GridEntry]:
         """Return the entries of a row that lead to its cell's record, and to its MLflow run where known."""
 
 
@@ -66,7 +66,7 @@ class Embedded(Attachments):
         """The folder in the study's results."""
         return f"results/{study}/records"
 
-    def places(self, cell: Cell) -> list[GridEntry]:
+    def links(self, cell: Cell) -> list[GridEntry]:
         """The cell's record file, and a search for its run in the MLflow that `make ui` starts."""
         found = [GridEntry("record", href=quote(f"{self.results}/records/{cell.name}.jsonl"))]
         return (
@@ -91,7 +91,7 @@ class Beside(Attachments):
         """The folder beside the page, whose files are compressed."""
         return "records"
 
-    def places(self, cell: Cell) -> list[GridEntry]:
+    def links(self, cell: Cell) -> list[GridEntry]:
         """The folder of the job's records. Runs stay on the machine that measured."""
         return [GridEntry("record", href=quote(f"records/{'/'.join(cell.method_key)}/"))]
 

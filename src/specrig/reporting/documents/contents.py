@@ -90,7 +90,7 @@ def contents(results: StudyResults, medium: Medium, drawn: Collection[str] | Non
             ],
         )
         for section in OUTLINE
-        if section.given(results)
+        if section.condition(results)
     ]
     return Contents(
         f"Speculative decoding: {results.name}",

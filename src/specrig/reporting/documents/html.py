@@ -64,8 +64,8 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
     study, cells = results.study, results.cells
     cell_of = {identity(members[0].cell): members[0].cell for members in study.cells.values()}
 
-    def places(row: dict[str, Any]) -> list[GridEntry]:
-        return attachments.places(cell_of[row_identity(row)])
+    def links(row: dict[str, Any]) -> list[GridEntry]:
+        return attachments.links(cell_of[row_identity(row)])
 
     script = (files("specrig.reporting.documents") / "templates" / "report.js").read_text(encoding="utf-8")
     disturbed = disturbed_cells.caption_note(cells)
@@ -76,9 +76,9 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
         "version": version("specrig"),
         "results": results,
         "contents": shown,
-        "sections": [_section(section, results, attachments, places) for section in shown.sections],
+        "sections": [_section(section, results, attachments, links) for section in shown.sections],
         "repeats": sorted({int(count) for count in cells["repeats"]}),
-        "advice": results.advice(places),
+        "advice": results.advice(links),
         "commit": machine.commit(results.environment),
         "drawings": _drawings_of(study),
         "captions": {name: item.caption + (disturbed if item.timed else "") for name, item in figures().items()},
@@ -90,7 +90,7 @@ def _context(results: StudyResults, attachments: Attachments) -> dict[str, Any]:
     }
 
 
-def _section(section: ReadySection, results: StudyResults, attachments: Attachments, places: Any) -> dict[str, Any]:
+def _section(section: ReadySection, results: StudyResults, attachments: Attachments, links: Any) -> dict[str, Any]:
     """A section as the template reads it."""
     items: list[dict[str, Any]] = []
     for item in section.items:
@@ -99,9 +99,7 @@ def _section(section: ReadySection, results: StudyResults, attachments: Attachme
         elif isinstance(item, ReadyTable):
             entry, data = item.item, item.data
             grid = (
-                _with_places(item.grid, [places(row) for row in row_dicts(results.cells)])
-                if entry.linked
-                else item.grid
+                _with_links(item.grid, [links(row) for row in row_dicts(results.cells)]) if entry.linked else item.grid
             )
             links = attachments.table(entry.name, data.frame, data.shown) if data and entry.file else []
             items.append({"kind": "table", "table": entry, "grid": grid, "links": links})
@@ -110,10 +108,10 @@ def _section(section: ReadySection, results: StudyResults, attachments: Attachme
     return {"name": section.section.name, "title": section.title, "entries": items}
 
 
-def _with_places(shown: Grid, places: list[list[GridEntry]]) -> Grid:
-    """`shown` with the entries `places` of each row in columns of their own, which files of the table do not have."""
-    titles = [entry.text for entry in places[0]] if places else []
-    rows = [[*row, *entries] for row, entries in zip(shown.rows, places, strict=True)]
+def _with_links(shown: Grid, links: list[list[GridEntry]]) -> Grid:
+    """`shown` with the entries `links` of each row in columns of their own, which files of the table do not have."""
+    titles = [entry.text for entry in links[0]] if links else []
+    rows = [[*row, *entries] for row, entries in zip(shown.rows, links, strict=True)]
     return replace(shown, header=[*shown.header, *titles], rows=rows, trailing=shown.trailing + len(titles))
 
 

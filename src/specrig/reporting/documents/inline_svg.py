@@ -24,8 +24,8 @@ def inline_svg(path: Path, kind: str, prefix: str) -> Markup:
     """
     text = path.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]
-    said = re.search(r"<title>(.*?)</title>", text, flags=re.DOTALL)
-    title = said[1] if said else ""
+    match = re.search(r"<title>(.*?)</title>", text, flags=re.DOTALL)
+    title = match[1] if match else ""
     if f'id="{NOTHING}"' in text:
         return Markup(f'<p class="muted">No figure: {title}.</p>')
     text = re.sub(rf"{_UNUSED}|{_FONT}", "", text, flags=re.DOTALL)  # the page's style names the fonts

@@ -35,7 +35,7 @@ def write_pdf(contents: Contents, figures: dict[str, list[tuple[str, str]]], dra
             files("specrig.reporting.documents").joinpath("templates", TEMPLATE).read_text(encoding="utf-8")
         )
         (folder / "data.json").write_text(json.dumps(as_data(contents, figures), ensure_ascii=False), encoding="utf-8")
-        for stem in (stem for places in figures.values() for _, stem in places):
+        for stem in (stem for stems in figures.values() for _, stem in stems):
             shutil.copyfile(drawn / f"{stem}-{PAGE.name}.pdf", folder / f"{stem}.pdf")
         typst.compile(
             str(folder / TEMPLATE), output=str(folder / "report.pdf"), root=str(folder), ignore_system_fonts=True
@@ -115,5 +115,5 @@ def _heading(name: str, entries: list[dict[str, Any]]) -> list[str]:
 
 def _entry(entry: GridEntry) -> dict[str, Any]:
     found = re.fullmatch(rf"([\d.,–-]+) ({DISTURBED_SIGN})", entry.text)
-    shown = asdict(entry)
-    return shown | ({"text": found[1], "note": f"{found[2]} {entry.note}".strip()} if found else {})
+    view = asdict(entry)
+    return view | ({"text": found[1], "note": f"{found[2]} {entry.note}".strip()} if found else {})

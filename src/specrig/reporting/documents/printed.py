@@ -24,9 +24,9 @@ def write_for_paper(study_dir: Path, out: Path) -> list[Path]:
     with tempfile.TemporaryDirectory(dir=out, prefix=".paper-") as scratch:
         fresh = Path(scratch) / "paper"
         figures = draw_for_paper(results, fresh / "figures")
-        shown = contents(results, "print", figures)
-        pdf = write_pdf(shown, figures, fresh / "figures", out / "report.pdf")
-        write_paper(shown, figures, fresh)
+        ready = contents(results, "print", figures)
+        pdf = write_pdf(ready, figures, fresh / "figures", out / "report.pdf")
+        write_paper(ready, figures, fresh)
         paper = out / "paper"
         if paper.exists():
             shutil.rmtree(paper)

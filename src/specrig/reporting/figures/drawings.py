@@ -158,12 +158,12 @@ def _of_setting(
 
 def _lengths(measured: Iterable[list[Record]], cells: pd.DataFrame) -> pd.DataFrame:
     """One row per cell and emitted length, with its share of the rounds that were not cut."""
-    wanted = set(cells[IDENTITY].itertuples(index=False, name=None))
+    requested = set(cells[IDENTITY].itertuples(index=False, name=None))
     rows: list[dict[str, Any]] = []
     columns = ["method", "variant", "k", "lossless", "task", "emitted", "share"]
     for members in measured:
         cell = members[0].cell
-        if identity(cell) not in wanted:
+        if identity(cell) not in requested:
             continue
         counts = pd.Series(emitted_lengths(members), dtype="int64").value_counts(normalize=True)
         setting = [cell.method, cell.variant, cell.k, members[0].lossless, cell.task]
@@ -179,8 +179,8 @@ def _save(figure: Figure, stem: Path, caption: str, *, picture: bool) -> list[Pa
         figure.set_layout_engine(None)  # laid out and measured once: each file would do both again
         drawn = figure.get_tightbbox(figure.canvas.get_renderer()).padded(AROUND)  # type: ignore[attr-defined]
         # No date inside: the same records give the same bytes.
-        said = {"Title": caption, "Creator": "SpecRig", "Date": None}
-        figure.savefig(svg, transparent=True, bbox_inches=drawn, metadata=said)
+        metadata = {"Title": caption, "Creator": "SpecRig", "Date": None}
+        figure.savefig(svg, transparent=True, bbox_inches=drawn, metadata=metadata)
         if picture:
             figure.savefig(png, facecolor="white", bbox_inches=drawn, metadata={"Title": caption})
         write_atomically(svg, named(svg.read_text(encoding="utf-8")))

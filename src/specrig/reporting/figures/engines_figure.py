@@ -21,18 +21,18 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
     """Tokens/s, speedup and τ (rows) by task (columns), method and engine. k is the best one in the first engine."""
     if compared.empty:
         raise NothingError(ALONE)
-    shown = _best_k(compared[compared["pair"] == compared["pair"].iloc[0]])
-    engines = list(dict.fromkeys(shown["engine"]))
-    tasks = [task for task in tasks if task in set(shown["task"])]
-    order = method_order(shown["method"])
-    keys = sorted({(order.index(row["method"]), row["variant"], row["k"]) for row in row_dicts(shown)})
+    selected = _best_k(compared[compared["pair"] == compared["pair"].iloc[0]])
+    engines = list(dict.fromkeys(selected["engine"]))
+    tasks = [task for task in tasks if task in set(selected["task"])]
+    order = method_order(selected["method"])
+    keys = sorted({(order.index(row["method"]), row["variant"], row["k"]) for row in row_dicts(selected)})
     labels = [method_name(order[number], variant=variant) + (f"\nk={k}" if k else "") for number, variant, k in keys]
     figure, axes = by_task(sheet, len(MEASURES), tasks, width=max(3.1, 0.9 * len(keys) + 1), height=2.4)
     for line, labelled, (measure, title) in zip(axes, edges(sheet, axes), MEASURES.items(), strict=True):
         for ax in labelled:
             ax.set_ylabel(title)
         for ax, task in zip(line, tasks, strict=True):
-            for row in row_dicts(shown[shown["task"] == task]):
+            for row in row_dicts(selected[selected["task"] == task]):
                 at = keys.index((order.index(row["method"]), row["variant"], row["k"]))
                 number = engines.index(row["engine"])
                 x = at + 0.6 * ((number + 0.5) / len(engines) - 0.5)
@@ -55,14 +55,14 @@ def engines_figure(compared: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Fi
                     )
             ax.set_xlim(-0.5, len(keys) - 0.5)
             ax.set_xticks(range(len(keys)), labels, rotation=90 if sheet.width else 0)
-            ax.set_ylim(bottom=0, top=top_of(shown, measure))
+            ax.set_ylim(bottom=0, top=top_of(selected, measure))
             ax.grid(axis="x", visible=False)
     handles = [Line2D([], [], label=engine, **engine_style(engine, engines)) for engine in engines]
     ring = Line2D(
         [], [], marker="o", markersize=sheet.size, markerfacecolor="none", markeredgecolor=INK, linestyle="none"
     )
     ring.set_label("τ disagrees with the first engine")
-    legend_below(figure, [*handles, *([ring] if shown["disagrees"].astype(bool).any() else [])])
+    legend_below(figure, [*handles, *([ring] if selected["disagrees"].astype(bool).any() else [])])
     return figure
 
 

@@ -44,8 +44,8 @@ def named(svg: str) -> str:
     def attributes(found: re.Match[str]) -> str:
         names, tips = json.loads(bytes.fromhex(found[2]))
         kind = "series" if found[1] == "mark" else "switch"
-        said = f' data-tips="{escape(BETWEEN.join(tips))}"' if tips else ""
-        return f'data-{kind}="{escape(BETWEEN.join(names))}"{said}'
+        attribute = f' data-tips="{escape(BETWEEN.join(tips))}"' if tips else ""
+        return f'data-{kind}="{escape(BETWEEN.join(names))}"{attribute}'
 
     return _MARK.sub(attributes, svg)
 

@@ -22,37 +22,37 @@ def order_figure(found: Sequence[OrderComparison], sheet: Sheet) -> Figure:
     A line that falls or rises crosses those of the methods with which its method changed places.
     """
     timed = [each for each in found if METRICS[each.ranking.claim.metric] == "speedup" and len(each.measured) > 2]
-    shown = sorted(timed, key=lambda each: -len(each.measured))[: PANELS[sheet.narrow]]
-    if not shown:
+    selected = sorted(timed, key=lambda each: -len(each.measured))[: PANELS[sheet.narrow]]
+    if not selected:
         raise NothingError("no source ranks three methods that this study measured")
-    columns = 1 if sheet.narrow else min(len(shown), 3)  # names and figures need their room
-    most = max(len(each.measured) for each in shown)
+    columns = 1 if sheet.narrow else min(len(selected), 3)  # names and figures need their room
+    most = max(len(each.measured) for each in selected)
     figure, axes = make_panels(
-        sheet, -(-len(shown) // columns), columns, width=4.0, height=(0.22 if sheet.narrow else 0.34) * most + 1.0
+        sheet, -(-len(selected) // columns), columns, width=4.0, height=(0.22 if sheet.narrow else 0.34) * most + 1.0
     )
     letter = 0.6 * sheet.small / 72  # inches
-    left = letter * (max(len(name) for each in shown for name in each.measured) + 5) + 0.15
+    left = letter * (max(len(name) for each in selected for name in each.measured) + 5) + 0.15
     slope = figure.get_figwidth() / columns - left - 7 * letter - 0.2
-    for panel, each in zip(unused_hidden(axes, len(shown)), shown, strict=True):
+    for panel, each in zip(unused_hidden(axes, len(selected)), selected, strict=True):
         reported = {name: each.ranking.figures[name] for name in each.measured}
         sides = [_ranked(reported), _ranked(each.measured)]
         moved = {name for change in each.changes for name in (change.ahead, change.behind)}
         for name in sides[0]:
-            places = [side.index(name) + 1 for side in sides]
+            ranks = [side.index(name) + 1 for side in sides]
             still = name not in moved
             line = panel.plot(
                 (0, 1),
-                places,
+                ranks,
                 color=method_colour(name),
                 marker=method_marker(name),
                 alpha=0.55 if still else 1,
                 clip_on=False,
             )
-            sides_of = zip(("reported", "measured"), places, (reported, each.measured), strict=True)
+            sides_of = zip(("reported", "measured"), ranks, (reported, each.measured), strict=True)
             mark(
                 line, name, [f"{name}, {kind}: place {place}, {figures[name]:.2f}" for kind, place, figures in sides_of]
             )
-            for x, place, figures in ((0, places[0], reported), (1, places[1], each.measured)):
+            for x, place, figures in ((0, ranks[0], reported), (1, ranks[1], each.measured)):
                 text = f"{name} {figures[name]:.2f}" if x == 0 else f"{figures[name]:.2f}"
                 panel.annotate(
                     text,

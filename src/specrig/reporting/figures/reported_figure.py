@@ -37,10 +37,10 @@ def reported_against(judged: pd.DataFrame, sheet: Sheet) -> Figure:
         }
         handles.append(Line2D([], [], label=method, **style))
         for kind, edge in (("predicted", "none"), ("measured", INK)):
-            shown = points[(points["method"] == method) & (points["kind"] == kind)]
-            points_of = zip(shown["reported"], shown["value"], strict=True)
-            tips = [f"{method}: reported {said:.2f}, {kind} {value:.2f}" for said, value in points_of]
-            mark(panel.plot(shown["reported"], shown["value"], markeredgecolor=edge, **style), method, tips)
+            selected = points[(points["method"] == method) & (points["kind"] == kind)]
+            points_of = zip(selected["reported"], selected["value"], strict=True)
+            tips = [f"{method}: reported {claimed:.2f}, {kind} {value:.2f}" for claimed, value in points_of]
+            mark(panel.plot(selected["reported"], selected["value"], markeredgecolor=edge, **style), method, tips)
     if (points["kind"] == "measured").any():
         handles.append(
             Line2D([], [], linestyle="none", marker="o", color="none", markeredgecolor=INK, label="measured (outlined)")
