@@ -43,10 +43,12 @@ onsuccess:
 
 
 onerror:
-    print(
-        f"\nNot finished. Logs: {ROOT}/logs",
-        "Finished cells are kept; the same command goes on from there.",
-        dag.retry_tracking(),
-        sep="\n",
-        file=sys.stderr,
-    )
+    retry = dag.retry_tracking()
+    if not INTERRUPTION.happened:
+        print(
+            f"\nNot finished. Logs: {ROOT}/logs",
+            "Finished cells are kept; the same command goes on from there.",
+            retry,
+            sep="\n",
+            file=sys.stderr,
+        )

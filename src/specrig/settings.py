@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 PathText = TypeVar("PathText", str, Path, str | None)
 
@@ -28,6 +30,17 @@ def _can_be_a_path(text: PathText) -> PathText:
 as_path = AfterValidator(_can_be_a_path)
 AnyPath = Annotated[Path, as_path]
 """A file or folder, whether it is there or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """An annotation: what a message says of a value that its type refuses, in the place of pydantic's regular expression."""
+
+    text: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of the type, with this text for its errors."""
+        return core_schema.custom_error_schema(handler(source), "not_allowed", custom_error_message=self.text)
 
 
 class Settings(BaseModel):

@@ -15,6 +15,7 @@ from specrig.measurement.records import Rounds
 from specrig.measurement.runner import as_run
 
 METHODS = sorted(registry())
+DRAFTING = sorted(set(METHODS) - {"autoregressive", "naive_batching"})
 PROMPTS = [[5, 9, 11, 5, 9], [3], [7, 7, 2, 30, 12, 7, 7]]
 END = 256
 """Positions of the toy pair's models."""
@@ -110,6 +111,29 @@ def test_an_end_of_sequence_may_be_the_very_first_token(lab: Lab, method: str) -
     assert [row.tokens for row in found] == [free[0].tokens, [eos], free[2].tokens]
     (alone,) = generate(lab.target, lab.drafter(method), PROMPTS[1:2], k=3, max_new_tokens=12, temperature=0, eos={eos})
     assert (alone.tokens, alone.stop, alone.rounds, alone.target_passes) == ([eos], "eos", [], {})
+
+
+@pytest.mark.parametrize("method", DRAFTING)
+def test_an_end_of_sequence_may_be_the_first_of_several_tokens_of_a_round(lab: Lab, method: str) -> None:
+    """Every round accepts its whole path, so that nothing but the stop keeps the tokens behind the first."""
+
+    def decoded(prompt: list[int], eos: set[int]) -> Generation:
+        return generate(
+            lab.target, lab.drafter(method), [prompt], k=3, max_new_tokens=24, temperature=0, eos=eos,
+            simulated_acceptance=1.0,
+        )[0]  # fmt: skip
+
+    for prompt in PROMPTS + [[token, token + 1, token] for token in range(10)]:
+        free, start = decoded(prompt, set()), 1
+        for number, one in enumerate(free.rounds):
+            if one.emitted > 1 and not one.cut and free.tokens[start] not in free.tokens[:start]:
+                found = decoded(prompt, {free.tokens[start]})
+                assert (found.tokens, found.stop) == (free.tokens[: start + 1], "eos")
+                assert found.rounds[:-1] == free.rounds[:number]
+                assert found.rounds[-1] == Round(one.drafted, one.depth, 1, 1, cut=True)
+                return
+            start += one.emitted
+    raise AssertionError("no round whose first of several tokens is new")
 
 
 def test_one_token_needs_no_round(lab: Lab) -> None:

@@ -262,11 +262,11 @@ def test_a_draft_that_is_late_is_done_without(fleet: Fleet, native: Native) -> N
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1 → you gave 0"),
+        ({"max_tokens": 0}, "max_tokens: you gave 0 → it should be greater than or equal to 1"),
         ({"temperature": -1}, "temperature: Input should be greater than or equal to 0"),
         ({"prompt": ""}, "prompt: String should have at least 1 character"),
         ({"prompt": [8]}, "prompt: token 8, the model has 8"),
-        ({"prompt": [3, -1]}, "prompt.1: Input should be greater than or equal to 0 → you gave -1"),
+        ({"prompt": [3, -1]}, "prompt.1: you gave -1 → it should be greater than or equal to 0"),
         ({"messages": [{"role": "user"}], "return_token_ids": False}, "messages.0.content: it is missing → add it"),
         ({"stream_options": {"all": True}}, "stream_options.all: no such field here → leave it out"),
         (

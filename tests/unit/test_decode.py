@@ -80,7 +80,7 @@ def test_it_prints_the_text_and_what_the_colours_mean(study: Path, capsys: pytes
     arguments = ["decode", "def area(", "--study", str(study), "--tokens", "12", "--compare"]
     assert cli.main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "draft_model autoregressive" in shown and "12 tokens in" in shown and "identical outputs" in shown
+    assert "draft_model: " in shown and "12 tokens in" in shown and "identical outputs" in shown
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,14 @@ def test_mistakes_are_told_before_a_model_is_loaded(
 ) -> None:
     assert cli.main(["decode", "text", "--study", "configs/test.yaml", *arguments]) == 2
     assert expected in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_missing_folder_is_a_mistake_of_the_command_line(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("models").mkdir()
+    assert cli.main(["decode", "text", "--target", "models/nope"]) == 2
+    shown = capsys.readouterr().err
+    assert "  --target: no model folder models/nope\n    → give a folder in Hugging Face format, a hub id" in shown
+    assert "pairs.tsv" not in shown and "`trained`" not in shown
 
 
 def test_a_chat_needs_a_template_and_a_prompt_has_to_fit(tiny_pair: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,7 +106,7 @@ def test_a_resolved_study_stands_alone(workplace: Path) -> None:
     ("changes", "expected"),
     [
         ({"study": None}, ["the study has no name", "add `study: <name>`"]),
-        ({"study": "a/b"}, ["trial.yaml:1", "not a name that can be a folder"]),
+        ({"study": "a/b"}, ["trial.yaml:1", "you gave 'a/b'", "→ a name of letters, digits"]),
         ({"promts": 3}, ["unknown key 'promts'", "did you mean 'prompts'?"]),
         ({"training": {"target": {"layers": 2, "hiden": 4}}}, ["training.target.hiden", "did you mean 'hidden'?"]),
         (

@@ -244,9 +244,20 @@ def test_the_users_store_is_used(study: Path, tmp_path: Path, monkeypatch: pytes
 def test_a_broken_store_costs_a_warning_only(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (study / "mlflow.db").write_text("this is no database, but long enough to be taken for one " * 20)
     done = track(study)
-    assert done.error
+    assert "mlflow.db is damaged (file is not a database): move it away" in done.error
     assert "tracking failed" in capsys.readouterr().err
     assert "specrig track --study" in (study / FAILURE_FILE).read_text()
+
+
+def test_a_damaged_store_can_be_moved_away(study: Path) -> None:
+    store, content = study / "mlflow.db", bytearray((study / "mlflow.db").read_bytes())
+    for page in range(4096, len(content), 3 * 4096):  # the header stands
+        content[page : page + 100] = bytes(100)
+    store.write_bytes(content)
+    assert "mlflow.db is damaged" in track(study).error
+    store.rename(study / "moved.db")
+    done = track(study)
+    assert not done.error and done.added > 0
 
 
 def test_a_dead_server_costs_a_warning_only(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 import runs
-from runs import REPOSITORY, command, run
+from runs import REPOSITORY, run
 from specrig.measurement.quarantine import quarantine_disturbed
 
 CELLS = "results/test/tables/cells.csv"
@@ -145,9 +146,12 @@ def test_a_second_replicate_is_measured_alone_after_all_that_is_new_and_quaranti
 
 def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: Path) -> dict[str, tuple[int, bytes]]:
     """Run until so many cells are measured, send the signal to all processes of the run, and say what is finished."""
+    for name in ("Snakefile", "workflow", "profiles"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(REPOSITORY / name)
     with log.open("w") as output:
         process = subprocess.Popen(
-            command(CELLS, config=config),
+            [sys.executable, "-m", "specrig", "run", config, CELLS],
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -159,8 +163,13 @@ def cut_after(folder: Path, config: str, cells: int, how: signal.Signals, log: P
         while len(stamps(folder)) < cells and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         assert process.poll() is None, log.read_text()
+        said = len(log.read_text())
         os.killpg(process.pid, how)
-        assert process.wait(300) != 0, log.read_text()
+        code = process.wait(300)
+    assert code == (130 if how is signal.SIGINT else -how), log.read_text()
+    if how is signal.SIGINT:
+        assert "Error" not in log.read_text()[said:]
+        assert log.read_text().endswith("\nInterrupted. Finished cells are kept; the same command continues.\n")
     assert "Traceback" not in log.read_text()
     return stamps(folder)
 

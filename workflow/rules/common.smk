@@ -11,6 +11,7 @@ from snakemake.exceptions import WorkflowError
 from specrig.cell import digest
 from specrig.corpus.example import PROMPT_FILES
 from specrig.dag.code import audit_digest, stage_digest
+from specrig.dag.interruption import Interruption
 from specrig.dag.lock import BusyError
 from specrig.dag.rules import Rules, memory, minutes
 from specrig.models.gguf import FILES as CONVERTED_FILES
@@ -22,6 +23,8 @@ from specrig.study.grid import TOGETHER
 from specrig.study.load import load_study
 from specrig.study.problems import StudyError
 from specrig.training.stages import FILES, JOINT, STAGES, TEXT
+
+INTERRUPTION = Interruption()
 
 try:
     STUDY = load_study(config, [Path(file) for file in workflow.configfiles])

@@ -11,14 +11,17 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from specrig.cli import decode, doctor, measure, plan, report, run, serve, share, train
+from specrig.cli.arguments import INTERRUPTED
 from specrig.cli.examples import epilog
+from specrig.runtime.types import FallbackWarning
+from specrig.terminal import console
 
 app = typer.Typer(
     name="specrig",
@@ -28,7 +31,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-INTERRUPTED = 130
 FULL = os.strerror(errno.ENOSPC)
 
 
@@ -54,15 +56,19 @@ def main(arguments: list[str] | None = None) -> int:
     arguments: without the program's name; default: those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    _quiet_packages()
     try:
         code = app(arguments, standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the signal
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        return _print_error("interrupted", "Finished cells are kept; the same command continues.", INTERRUPTED)
+        typer.echo("\nInterrupted. Finished cells are kept; the same command continues.", err=True)
+        return INTERRUPTED
     except typer.Exit as stop:
         return stop.exit_code
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
     except Exception as error:
         # Wrong usage. Recognised by its attributes, since typer's own copy of click is private.
         if hasattr(error, "show") and isinstance(code := getattr(error, "exit_code", None), int):
@@ -83,6 +89,16 @@ def main(arguments: list[str] | None = None) -> int:
         return _print_error("unexpected error", f"{reason}\n    → SPECRIG_DEBUG=1 shows where; please report it", 1)
 
 
+def _quiet_packages() -> None:
+    """Keep warnings of torch and other packages off the terminal; SPECRIG_DEBUG=1 and python -W show them."""
+    if sys.warnoptions or os.environ.get("SPECRIG_DEBUG") == "1":
+        return
+    warnings.simplefilter("ignore")
+    warnings.filterwarnings("default", category=FallbackWarning)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_LOGS", "-all")
+
+
 def _free_space(arguments: Sequence[str]) -> str:
     """The free space where a command line writes, for an error that does not name the full disk."""
     files = [Path(word) for word in arguments if "/" in word and Path(word).is_file()]
@@ -91,7 +107,7 @@ def _free_space(arguments: Sequence[str]) -> str:
 
 
 def _print_error(title: str, message: str, code: int) -> int:
-    console = Console(stderr=True, highlight=False)
-    console.print(f"✗ {title}", style="bold red", markup=False)
-    console.print(message, markup=False, soft_wrap=True)
+    screen = console(stderr=True)
+    screen.print(f"✗ {title}", style="bold red", markup=False)
+    screen.print(message, markup=False, soft_wrap=True)
     return code

@@ -13,6 +13,8 @@ from pydantic_core import to_json
 if TYPE_CHECKING:
     from specrig.study.study import Study
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 DEFAULT = Path("configs/quick.yaml")
 """The default study."""
 ConfigFile = Annotated[Path, typer.Argument(help="A study's config, e.g. configs/quick.yaml")]

@@ -15,6 +15,7 @@ from specrig.cli.arguments import DEFAULT, Json, known_methods, print_json
 from specrig.cli.decode_view import STYLES, GenerationView, LiveGeneration
 from specrig.runtime.gpus import resolve_device
 from specrig.study.single import CellRequest, SingleCell, of_models, of_study
+from specrig.terminal import console
 
 if TYPE_CHECKING:
     from specrig.engines.native import Native
@@ -70,11 +71,11 @@ def decode(
     text = _prepared(text, single, max_new_tokens, chat, system)
     engine = _loaded(single, device)
     with engine:
-        generations = _decoded(engine, single, text, max_new_tokens, seed, compare, Console(quiet=as_json))
+        generations = _decoded(engine, single, text, max_new_tokens, seed, compare, console(quiet=as_json))
     if as_json:
         _print_json(single, text, seed, generations)
     else:
-        _print_summary(single, generations, Console())
+        _print_summary(single, generations, console())
 
 
 def _options(assignments: Sequence[str]) -> dict[str, Any]:
@@ -156,7 +157,7 @@ def _loaded(single: SingleCell, device: str | None) -> Native:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    with Console(stderr=True).status("loading the models"):
+    with console(stderr=True).status("loading the models"):
         return Native(single.files, device=resolve_device(study.device), threads=study.threads)
 
 

@@ -128,8 +128,10 @@ class GenerationView:
         if self.console.is_terminal:
             self._live.update(self._rendered(), refresh=True)
             self._live.stop()
-        else:
-            self.console.print(self._rendered())
+            return
+        for each in self.generations:
+            heading = [Text(f"{each.method}:", style="bold")] if len(self.generations) > 1 else []
+            self.console.print(*heading, each.text(), Text(f"\n{each.status()}\n"), sep="\n", soft_wrap=True)
 
     def _show(self) -> None:
         if self.console.is_terminal:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from specrig.cli.arguments import DEFAULT, Json, load, print_json
 from specrig.runtime.gpus import resolve_device
+from specrig.terminal import console
 
 if TYPE_CHECKING:
     from specrig.study.study import Study
@@ -52,7 +53,7 @@ def doctor(
     for check in _checks(study):
         checks.append(check)
         if not as_json:
-            _show(check, Console())
+            _show(check, console())
     if as_json:
         print_json(checks)
     if any(check.good is False for check in checks):

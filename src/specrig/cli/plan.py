@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from specrig.cli.arguments import DEFAULT, ConfigFile, Json, load, print_json
+from specrig.terminal import console
 
 
 def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
@@ -19,7 +19,7 @@ def plan(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
     if as_json:
         print_json(described(found))
     else:
-        show_plan(found, Console())
+        show_plan(found, console())
 
 
 def where(config: ConfigFile = DEFAULT, as_json: Json = False) -> None:
@@ -47,7 +47,7 @@ def advise(
     if as_json:
         print_json(found)
     else:
-        show_advice(found, Console())
+        show_advice(found, console())
 
 
 def pin(
@@ -57,7 +57,7 @@ def pin(
     """Pin the models and data sets of a study: write the hub's current commits into its tables."""
     from specrig.planning.pins import pin
 
-    if not pin(load(config), Console(), check=check):
+    if not pin(load(config), console(), check=check):
         raise typer.Exit(1)
 
 
@@ -68,7 +68,7 @@ def methods(as_json: Json = False) -> None:
     if as_json:
         print_json(described())
     else:
-        show_methods(Console())
+        show_methods(console())
 
 
 def schema(folder: Annotated[Path, typer.Option(help="Folder to write to")] = Path("workflow/schemas")) -> None:

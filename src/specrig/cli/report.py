@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console
 
 from specrig.cli.arguments import DEFAULT, StudyFile, load
+from specrig.terminal import console
 
 
 def tables(study: StudyFile = DEFAULT) -> None:
@@ -27,7 +27,7 @@ def quality(study: StudyFile = DEFAULT) -> None:
 
     loaded = load(study)
     if loaded.run_generated_code:
-        Console(stderr=True).print(
+        console(stderr=True).print(
             "[bold red]run_generated_code is on: code that the models wrote runs on this machine"
         )
     write_quality(loaded, loaded.root / "tables")

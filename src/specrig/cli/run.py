@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from specrig.cli.arguments import DEFAULT, load
+from specrig.cli.arguments import DEFAULT, INTERRUPTED, load
 
 PROFILES = Path("profiles")
 FILE_OF_PROFILE = "profile.yaml"
@@ -43,9 +43,10 @@ def run(
     read_config(config)  # names the line of a YAML error, which Snakemake would not
     chosen = [] if profile is None else ["--workflow-profile", str(_profile(profile))]
     # The config stands last: it takes every word behind it that is no option.
-    code = _wait([sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)])
+    interrupted, code = _wait([sys.executable, "-m", "snakemake", *chosen, *words, "--configfile", str(config)])
     if code:
-        raise typer.Exit(code)
+        # Of an interruption Snakemake's process has said its line (`dag.interruption`).
+        raise SystemExit(INTERRUPTED) if interrupted else typer.Exit(code)
     if not words:
         study = load(config)
         typer.echo(f"Report: {study.report}\nResults: {study.root}")
@@ -60,15 +61,16 @@ def _profile(name: str) -> Path:
     raise typer.BadParameter(f"no profile {name!r}; there are: {known}; or give a folder with a {FILE_OF_PROFILE}")
 
 
-def _wait(command: Sequence[str]) -> int:
-    """Run a command and return its exit code. On an interruption the command stops its jobs itself."""
-    process = subprocess.Popen(command)
+def _wait(command: Sequence[str]) -> tuple[bool, int]:
+    """Run a command; returns whether Ctrl-C came meanwhile, and its exit code. The command stops its jobs itself."""
+    process, interruptions = subprocess.Popen(command), list[int]()
     before = (
-        signal.signal(signal.SIGINT, lambda *_: None),
+        signal.signal(signal.SIGINT, lambda number, _: interruptions.append(number)),
         signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
     )
     try:
-        return process.wait()
+        code = process.wait()
+        return bool(interruptions), code
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])

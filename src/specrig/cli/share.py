@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from specrig.cli.arguments import DEFAULT, Json, load, print_json
+from specrig.terminal import console
 
 WHERE = "results/<study>, a published study, or a study's config"
 
@@ -86,4 +86,4 @@ def compare(
         if html is not None:
             typer.echo(write_page(comparison, html), err=as_json)
         if not as_json and html is None:
-            print_comparison(comparison, Console())
+            print_comparison(comparison, console())

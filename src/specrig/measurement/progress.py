@@ -24,8 +24,9 @@ def progress(title: str, total: int) -> Iterator[Advance]:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda description="", amount=1: bar.update(
                 task, advance=amount, description=f"{title} {description}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specrig.cell import Cell
-from specrig.settings import Settings
+from specrig.settings import Allowed, Settings
 
 
 class Endpoint(Settings):
@@ -22,7 +22,7 @@ class Endpoint(Settings):
     """The k it was started with; 0 for methods that use none."""
     variant: str = ""
     """The variant of the method's options it was started with, as `specrig plan` names it; empty for the defaults."""
-    url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
+    url: Annotated[str, Field(pattern=r"^https?://[^\s]+$"), Allowed("an address that begins with http:// or https://")]
     """The server's address, e.g. `http://gpu1:8000`."""
     engine: str = "server"
     """The engine that sends requests to it: `server` for the OpenAI API, or an engine with its own API."""

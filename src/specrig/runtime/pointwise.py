@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 
+from specrig.runtime.types import FallbackWarning
+
 Arithmetic = Callable[..., Tensor]
 
 
@@ -46,7 +48,8 @@ def fused(function: Arithmetic, device_type: str) -> Arithmetic:
                 return compiled(*inputs)
             except Exception as error:  # whatever a compiler, its cache folder or a missing gcc may raise
                 broken = True
-                warnings.warn(f"torch.compile cannot be used, {function.__name__} runs as it is: {error}", stacklevel=2)
+                text = f"torch.compile cannot be used, {function.__name__} runs as it is: {error}"
+                warnings.warn(text, FallbackWarning, stacklevel=2)
         return function(*inputs)
 
     return run

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from specrig.runtime.types import FallbackWarning
+
 Function = Callable[..., tuple[Tensor, ...]]
 Run = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 WARM_UPS = 2
@@ -77,7 +79,8 @@ class Replay:
             except RuntimeError as error:
                 self.failure = str(error).splitlines()[0]
                 self.clear()
-                warnings.warn(f"CUDA graphs cannot be used, passes run without them: {self.failure}", stacklevel=2)
+                text = f"CUDA graphs cannot be used, passes run without them: {self.failure}"
+                warnings.warn(text, FallbackWarning, stacklevel=2)
                 return eager(function)
             finally:
                 Replay.spent += perf_counter() - started

@@ -17,5 +17,9 @@ the context.
 """
 
 
+class FallbackWarning(UserWarning):
+    """Passes run in a slower way than they could; the message says why."""
+
+
 class DecodingError(ValueError):
     """A request that cannot be served; the message says why and what to change."""

@@ -93,7 +93,8 @@ def read(kind: type[Kind], body: Any) -> Kind:
             raise RefusedError(422, "it is missing", "add it", where=where) from error
         value = repr(issue["input"])
         value = value if len(value) <= 80 else value[:77] + "..."
-        raise RefusedError(422, issue["msg"].removeprefix("Value error, "), f"you gave {value}", where=where) from error
+        allowed = issue["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+        raise RefusedError(422, f"you gave {value}", allowed, where=where) from error
 
 
 class Detokenizer:

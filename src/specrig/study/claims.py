@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from specrig.settings import Settings
+from specrig.settings import Allowed, Settings
 from specrig.study.problems import Problems
 from specrig.study.rows import read_rows
 
@@ -32,7 +32,9 @@ Figure = Annotated[float | Literal["k"] | None, BeforeValidator(lambda value: va
 class Claim(Settings):
     """A row of `reported.csv`: one reported figure, or range of figures."""
 
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    id: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9._-]+$"), Allowed("a name of letters, digits, dots, underscores and dashes")
+    ]
     """The row's name, by which tables and reports call the claim."""
     source: str = Field(min_length=1)
     """Author or site, title, table, date: enough to find the figure again; what is not known is called unknown."""
@@ -42,20 +44,28 @@ class Claim(Settings):
     """Hub id of the draft, or the source's name for it; `a or b` where the source names two."""
     method: str = Field(min_length=1)
     """This project's name of the method, or the source's where this project has none."""
-    k: Annotated[str, Field(pattern=r"^(\d+(-\d+)?|k)?$")] = ""
+    k: Annotated[str, Field(pattern=r"^(\d+(-\d+)?|k)?$"), Allowed("a k as `5`, `4-8` or `k`")] = ""
     """Drafted tokens a round: `5`, `4-8`, or `k` for a statement about any k."""
     task: str = ""
     """`code`, `translation`, …, with the data set in brackets: `code (HumanEval)`."""
-    temperature: Annotated[str, Field(pattern=r"^(\d+(\.\d+)?)?(,? ?nucleus \d*\.\d+)?$")] = ""
+    temperature: Annotated[
+        str,
+        Field(pattern=r"^(\d+(\.\d+)?)?(,? ?nucleus \d*\.\d+)?$"),
+        Allowed("a temperature as `0.7`, `nucleus 0.9` or `0.7, nucleus 0.9`"),
+    ] = ""
     """Sampling temperature as a number; with `nucleus p` where the source sampled from a nucleus of probability p."""
     hardware: str = ""
     """The device it was measured on, as the source names it."""
     precision: str = ""
     """Number format of the models, as the source names it."""
-    batch: Annotated[str, Field(pattern=r"^\d*$")] = ""
+    batch: Annotated[str, Field(pattern=r"^\d*$"), Allowed("a batch size in digits, or nothing (`1`)")] = ""
     """Batch size: prompts decoded side by side."""
     metric: Annotated[
-        str, Field(pattern=rf"^({'|'.join(MEASURES)}|pairing|speedup_at_acceptance_[01]\.\d+(_to_[01]\.\d+)?)$")
+        str,
+        Field(pattern=rf"^({'|'.join(MEASURES)}|pairing|speedup_at_acceptance_[01]\.\d+(_to_[01]\.\d+)?)$"),
+        Allowed(
+            f"one of {', '.join(MEASURES)}, pairing, `speedup_at_acceptance_0.6` or `speedup_at_acceptance_0.6_to_0.8`"
+        ),
     ]
     """What the figure is; see `MEASURES`."""
     low: Figure = None

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.study.config import K_RANGE, MethodEntry, is_sweep
-from specrig.study.problems import Problems, nearest, reason_of
+from specrig.study.problems import Problems, nearest, reason_of, shortened
 from specrig.study.rows import Pair, Task
 from specrig.study.study import Study
 
@@ -63,7 +63,8 @@ def check_engine_options(study: Study, problems: Problems) -> None:
         except ValidationError as error:
             for issue in error.errors():
                 known = ", ".join(engines()[name].Options.model_fields) or "none"
-                problems.key([*path, *issue["loc"][:1]], reason_of(issue), f"options of {name}: {known}")
+                reason = f"you gave {shortened(issue['input'])}; {reason_of(issue)}"
+                problems.key([*path, *issue["loc"][:1]], reason, f"options of {name}: {known}")
 
 
 def refuse_repeats(key: str, path: Sequence[str | int], values: Sequence[Any], problems: Problems) -> None:
@@ -125,10 +126,10 @@ def check_options(path: list[str | int], entry: MethodEntry, kind: type[BaseMode
         except ValidationError as error:
             for issue in error.errors():
                 where = [*path, *issue["loc"][:1]]
-                text = f"{reason_of(issue)}; you gave {issue['input']!r}"
+                text = f"you gave {shortened(issue['input'])}; {reason_of(issue)}"
                 if text not in reported:
                     reported.add(text)
-                    problems.key(where, text, "`specrig methods` lists the options with their defaults")
+                    problems.key(where, text, f"`specrig methods {entry.method}` lists the options with their defaults")
 
 
 def _closest(name: str, options: Sequence[str]) -> str:

@@ -18,10 +18,9 @@ from specrig.study.problems import (
     Problems,
     StudyError,
     decoded,
+    mistake,
     nearest,
     parsing,
-    reason_of,
-    shortened,
 )
 from specrig.study.rows import Pair, Task, read_rows
 from specrig.study.study import Study
@@ -105,7 +104,7 @@ def validated(config: dict[str, Any], problems: Problems) -> tuple[Study, set[st
         if issue["type"] == "extra_forbidden":
             problems.unknown(path, "key", path[-1], _fields(path[:-1]))
         else:
-            problems.key(path, reason_of(issue), f"you gave {shortened(issue['input'])}" if "input" in issue else "")
+            problems.key(path, *mistake(issue))
     # Items are cut from the end of a list, so that the places before them still hold.
     for place in sorted({tuple(path) for path in places}, reverse=True):
         _cut(config, place)

@@ -114,7 +114,12 @@ class OnceOnly(yaml.SafeLoader):
         """The value of a node. Raises ConstructorError for what looks like a date or number but is none."""
         try:
             return super().construct_object(node, deep)
-        except (ValueError, KeyError, AttributeError) as error:  # what PyYAML's constructors of scalars raise
+        except (
+            ValueError,
+            KeyError,
+            IndexError,
+            AttributeError,
+        ) as error:  # what PyYAML's constructors of scalars raise
             if not isinstance(node, yaml.ScalarNode):
                 raise
             kind = node.tag.rpartition(":")[2]
@@ -212,11 +217,19 @@ def dotted(path: Sequence[str | int]) -> str:
 
 
 def reason_of(issue: Any) -> str:
-    """What pydantic found wrong, in this project's words."""
-    if issue["type"] == "string_pattern_mismatch":
-        return "not a name that can be a folder (letters, digits, dot, underscore, dash)"
+    """What pydantic found wrong, or what is allowed instead, in this project's words."""
     text = str(issue["msg"]).removeprefix("Value error, ")
+    text = text.replace("Input should be", "it should be")
     return text[:1].lower() + text[1:]
+
+
+def mistake(issue: Any, *, whole: str = "") -> tuple[str, str]:
+    """An error of pydantic as (what is wrong, what to write instead). whole: what the error is about, if not one value."""
+    if issue["type"] == "missing":
+        return "nothing is given", "give a value"
+    if whole:
+        return reason_of(issue), f"correct the {whole}"
+    return f"you gave {shortened(issue['input'])}", reason_of(issue)
 
 
 @dataclass

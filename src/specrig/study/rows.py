@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, Validat
 
 from specrig.models.gguf import is_gguf
 from specrig.models.precision import precision_here
-from specrig.settings import Settings, as_path
-from specrig.study.problems import Problems, StudyError, decoded, nearest, shortened
+from specrig.settings import Allowed, Settings, as_path
+from specrig.study.problems import Problems, StudyError, decoded, mistake, nearest
 
 TRAINED = "trained"
 """In `pairs.tsv`: the workflow trains this model, into `models/<pair>/<name>`; `trained:<pair>` takes another row's."""
@@ -22,7 +22,8 @@ MEDUSA2 = "medusa2:"
 CORPUS = "corpus"
 """In `tasks.tsv`: the prompts are held-out text of the embedded corpus."""
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+NAME = "a name of letters, digits, dots, underscores and dashes, 100 at most, a letter or digit first"
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100), Allowed(NAME)]
 """A name that also serves as a folder: letters, digits, dot, underscore, dash."""
 _none_if_empty = BeforeValidator(lambda value: value or None)
 MaybeText = Annotated[str | None, _none_if_empty]
@@ -56,7 +57,11 @@ class Pair(Settings):
         ),
     ] = "float32"
     """Precision in which both models compute; `auto`: bfloat16 where this machine has products for it, else float32."""
-    heads: Annotated[str, Field(pattern=r"^((trained(:\S+)?|[a-z0-9_]+=\S*[^\s@])( +|$))*$")] = ""
+    heads: Annotated[
+        str,
+        Field(pattern=r"^((trained(:\S+)?|[a-z0-9_]+=\S*[^\s@])( +|$))*$"),
+        Allowed("`trained`, `trained:<pair>` or `<head>=<folder or hub id>`, with spaces between several"),
+    ] = ""
     """Heads of the target, with spaces between: `eagle=models/eagle` for a folder, `eagle=owner/name` or
     `eagle=owner/name@revision` for one on the hub, `eagle=trained` for one that is trained here; the word `trained`
     alone stands for every other head that a study's methods need, and `trained:<pair>` for those of that row. Empty: of
@@ -160,7 +165,12 @@ class Task(Settings):
     """For a hub data set: the split that prompts come from."""
     revision: MaybeText = None
     """For a hub data set: its commit, branch or tag; empty: its main branch."""
-    sha256: Annotated[str | None, Field(pattern=r"^[0-9a-f]{64}$"), _none_if_empty] = None
+    sha256: Annotated[
+        str | None,
+        Field(pattern=r"^[0-9a-f]{64}$"),
+        Allowed("64 digits of 0-9 and a-f, as sha256sum prints them"),
+        _none_if_empty,
+    ] = None
     """For a file: the SHA-256 that its bytes must have, as 64 hex digits; empty: it is not checked."""
     id_field: str = "id"
     """The field with a prompt's id; `#` for data without ids: rows are numbered."""
@@ -168,7 +178,7 @@ class Task(Settings):
     """The field with the prompt. Any field may be a path of names and list indices such as `turns.0`."""
     reference_field: str = "reference"
     """The field with the text that scorers compare an output with."""
-    where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$")] = ""
+    where: Annotated[str, Field(pattern=r"^([^=]+=.*)?$"), Allowed("`field=value` or `field=one|another`")] = ""
     """`field=value` or `field=one|another`: use only rows whose field has such a value; empty: use all."""
     prompt_template: Template = ""
     """Replaces prompt_field: a text with `{field}`, `{field:.9}` for its first 9 characters, `\\n` to break."""
@@ -266,8 +276,7 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
             for issue in error.errors():
                 # A check of the whole row names its columns itself.
                 column = str(issue["loc"][0]) if issue["loc"] else ""
-                fix = f"you gave {shortened(issue['input'])}" if column else "correct the row"
-                problems.row(file, number, column, issue["msg"].removeprefix("Value error, "), fix)
+                problems.row(file, number, column, *mistake(issue, whole="row" if not column else ""))
             continue
         name = str(getattr(row, name_column))
         if name in rows:

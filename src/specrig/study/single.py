@@ -73,10 +73,10 @@ def of_study(config: Path, pair: str | None, request: CellRequest) -> SingleCell
 def of_models(row: Pair, request: CellRequest) -> SingleCell:
     """The cell on the models of a row outside any table. Raises StudyError for what is unknown or does not fit."""
     config = {"study": row.pair, "engines": [ENGINE], "pairs": [row.pair], "rows": {"pairs": {row.pair: row}}}
-    return _single(Study.model_validate(config), request)
+    return _single(Study.model_validate(config), request, from_table=False)
 
 
-def _single(study: Study, request: CellRequest) -> SingleCell:
+def _single(study: Study, request: CellRequest, *, from_table: bool = True) -> SingleCell:
     """The cell on the only pair of `study`, checked."""
     problems = Problems(Positions([]))
     name = study.pairs[0]
@@ -88,7 +88,7 @@ def _single(study: Study, request: CellRequest) -> SingleCell:
     if len(entry.variants()) > 1:
         problems.option("--option", "a list of values is a sweep, and one cell runs", "give one value")
     study = Study.model_validate(study.model_dump() | {"methods": [entry]})
-    check_pairs(study, problems)
+    check_pairs(study, problems, from_table=from_table)
     files = study.paths.pair_files(name, study.root)
     for part in sorted(entry.needs - files.sources.keys()):
         flag = "--draft FOLDER" if part == "draft" else f"--head {part}=FOLDER"

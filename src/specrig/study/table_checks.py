@@ -72,36 +72,46 @@ def check_refusals(study: Study, problems: Problems) -> None:
         problems.key(["engines"], f"no engine can run any cell: {listed}", "install the engine, or choose another")
 
 
-def check_pairs(study: Study, problems: Problems) -> None:
-    """Add a problem for each pair whose folders or files are missing, cannot be read, or do not fit each other."""
-    file = study.tables.pairs
+def check_pairs(study: Study, problems: Problems, *, from_table: bool = True) -> None:
+    """Add a problem for each pair whose folders or files are missing, cannot be read, or do not fit each other.
+
+    from_table: whether the pairs are rows of the study's table; else `--target` and `--draft` name the models.
+    """
+
+    def report(name: str, column: str, reason: str, fix: str) -> None:
+        if from_table:
+            place = ", ".join(filter(None, (f"row {name!r}", column)))
+            problems.row(study.tables.pairs, None, place, reason, fix)
+        else:
+            problems.option(f"--{column or 'target'}", reason, fix)
+
+    correct = "change the row, or leave the pair out" if from_table else "name models that fit"
+    trained = ", or `trained`" if from_table else ""
     for name, row in study.rows.pairs.items():
-        _check_folders(study, name, problems)
+        if (reason := _folders_fault(study, name)) is not None:
+            report(name, "", reason, correct)
         for column, source in row.gguf.items():
             try:
                 gguf.config(source)
             except ModelError as error:
-                fix = "mend the file or the row, or leave the pair out"
-                problems.row(file, None, f"row {name!r}, {column}", str(error), fix)
+                report(name, column, str(error), "mend the file or the row, or leave the pair out")
         for column, model in (("target", row.target), ("draft", row.draft)):
             if model is None or model in row.gguf.values():
                 continue
-            where, local = f"row {name!r}, {column}", looks_like_path(model)
+            local = looks_like_path(model)
             if row.weights == "random" and not local and facts.known(model) is None:
                 shipped = nearest(model, facts.models(), what="shipped")
                 fix = f"{shipped}; a folder with a config.json does as well"
-                problems.row(file, None, where, f"no shape of {model} is shipped", fix)
+                report(name, column, f"no shape of {model} is shipped", fix)
             folder = Path(model).expanduser()
             if row.trained_in(column) is None and local and not (folder / "config.json").is_file():
                 reason = f"{model} holds no config.json" if folder.is_dir() else f"no model folder {model}"
-                fix = "give a folder in Hugging Face format, a hub id (owner/name), or `trained`"
-                problems.row(file, None, where, reason, fix)
+                report(name, column, reason, f"give a folder in Hugging Face format, a hub id (owner/name){trained}")
 
 
-def _check_folders(study: Study, name: str, problems: Problems) -> None:
-    """Check a pair's local folders: decoder-only models of one vocabulary, drafts and heads trained for the target.
-
-    Models on the hub are checked when their job starts.
+def _folders_fault(study: Study, name: str) -> str | None:
+    """What is wrong with a pair's local folders: they hold decoder-only models of one vocabulary, and drafts and heads
+    that were trained for the target. Models on the hub are checked when their job starts.
     """
     row, files = study.rows.pairs[name], study.paths.pair_files(name, study.root)
     local = {
@@ -121,8 +131,8 @@ def _check_folders(study: Study, name: str, problems: Problems) -> None:
         if at_hand and row.trained_in("target") is None:
             check_trained_for(replace(files.only(parts), target=target))
     except ModelError as error:
-        fix = "change the row, or leave the pair out"
-        problems.row(study.tables.pairs, None, f"row {name!r}", str(error), fix)
+        return str(error)
+    return None
 
 
 def check_trained(study: Study, problems: Problems) -> None:

@@ -29,8 +29,14 @@ def check_sqlite(path: Path) -> None:
             )
         with closing(sqlite3.connect(path)) as store:
             store.execute("begin immediate").connection.rollback()
-    except sqlite3.Error as error:
+            damage = store.execute("pragma quick_check(1)").fetchone()[0]
+            if damage != "ok":
+                raise sqlite3.DatabaseError(damage)
+    except sqlite3.OperationalError as error:
         raise OSError(f"{path}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        reason = " ".join(str(error).split())
+        raise OSError(f"{path} is damaged ({reason}): move it away, and the runs are entered into a new one") from error
 
 
 def file_system(folder: Path) -> str:

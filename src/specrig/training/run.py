@@ -49,11 +49,11 @@ class Curve:
         self.pending: list[tuple[int, Tensor, dict[str, Any]]] = []
         self.start = time.perf_counter()
         self.spoke = self.start
-        console = Console(stderr=True)
+        console = Console(stderr=True, emoji=False)
         self.bar: Progress | None = None
         if progress and console.is_terminal:
             self.bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"),
+                TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[note]}", markup=False),
                 TimeRemainingColumn(), console=console, transient=True,
             )  # fmt: skip
             self.task = self.bar.add_task(label, total=steps, note="")
