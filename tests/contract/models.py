@@ -152,8 +152,8 @@ class Lab:
         method = registry()[name]
         with torch_passes(self.replayed):
             drafter = method(method.Options.model_validate(options), self)
-        for head in ("head", "heads"):
-            if self.replayed and hasattr(drafter, head):
+        for head in ("head", "heads", "model"):
+            if self.replayed and getattr(drafter, head, self._draft) is not self._draft:
                 getattr(drafter, head).replay = Traced(self.target.device)
         return drafter
 

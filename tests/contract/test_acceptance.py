@@ -168,6 +168,7 @@ BY_TEXT: list[tuple[str, dict[str, Any]]] = [
     ("suffix_blend", {}),
     ("hydra", {"tree": (3, 2)}),
     ("layer_skip", {"skip": (1,)}),
+    ("pard", {}),
 ]
 
 

@@ -71,7 +71,7 @@ def pair(
 
 def model_of(name: str, folder: Path) -> Any:
     """The model that the head is for."""
-    part = "draft" if name.startswith("draft_") else "target"
+    part = "draft" if heads.of_draft(name) and name != "pard" else "target"  # PARD's draft checks what it drafts for
     return cached_model(AutoModelForCausalLM.from_pretrained(folder / part))
 
 
@@ -161,7 +161,7 @@ def test_what_is_missing_is_said(sums: tuple[Recipe, Path], tmp_path: Path) -> N
         with pytest.raises(TrainingError, match="the target's text is missing"):
             fit(name, recipe, corpus, out, sums[1] / "target", progress=False)
         (out / TEXT).symlink_to(sums[1] / TEXT)
-        lacks = "draft" if name.startswith("draft_") else "target"
+        lacks = "draft" if heads.of_draft(name) else "target"
         with pytest.raises(TrainingError, match=f"no trained {lacks} there"):
             fit(name, recipe, corpus, out, out / "target", progress=False)
 
@@ -223,8 +223,14 @@ EXPORTS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
         {"fc.weight": [D, 3 * D], "norm.weight": [D], "lm_head.weight": [250, D], "d2t": [250]} | layer("midlayer", 2 * D)
         | {f"midlayer.{norm}.weight": [D] for norm in ("input_layernorm", "hidden_norm")},
     ),
+    "pard": (
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": V, "tie_word_embeddings": True, "pard_token": V - 1},
+        {"model.embed_tokens.weight": [V, D], "model.norm.weight": [D], "model.layers.0.input_layernorm.weight": [D]}
+        | layer("model.layers.0", D),
+    ),
 }  # fmt: skip
-"""Head -> the keys of config.json and the tensors that vLLM and the others read: to the letter."""
+"""Head -> the keys of config.json and the tensors that vLLM and the others read: to the letter. The draft has the target's
+sizes, and one layer."""
 
 
 def test_the_checkpoint_is_what_other_engines_load(pair: tuple[str, Path]) -> None:
@@ -273,7 +279,8 @@ def test_a_head_learns_a_target_that_can_be_known(knowing: Path, tmp_path: Path,
     settings = heads.registry()[name].model_validate({"steps": 150, "lr": 1e-2})
     teacher = Teacher(AutoModelForCausalLM.from_pretrained(knowing / "target"), (PERIOD,), torch.device("cpu"))
     learner = heads.learner_class(name)(settings, teacher, teacher, None, 3)
-    optimizer = Optimizer(learner, Optimisation(steps=150, lr=settings.lr, matrix_lr=settings.matrix_lr))
+    schedule = Optimisation(steps=150, lr=settings.lr, matrix_lr=settings.matrix_lr)
+    optimizer = Optimizer(learner, schedule, learner.outer())
     for step in range(150):
         texts = cycles(8 + step, 33)
         states = teacher.states(texts, learner.aux_layers)

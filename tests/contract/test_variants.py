@@ -39,6 +39,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("hydra", {"nodes": 5}),
     ("hydra", {"tree": (1,)}),
     ("layer_skip", {"skip": (0, 2), "acceptance": "block"}),
+    ("pard", {"acceptance": "block"}),
 ]
 
 

@@ -46,6 +46,7 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "lookahead": ("lookahead", 3, {"window": 5, "guesses": 5}),
     "token_recycling": ("token_recycling", 5, {"nodes": 12}),
     "layer_skip": ("layer_skip", 4, {}),
+    "pard": ("pard", 4, {}),
     "hydra": ("hydra", 4, {"nodes": 12}),
     "rest": ("rest", 2, {"nodes": 12, "longest": 2, "shortest": 1}),
     "suffix_blend": ("suffix_blend", 4, {"nodes": 12}),
@@ -62,7 +63,7 @@ def cell(label: str, temperature: float = 1.0) -> Cell:
     )
 
 
-DRAWN_CHAINS = ("draft_model", "adaptive_k", "eagle", "eagle3", "medusa_draft", "layer_skip")
+DRAWN_CHAINS = ("draft_model", "adaptive_k", "eagle", "eagle3", "medusa_draft", "layer_skip", "pard")
 DRAWN_TREES = ("tree", "medusa", "medusa_draft, tree", "eagle2", "eagle3, tree", "hydra")
 COPIED_CHAINS = ("ngram", "suffix")
 COPIED_TREES = ("suffix, tree", "lookahead", "token_recycling", "rest", "suffix_blend")

@@ -81,6 +81,17 @@ def test_pairs_of_one_target_share_what_is_trained(workplace: Path) -> None:
     assert {cell.pair for cell in alone.grid.cells} == {"full"}
 
 
+def test_a_draft_is_trained_for_the_head_that_is_made_from_it(workplace: Path) -> None:
+    study = study_of("own\towner/model\ttrained\t\ttrained\n", [{"method": "pard"}])
+    assert study.grid.trained == [("own", "draft"), ("own", "pard")]
+    given = study_of("own\towner/model\towner/draft\t\ttrained\n", [{"method": "pard"}])
+    assert given.grid.trained == [("own", "pard")]
+    published = study_of("own\towner/model\t\t\tpard=owner/pard\n", [{"method": "pard"}])
+    assert published.grid.trained == [] and published.grid.parts("own") == ["pard"]
+    with pytest.raises(StudyError, match="pard needs a draft and pair 'own' has none"):
+        study_of("own\towner/model\t\t\ttrained\n", [{"method": "pard"}])
+
+
 def test_medusa_2_of_a_foreign_target(workplace: Path) -> None:
     study = study_of("own\towner/model\t\t\ttrained\ntwo\tmedusa2:own\t\t\t\n", [{"method": "medusa"}], pairs=["two"])
     assert study.grid.trained == [("two", "target"), ("two", "medusa"), ("own", "medusa")]

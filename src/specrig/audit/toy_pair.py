@@ -114,7 +114,7 @@ def _save(model: Any, folder: Path) -> None:
 def _heads(folder: Path, needs: Iterable[str], target: Path, draft: Path, seed: int) -> dict[str, Path]:
     from transformers import AutoConfig
 
-    from specrig.heads import part
+    from specrig.heads import of_draft, part
 
     made = {}
     for name in needs:
@@ -122,7 +122,7 @@ def _heads(folder: Path, needs: Iterable[str], target: Path, draft: Path, seed: 
             continue
         made[name] = folder / name
         if not (made[name] / "config.json").exists():
-            config = AutoConfig.from_pretrained(draft if name.startswith("draft_") else target)
+            config = AutoConfig.from_pretrained(draft if of_draft(name) else target)
             MAKERS.get(name.removeprefix("draft_"), part(name, "module").initialise)(made[name], config, seed)
     return made
 
@@ -205,6 +205,20 @@ def _layer_skip(folder: Path, target: Any, seed: int) -> None:
     layer_skip.save(folder, target.num_hidden_layers, range(1, target.num_hidden_layers))
 
 
+def _pard(folder: Path, draft: Any, seed: int) -> None:
+    """The draft, with one token more, the mask: it has the direction that all tokens share, so it draws what is common."""
+    import torch
+
+    from specrig.heads.pard import module as pard
+
+    own = _model(1, LAYERS, ERROR, seed)
+    own.resize_token_embeddings(VOCABULARY + 1, mean_resizing=False)
+    with torch.no_grad():
+        own.model.embed_tokens.weight[-1] = OVERCONFIDENCE * _embedding(seed).mean(0)
+        own.lm_head.weight[-1] = 0
+    pard.save(folder, own, VOCABULARY)
+
+
 MAKERS = {
     "medusa": _medusa,
     "eagle": _eagle,
@@ -212,5 +226,6 @@ MAKERS = {
     "hydra": _hydra,
     "rest": _rest,
     "layer_skip": _layer_skip,
+    "pard": _pard,
 }
 """Heads that are made for this pair; others are drawn, untrained: then drafts are seldom accepted, and a test sees less."""

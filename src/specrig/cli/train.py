@@ -59,6 +59,7 @@ def train(
     if (pair, model) not in loaded.grid.trained:
         known = ", ".join(" ".join(each) for each in loaded.grid.trained) or "none"
         raise typer.BadParameter(f"study {loaded.study} does not train the {model} of {pair!r} (it trains: {known})")
+    from specrig.heads import of_draft
     from specrig.measurement.quarantine import write_hashes
     from specrig.provenance.trained_for import note
     from specrig.training import stages
@@ -66,7 +67,7 @@ def train(
     _set_threads(loaded, threads)
     folder, progress = loaded.root / "models" / pair, sys.stderr.isatty()
     corpus, device, target = loaded.root / "corpus", resolve_device(loaded.device), _folder(loaded, pair, "target")
-    draft = _folder(loaded, pair, "draft") if model == "draft_medusa" else None
+    draft = _folder(loaded, pair, "draft") if of_draft(model) else None
     stages.train(model, loaded.training, corpus, folder, target, progress, device, draft)
     if model != "target":
         note(folder / model, *_target(loaded, pair))

@@ -65,6 +65,12 @@ def trained() -> dict[str, type[HeadRecipe]]:
     return registry() | {f"draft_{name}": kind for name, kind in registry().items() if kind.for_drafts}
 
 
+def of_draft(name: str) -> bool:
+    """Whether a head is made from the pair's draft: a `draft_<name>`, or a kind that says so."""
+    kind = trained().get(name)
+    return kind is not None and (kind.of_draft or name != kind.name)
+
+
 def part(name: str, file: str) -> Any:
     """The module `file` of a head's folder; `draft_<name>` is of the same folder."""
     return importlib.import_module(module_name(name, file))
@@ -98,4 +104,4 @@ def initialise(name: str, folder: Path, target: Any, draft: Any, seed: int) -> N
 
     name: its kind, or `draft_<kind>` for one of the draft's.
     """
-    part(name, "module").initialise(folder, draft if name.startswith("draft_") else target, seed)
+    part(name, "module").initialise(folder, draft if of_draft(name) else target, seed)

@@ -15,6 +15,15 @@ LEARNING = 3
 """Forward and backward pass in forward passes (Kaplan et al., 2001.08361, section 2.1)."""
 
 
+KEPT, KEPT_LEAST = 0.7, 0.2
+"""Of the anchors at one depth, the share that conditional drop-out keeps at the next; at least so many of all."""
+
+
+def kept_share(depth: int) -> float:
+    """The share of anchors that conditional drop-out keeps at a depth, from 0 (PARD, 2504.18583, section 3.2)."""
+    return max(KEPT**depth, KEPT_LEAST)
+
+
 class TrainingError(RuntimeError):
     """Training that cannot start or has diverged; the message says why and what to change."""
 
@@ -64,6 +73,8 @@ class HeadRecipe(Settings):
     """What its block describes, for the JSON schema."""
     for_drafts: ClassVar[bool] = False
     """Whether the draft may have such a head too, trained as `draft_<name>`."""
+    of_draft: ClassVar[bool] = False
+    """Whether it is made from the pair's draft instead of the target."""
     foreign: ClassVar[Mapping[str, Foreign]] = {}
     """Engine -> how it drafts with the head."""
     aux_hidden_states: ClassVar[int] = 0
@@ -110,6 +121,11 @@ class NeuralHead(HeadRecipe):
     def evaluated(self) -> set[int]:
         """The steps after which the acceptance to expect is measured: halfway and at the end."""
         return {round(self.steps / 2), self.steps}
+
+    @property
+    def copies(self) -> float:
+        """Predictions that a step learns from at each position, on average."""
+        return 1.0
 
     @abstractmethod
     def multiplied(self, sizes: Sizes) -> float:

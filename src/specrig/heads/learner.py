@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -38,6 +39,8 @@ class Learner(nn.Module, ABC):
     """Added to the recipe's seed: in which order it sees the texts."""
     aux_layers: tuple[int, ...] = ()
     """The model's layers whose states it reads besides the final one."""
+    reads_teacher: ClassVar[bool] = False
+    """Whether `loss` and `measured` get the teacher's states instead of the model's."""
     settings: Any
 
     def __init__(
@@ -54,8 +57,8 @@ class Learner(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
-        """One number. batch: B texts of T + 1 tokens; states: the model's of them, `[B, T + 1, (F + 1) D]`; taught: the
-        teacher's, `[B, T + 1, D']`; all on the model's device. Only what the target wrote is learnt: there the head
+        """One number. batch: B texts of T + 1 tokens; states: the model's of them, `[B, T + 1, (F + 1) D]` (see
+        `reads_teacher`); taught: the teacher's, `[B, T + 1, D']`; all on the model's device. Only what the target wrote is learnt: there the head
         will draft.
         """
 
@@ -64,6 +67,10 @@ class Learner(nn.Module, ABC):
         """For `acceptance.report`, of texts that the target wrote greedily: which drafts are right, and which were
         asked for, `[K, N, T]` bool each.
         """
+
+    def outer(self) -> Iterable[Tensor]:
+        """Its matrices over the vocabulary that the optimiser does not know by name."""
+        return ()
 
     @abstractmethod
     def save(self, folder: Path) -> None:

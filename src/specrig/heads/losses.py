@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
+from specrig.heads.acceptance import ahead
+from specrig.heads.base import kept_share
+
 _ENTRIES = {"cpu": 2**19, "cuda": 2**27}
 """Logits of a chunk: 2 MB in float32 for a CPU's cache, half a gigabyte on a GPU, which has few launches then."""
 ETA = 3.0
@@ -87,3 +90,19 @@ def likeness(logits: Tensor, goal: Tensor, kind: str) -> Tensor:
 
     found: Tensor = _ByChunks.apply(loss, logits, goal)
     return found
+
+
+def kept_anchors(written: Tensor, depths: int, generator: torch.Generator | None = None) -> Tensor:
+    """Which anchors are learnt from at depth 0 … K - 1: `[K, B, T]` bool, each depth's among those of the depth before.
+
+    written: `[B, T]`, whether the target wrote the token after each anchor. An anchor of depth d needs d + 1 such tokens
+    behind it. generator: of conditional drop-out (PARD, 2504.18583, section 3.2), which keeps a random `kept_share` of
+    each row's anchors; None: all are kept.
+    """
+    there = torch.stack([ahead(written, depth) for depth in range(depths)]).long().cumprod(0).bool()
+    if generator is None:
+        return there
+    order = torch.rand(written.shape, generator=generator, device=written.device)
+    ranks = order.masked_fill_(~written, 2.0).argsort(-1).argsort(-1)
+    shares = torch.tensor([kept_share(depth) for depth in range(depths)], device=written.device)
+    return there & (ranks < (shares.unsqueeze(1) * written.sum(-1)).ceil().unsqueeze(-1))

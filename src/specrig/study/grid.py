@@ -111,7 +111,8 @@ class Grid:
         for entry in config.methods:
             for name, need in product(entry.pairs or config.pairs, entry.needs):
                 for pair in filter(None, (name, config.rows.pairs[name].trained_in(need))):
-                    found.setdefault(pair, set()).add(need)
+                    row = config.rows.pairs.get(pair)
+                    found.setdefault(pair, set()).update({need} if row is None else row.parts_for({need}))
         for name, row in config.rows.pairs.items():
             for pair in (name, row.base) if row.base else ():
                 found.setdefault(pair, set()).add("medusa")

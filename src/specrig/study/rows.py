@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
+from specrig.heads import of_draft
 from specrig.models.gguf import is_gguf
 from specrig.models.precision import precision_here
 from specrig.settings import Allowed, Settings, as_path
@@ -109,6 +110,11 @@ class Pair(Settings):
         source = self.draft if part == "draft" else self.head_folders.get(part, self._other_heads)
         word, _, other = (source or "").partition(":")
         return (other or self.pair) if word == TRAINED else None
+
+    def parts_for(self, needs: Iterable[str]) -> set[str]:
+        """What a method needs, and the draft from which some of it is trained for this pair."""
+        found = set(needs)
+        return found | {"draft" for need in found if of_draft(need) and self.trained_in(need) == self.pair}
 
     @property
     def depends_on(self) -> list[str]:

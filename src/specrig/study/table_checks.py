@@ -50,7 +50,7 @@ def check_cells(study: Study, problems: Problems) -> None:
         for pair in entry.pairs or study.pairs:
             if all(_served(study, engine, pair, entry.method) for engine in study.engines):
                 continue  # the models lie with the servers
-            for need in sorted(entry.needs):
+            for need in sorted(study.rows.pairs[pair].parts_for(entry.needs)):
                 if study.paths.model(pair, need, study.root) is None:
                     reason = f"{entry.method} needs a {need.replace('_', ' ')} and pair {pair!r} has none"
                     column = "draft" if need == "draft" else "heads"

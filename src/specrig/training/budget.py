@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
 
 from specrig import heads
 from specrig.heads.base import LEARNING, HeadRecipe, NeuralHead, Sizes
@@ -53,7 +52,7 @@ def training_memory(recipe: Recipe, model: str, target: Target) -> float:
         drafted = recipe.distillation.draft_vocabulary or sizes.vocabulary
         logits = own.batch * own.sequence / own.accumulate * min(drafted, sizes.vocabulary)
     elif isinstance(head := _head(recipe, model), NeuralHead):
-        logits = float(head.batch * recipe.text.sequence * head.drafted(sizes))
+        logits = head.batch * recipe.text.sequence * head.drafted(sizes) * head.copies
     learns = float(target.parameters) if model in ("target", "joint") else 0.0
     frozen = 0 if model == "target" else target.parameters
     learns += _weights(recipe, model, sizes)
@@ -85,7 +84,10 @@ def _head(recipe: Recipe, model: str) -> HeadRecipe:
 
 def _made_for(recipe: Recipe, model: str, sizes: Sizes) -> Sizes:
     """The sizes of the model that gets the head: the target's, or the draft's."""
-    return replace(sizes, hidden=recipe.draft.hidden) if model.startswith("draft_") else sizes
+    own, V = recipe.draft, sizes.vocabulary
+    if not heads.of_draft(model):
+        return sizes
+    return Sizes(own.hidden, V, own.layers, own.intermediate, own.parameters(V))
 
 
 def _texts(recipe: Recipe, head: HeadRecipe) -> int:

@@ -50,7 +50,7 @@ def fit(
     corpus, TrainingError when there is no model or text, the model cannot have such a head, or the loss is not finite.
     """
     text, where, kind = read_text(models), training_device(device), heads.trained()[name]
-    of = present(draft or models / "draft", "draft") if name != kind.name else target
+    of = present(draft or models / "draft", "draft") if heads.of_draft(name) else target
     settings, key = (
         recipe.head(kind.name),
         training_key(recipe, corpus_dir, models, *dict.fromkeys((of, present(target, "target")))),
@@ -66,7 +66,7 @@ def fit(
         learner = _made(name, recipe, model, teacher, text, heads.learner_class(name))
         with training(models / name, settings.steps, progress, key) as run:
             schedule = _schedule(settings, settings.steps, settings.lr, settings.matrix_lr)
-            parts = {"head": (learner, Optimizer(learner, schedule))}
+            parts = {"head": (learner, Optimizer(learner, schedule, learner.outer()))}
             learn(learner, parts, Lesson(recipe, text, corpus_dir, of, target), run)
     except DecodingError as error:
         raise TrainingError(f"{target}: {error}") from error
@@ -116,13 +116,15 @@ def learn(
         return StoredStates(run.folder, folder, model, tokens, aux_layers)
 
     # Once: a step then costs the head alone.
-    states = stored(lesson.of, learner.model, texts.tokens, learner.aux_layers)
-    alike, D = learner.teacher is learner.model, learner.teacher.hidden
+    reads = learner.teacher if learner.reads_teacher else learner.model
+    folder = lesson.target if learner.reads_teacher else lesson.of
+    states = stored(folder, reads, texts.tokens, learner.aux_layers)
+    alike, D = learner.teacher is reads, learner.teacher.hidden
     taught = states if alike else stored(lesson.target, learner.teacher, texts.tokens)
     frozen = len(parts) == 1
-    heldout_states: States = LiveStates(learner.model, text.heldout.tokens, learner.aux_layers)
+    heldout_states: States = LiveStates(reads, text.heldout.tokens, learner.aux_layers)
     if frozen:
-        heldout_states = stored(lesson.of, learner.model, text.heldout.tokens, learner.aux_layers)
+        heldout_states = stored(folder, reads, text.heldout.tokens, learner.aux_layers)
 
     def evaluate(step: int) -> None:
         found = acceptance.report(*learner.measured(text.heldout, heldout_states))

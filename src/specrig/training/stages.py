@@ -33,7 +33,7 @@ class Stage:
 
 
 def _head(name: str, kind: type[HeadRecipe]) -> Stage:
-    needs = ("target",) if name == kind.name else ("draft", "target")
+    needs = ("draft", "target") if heads.of_draft(name) else ("target",)
     keys = (kind.name,) if kind.model_fields else ()
     return Stage(("specrig.training.fit", heads.module_name(name, "training")), needs, keys)
 

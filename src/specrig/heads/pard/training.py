@@ -1,0 +1,158 @@
+"""Training of a draft model that drafts in one pass (PARD, 2504.18583, section 3.2).
+
+Each position of a text is an anchor. At depth 0 the draft predicts the token after it, as any model. At depth d a copy
+of the anchor, a mask token d positions on, predicts the token d + 1 positions after it; it sees the context up to the
+anchor and the anchor's masks of smaller depth, as when it drafts. Conditional drop-out keeps few of the deeper copies.
+Shapes: B texts, T anchors each, K depths, L positions of a pass (T tokens, then the copies), D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from specrig.heads.acceptance import DEPTH, ahead
+from specrig.heads.base import TrainingError
+from specrig.heads.learner import Learner, States, Texts, draft_ids
+from specrig.heads.losses import distillation, kept_anchors
+from specrig.heads.pard import Pard
+from specrig.heads.pard import module as checkpoint
+from specrig.heads.teacher import LMHead, Teacher, autocast, moved, rows_at_once
+
+
+class Copies(NamedTuple):
+    """The positions of a pass: anchors and depths, both `[B, L]`. The first T are the text itself, at depth 0.
+
+    kept: which of them learn, `[B, L]` bool; the others are there because rows differ in number.
+    """
+
+    anchors: Tensor
+    depths: Tensor
+    kept: Tensor
+
+    @classmethod
+    def of(cls, kept: Tensor) -> Copies:
+        """From which anchors are kept at each depth, `[K, B, T]` bool."""
+        B, T = kept.shape[1:]
+        text = torch.arange(T, device=kept.device).expand(B, T)
+        anchors, depths, there = [text], [torch.zeros_like(text)], [kept[0]]
+        for depth, here in enumerate(kept[1:], 1):
+            most = int(here.sum(-1).max())
+            anchors.append(here.long().argsort(dim=-1, descending=True, stable=True)[:, :most])
+            depths.append(torch.full_like(anchors[-1], depth))
+            there.append(here.gather(1, anchors[-1]))
+        return cls(torch.cat(anchors, 1), torch.cat(depths, 1), torch.cat(there, 1))
+
+    @property
+    def positions(self) -> Tensor:
+        """`[B, L]`."""
+        return self.anchors + self.depths
+
+    def bias(self) -> Tensor:
+        """What attention adds to scores: 0 where a position sees another, else the lowest number, `[B, 1, L, L]`."""
+        anchors, depths = self.anchors.unsqueeze(2), self.depths.unsqueeze(2)
+        text = (self.depths == 0).unsqueeze(1)
+        context = text & (self.anchors.unsqueeze(1) <= anchors)
+        masks = ~text & (self.anchors.unsqueeze(1) == anchors) & (self.depths.unsqueeze(1) <= depths)
+        lowest = torch.finfo(torch.bfloat16).min
+        return torch.zeros(masks.shape, device=masks.device).masked_fill_(~(context | masks), lowest).unsqueeze(1)
+
+
+class PardLearner(Learner):
+    """A copy of the draft model, all of whose weights learn. It reads tokens; the target's states give the labels."""
+
+    order = 8
+    reads_teacher = True
+
+    def __init__(self, settings: Pard, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int) -> None:
+        """Raises TrainingError for a mask token that the draft does not have."""
+        super().__init__(settings, model, teacher, vocabulary, seed)
+        self.draft = copy.deepcopy(model.model).float().requires_grad_(True)
+        mask = settings.mask_token
+        if mask is None:
+            mask = next(token for token in reversed(range(model.vocabulary)) if token not in model.eos)
+        if mask >= model.vocabulary:
+            raise TrainingError(f"pard.mask_token: the draft has no token {mask}, only {model.vocabulary}")
+        self.mask = mask
+        noted = (getattr(model.config, "specrig", None) or {}).get("drafted")
+        if vocabulary is None and noted is not None:  # what the draft was trained to draft
+            self.vocabulary = torch.tensor(noted)
+        self.noted = {"target_vocabulary": teacher.vocabulary}
+        if self.vocabulary is not None:
+            self.noted["drafted"] = self.vocabulary.tolist()
+        elif model.vocabulary != teacher.vocabulary:  # one embedding has more padding
+            self.vocabulary = torch.arange(min(model.vocabulary, teacher.vocabulary))
+        self.on_device = None if self.vocabulary is None else self.vocabulary.to(model.where)
+        self.teaching = teacher.output.subset(self.on_device)
+
+    def outer(self) -> Iterable[Tensor]:
+        """See `Learner`."""
+        modules = self.draft.modules()
+        return [module.weight for module in modules if isinstance(module, nn.Embedding)] + [
+            self.draft.get_output_embeddings().weight
+        ]
+
+    def states(self, tokens: Tensor, copies: Copies) -> Tensor:
+        """The draft's states after the final norm at each position of a pass over texts `[B, T]`: `[B, L, D]`.
+
+        copies: of all texts, or of one text for all alike.
+        """
+        read = tokens.gather(1, copies.anchors.expand(len(tokens), -1))
+        read = torch.where(copies.depths == 0, read, self.mask)
+        with autocast(self.model.where):
+            hidden: Tensor = self.draft.base_model(
+                input_ids=read, position_ids=copies.positions, attention_mask=copies.bias(), use_cache=False
+            ).last_hidden_state
+        return hidden
+
+    def output(self) -> LMHead:
+        """The draft's LM head over the tokens that it drafts."""
+        head = self.draft.get_output_embeddings()
+        return LMHead(head.weight, getattr(head, "bias", None)).subset(self.on_device)
+
+    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+        """The mean over all copies that are kept, nats a token."""
+        written = batch.written[:, 1:]
+        copies = Copies.of(kept_anchors(written, self.settings.k, self.generator))
+        hidden, positions, output = self.states(batch.tokens[:, :-1], copies), copies.positions, self.output()
+        with autocast(self.model.where), torch.no_grad():
+            goal = self.teaching(taught[:, :-1][written])
+        number = torch.full(written.shape, -1, device=written.device)  # a position's row in `goal`
+        number[written] = torch.arange(len(goal), device=written.device)
+        ids, total = draft_ids(batch.tokens[:, 1:], self.vocabulary), hidden.new_zeros(())
+        for depth in range(self.settings.k):  # one by one: logits of all are large
+            row, place = (copies.kept & (copies.depths == depth)).nonzero().unbind(-1)
+            if not len(row):
+                continue
+            position = positions[row, place]
+            with autocast(self.model.where):
+                logits = output(hidden[row, place])
+            own = distillation(logits, goal[number[row, position]], ids[row, position], self.settings.kl_weight)
+            total = total + own * len(row)
+        return total / copies.kept.sum()
+
+    @torch.no_grad()
+    def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
+        """See `Learner`: a round at position t drafts tokens t + 1, t + 2, …, in one pass."""
+        depths, T, where = min(self.settings.k, DEPTH), heldout.tokens.shape[1] - 1, self.model.where
+        copies = Copies.of(kept_anchors(torch.ones(1, T, dtype=torch.bool, device=where), depths))
+        right, output = torch.zeros(depths, len(heldout.tokens), T, dtype=torch.bool), self.output()
+        for rows in torch.arange(len(heldout.tokens)).split(rows_at_once(where)):
+            tokens = moved(heldout.tokens[rows], where)
+            hidden, ids = self.states(tokens[:, :-1], copies), draft_ids(tokens[:, 1:], self.vocabulary)
+            for depth in range(depths):
+                place = (copies.depths[0] == depth).nonzero().flatten()
+                with autocast(where):
+                    chosen = output(hidden[:, place]).argmax(-1)
+                right[depth, rows, : len(place)] = (chosen == ids[:, copies.positions[0, place]]).cpu()
+        evaluated = [ahead(heldout.written[:, 1:], depth) & heldout.written[:, :-1] for depth in range(depths)]
+        return right, torch.stack(evaluated)
+
+    def save(self, folder: Path) -> None:
+        """See `Learner`."""
+        checkpoint.save(folder, self.draft, self.mask, **self.noted)
