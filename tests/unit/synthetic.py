@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from specrig.cell import Cell, digest
+from specrig.measurement.blocks import seed_of
 from specrig.measurement.records import Record, Rounds, Run, replicate_folder, write_records
 
 TARGET_PASS_S = 6e-3
@@ -81,6 +82,8 @@ def cell_records(
         for repeat in range(repeats):
             run = simulate(own, cell.k, length, random, drafts=cell.method != "ngram", hit_rate=hit_rate)
             baseline = simulate(0.0, 0, length, random)
+            if cell.temperature == 0:
+                run.tokens = list(baseline.tokens)
             records.append(
                 Record(
                     cell=cell,
@@ -89,7 +92,7 @@ def cell_records(
                     group=prompt,
                     repeat=repeat,
                     replicate=replicate,
-                    seed=seed,
+                    seed=seed_of(seed, cell.task, f"{cell.task}-{prompt}", repeat, replicate),
                     prompt_tokens=20,
                     text="synthetic <text> & more",
                     baseline_text="synthetic <text> & more",

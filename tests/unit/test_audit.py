@@ -216,7 +216,7 @@ def test_rows_of_several_files_are_one_family() -> None:
 
 def test_the_strictest_level_counts_what_a_study_plans(workplace: Path) -> None:
     study = load_study(Path("configs/quick.yaml"))
-    planned = round(FAMILY_WISE / strictest_level(study))
+    planned = round(FAMILY_WISE / strictest_level(study.grid.cells))
     assert planned == 17 + 10 * 2, "17 methods and variants on the toy pair, 10 of them sampled on two tasks"
     draft, *_ = (cell for cell in study.grid.cells if cell.method == "draft_model" and not cell.variant)
     swept = [draft.model_copy(update={"k": k, "temperature": t}) for k in (2, 6, 4) for t in (0.0, 0.6, 1.4)]

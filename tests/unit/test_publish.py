@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import write_study
 
+from specrig.audit.reference import TEST as REFERENCE
 from specrig.cli import main
 from specrig.measurement.records import SCHEMA_VERSION
 from specrig.results.study_data import read_study
@@ -77,18 +78,27 @@ def finished(workplace: Path) -> Study:
         environment["platform"] = f"Linux on {HOST.split('.')[0]}"
         path.write_text(json.dumps(environment))
     for path in study.root.rglob("*.jsonl"):
-        lines = [json.loads(line) | {"text": SECRET, "ends": [1, 2]} for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        if "records" in path.parts:
+            said = {"text": SECRET, "baseline_text": SECRET, "ends": [len(SECRET)] * CONFIG["max_new_tokens"]}
+            lines = [json.loads(line) | said for line in path.read_text().splitlines()]
+            path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     index = study.root / "records/native/embedded/ngram/index.json"
     content = json.loads(index.read_text())
     content["cells"].pop("code-k2-t0-b1")
     content["failed"] = {"code-k2-t0-b1": f"OSError: {HOME}/cache/x.bin: No space left, {USER}"}
     index.write_text(json.dumps(content))
+    place = "native,embedded,{},,{},0.0,token identity,2–4,{},,{},True,{} of {} outputs identical (100 %)"
+    rows = [("draft_model", task, *[12] * 4) for task in CONFIG["tasks"]]
+    rows += [("ngram", "code", *[9] * 4), ("ngram", "private", *[12] * 4)]
+    exact = "native,,{},,,1.0,exact distribution,{},20480,0.5,,,within chance of the target's distribution"
+    lines = [
+        "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,identical,passed,finding",
+        *(place.format(*row) for row in rows),
+        *(exact.format(method, k) for method in ("draft_model", "ngram") for k in (2, 4)),
+        f"native,embedded,autoregressive,,code,0.0,{REFERENCE},0,1,,,,not compared: {HOME}/x is gone",
+    ]
     (study.root / "audit").mkdir()
-    (study.root / "audit" / "records.csv").write_text(
-        "engine,pair,method,variant,task,temperature,test,ks,samples,p_value,passed,finding\n"
-        f"native,embedded,ngram,,code,0.0,token identity,2,3,,False,{HOME}/x diverges\n"
-    )
+    (study.root / "audit" / "records.csv").write_text("\n".join(lines) + "\n")
     return study
 
 
@@ -136,9 +146,9 @@ def write_hashes(folder: Path) -> None:
     (folder / "manifest.json").write_text(manifest.model_dump_json())
 
 
-def checked(folder: Path) -> tuple[bool, list[str]]:
+def checked(folder: Path, *, render: bool = False) -> tuple[bool, list[str]]:
     lines: list[str] = []
-    good = not verify(folder, lines.append).wrong
+    good = not verify(folder, lines.append, render=render).wrong
     return good, [re.sub(r"^\[\d+/\d+\] ", "", line) for line in lines]  # without how far it had come
 
 
@@ -189,10 +199,13 @@ def test_files_are_small_and_the_report_finds_its_neighbours(publication: Path) 
 
 
 def test_what_was_published_follows_from_its_records(publication: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, lines = checked(publication)
+    good, lines = checked(publication, render=True)
     assert good, lines
-    assert {"✓ tables/cells.csv: recomputed", "✓ tables/quality.csv: recomputed"} <= set(lines)
-    assert main(["verify", str(publication)]) == 0 and "follow from the published records" in capsys.readouterr().out
+    assert {"✓ tables/cells.csv: recomputed", "✓ figures/heatmap.svg: rendered again"} <= set(lines)
+    assert (
+        main(["verify", str(publication), "--no-render"]) == 0
+        and "follow from the published records" in capsys.readouterr().out
+    )
 
 
 def test_every_replicate_is_published_and_read_back(publication: Path) -> None:
@@ -223,6 +236,29 @@ def test_a_changed_number_in_a_table_is_named_even_with_new_hashes(
     named = [line for line in lines if "column speedup: published" in line]
     assert not good and len(named) == 1
     assert f"method {row.method}, k {row.k}, task {row.task}" in named[0] and str(row.speedup) in named[0]
+
+
+def test_a_report_or_figure_that_is_not_its_records_is_named(copy: Path) -> None:
+    """Other libraries place letters elsewhere: then nothing is compared, and the way to compare is named."""
+    for name, old, new in (
+        ("report.html", "<td", "<td title='9.99'"),
+        ("figures/heatmap.svg", "<path d=", "<path d='M 1 2 L 3 4' data="),
+    ):
+        text = (copy / name).read_text()
+        (copy / name).write_text(text.replace(old, new, 1))
+    (copy / "figures/order.svg").unlink()
+    write_hashes(copy)
+    good, lines = checked(copy, render=True)
+    wrong = [line for line in lines if line.startswith("✗")]
+    assert not good and wrong == [
+        f"✗ {name}: rendered again" for name in ("figures/heatmap.svg", "figures/order.svg", "report.html")
+    ]
+    assert any(line.startswith("    line ") and "title='9.99'" in line for line in lines)
+    manifest = read_manifest(copy)
+    manifest.libraries["matplotlib"] = "3.0"
+    (copy / "manifest.json").write_text(manifest.model_dump_json())
+    good, lines = checked(copy, render=True)
+    assert good and any("git checkout" in line and "matplotlib 3.0" in line for line in lines)
 
 
 def test_a_changed_score_is_named(copy: Path) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from specrig.cell import Cell
-    from specrig.study.study import Study
 
 FAMILY_WISE = 0.01
 """Probability that a study whose methods are all correct has even one failed test."""
@@ -63,11 +62,11 @@ def audited_cells(cells: Iterable[Cell]) -> list[Cell]:
     return found
 
 
-def strictest_level(study: Study) -> float:
-    """The level for the study's smallest p-value: the family's rate over the number of its tests.
+def strictest_level(cells: Sequence[Cell]) -> float:
+    """The level for the smallest p-value of a study with these `cells`: the family's rate over the number of its tests.
 
     Lossy methods count here though they get no verdict, so the level that is applied is a little less strict.
     """
-    sampled = [cell for cell in study.grid.cells if cell.temperature > 0]
+    sampled = [cell for cell in cells if cell.temperature > 0]
     records = {(cell.engine, cell.pair, cell.method, cell.variant, cell.task, cell.temperature) for cell in sampled}
-    return FAMILY_WISE / max(1, len(records) + len(audited_cells(study.grid.cells)))
+    return FAMILY_WISE / max(1, len(records) + len(audited_cells(cells)))

@@ -81,7 +81,7 @@ def _exact(study: Study, probe: Cell) -> Outcome:
     except (EngineError, ModelError) as error:
         # What could not be tested has not passed; the other verdicts and the report go on.
         return Outcome(test, ks, 0, f"not tested: {error}{note}", passed=False)
-    finding = f"{found.samples:,} samples of {LENGTH} tokens; {found.describe(strictest_level(study))}{note}"
+    finding = f"{found.samples:,} samples of {LENGTH} tokens; {found.describe(strictest_level(study.grid.cells))}{note}"
     return Outcome(test, ks, found.samples, finding, found.p_value)
 
 
@@ -213,7 +213,7 @@ def _positions(records: list[Record], target: AuditTarget, seed: int) -> dict[st
         values.append(transform(scores / scores.sum(-1, keepdims=True), tokens, rng))
     pooled = np.concatenate(values)
     test = uniformity(pooled)
-    level = strictest_level(target.study)
+    level = strictest_level(target.study.grid.cells)
     finding = f"{test.describe(level)}; {100 * test.first:.1f} % in the likeliest twentieth (5 % expected)"
     return _judged(records, "per-position uniformity", test.p_value, None, records[0].lossless, finding)
 

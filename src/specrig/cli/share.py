@@ -36,12 +36,15 @@ def publish(
 
 def verify(
     folder: Annotated[Path, typer.Argument(help="A published study, e.g. reports/published/<hardware>-<study>")],
+    render: Annotated[
+        bool, typer.Option(help="Render figures and report again, if the same code published them")
+    ] = True,
     as_json: Json = False,
 ) -> None:
-    """Recompute the tables of a published study from its records; exit code 1 if anything differs."""
+    """Check a published study and compute it again from its records; exit code 1 if anything differs."""
     from specrig.sharing.verify import verify
 
-    found = verify(folder, (lambda _: None) if as_json else typer.echo)
+    found = verify(folder, (lambda _: None) if as_json else typer.echo, render=render)
     if as_json:
         manifest = found.manifest
         print_json(

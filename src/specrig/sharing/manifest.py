@@ -14,8 +14,8 @@ from specrig.measurement.records import SCHEMA_VERSION
 from specrig.provenance.environment import code_version
 
 FILE = "manifest.json"
-LIBRARIES = ("numpy", "pandas", "scipy")
-"""The packages, besides this one, on whose versions the last digits of a table depend."""
+LIBRARIES = ("matplotlib", "numpy", "pandas", "scipy")
+"""The packages, besides this one, on whose versions the last digits of a table and the lines of a figure depend."""
 
 
 class PublicationError(ValueError):

@@ -133,6 +133,18 @@ def render(folder: Path) -> None:
         write_report(results, folder / "report.html", Beside())
 
 
+@contextmanager
+def rendered(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder with the sources of a publication, and with tables, figures and report made from them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / folder.name
+        for name in file_hashes(folder):
+            if not _is_computed(name):
+                _copy(folder / name, (made / name).parent)
+        render(made)
+        yield made
+
+
 def compute_tables(folder: Path, results: Path) -> list[Path]:
     """Write every table of a publication into `results`/tables and return their paths.
 

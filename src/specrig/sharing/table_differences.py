@@ -1,8 +1,12 @@
-"""Compare two versions of a table, cell by cell."""
+"""Compare two versions of a table cell by cell, of a figure or report number by number."""
 
 from __future__ import annotations
 
+import gzip
 import math
+import re
+import zlib
+from base64 import b64decode
 from itertools import zip_longest
 from pathlib import Path
 
@@ -15,19 +19,22 @@ KEYS = ["id", *IDENTITY, "source", "scorer"]
 """The columns that identify a row; those are used that a table has."""
 TOLERANCE = 1e-9
 """Numbers with a smaller relative difference count as equal, because another processor may sum in another order."""
+DRAWN = 1e-4
+"""Units of a figure, far below a pixel: another processor may round the last digit of a place."""
+_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)")
+_PACKED = re.compile(r"[A-Za-z0-9+/]{200,}={0,2}")
 TableDifferences = tuple[list[str], list[str]]
 """(differences, remarks), each a list of lines for readers."""
 
 
-def table_path(folder: Path, name: str) -> Path:
-    """The path of a published table, which is `tables/<name>`, or `tables/<name>.gz` if that is missing."""
-    path = folder / "tables" / name
-    return path if path.is_file() else path.with_name(f"{name}.gz")
+def packed_or_not(path: Path) -> Path:
+    """`path`, or `<path>.gz` if that is missing."""
+    return path if path.is_file() else path.with_name(f"{path.name}.gz")
 
 
 def header(folder: Path, stem: str) -> list[str]:
     """The names of the columns of the published table `stem`."""
-    return list(_read(table_path(folder, f"{stem}.csv")).columns)
+    return list(_read(packed_or_not(folder / "tables" / f"{stem}.csv")).columns)
 
 
 def compare_csv(recomputed: Path, folder: Path, stem: str) -> TableDifferences:
@@ -36,7 +43,7 @@ def compare_csv(recomputed: Path, folder: Path, stem: str) -> TableDifferences:
     A column that only the published table has is a difference. A column that only the recomputed table has is a remark,
     because everything that was published is still compared.
     """
-    published, ours = _read(table_path(folder, f"{stem}.csv")), _read(recomputed)
+    published, ours = _read(packed_or_not(folder / "tables" / f"{stem}.csv")), _read(recomputed)
     differences = [
         f"column {name}: published, and this code does not compute it" for name in published if name not in ours
     ]
@@ -81,6 +88,36 @@ def compare_text(recomputed: Path, published: Path) -> list[str]:
     return differences
 
 
+def compare_drawing(published: Path, ours: Path) -> list[str]:
+    """One line for each line in which two figures or reports differ; numbers closer than `DRAWN` count as equal."""
+    differences = []
+    for number, (theirs, mine) in enumerate(zip_longest(_lines(published), _lines(ours), fillvalue=""), 1):
+        one, other = (_PACKED.sub(_unpacked, line) for line in (theirs, mine))
+        parts, again = _NUMBER.split(one), _NUMBER.split(other)
+        same = len(parts) == len(again) and all(map(_drawn_alike, parts, again))
+        if not same:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+            )
+            around = [text[max(0, at - 30) : at + 30].strip() or "nothing" for text in (one, other)]
+            differences.append(f"line {number}: published {around[0]}, rendered {around[1]}")
+    return differences
+
+
+def _drawn_alike(one: str, other: str) -> bool:
+    return one == other or bool(
+        _NUMBER.fullmatch(one) and _NUMBER.fullmatch(other) and abs(float(one) - float(other)) <= DRAWN
+    )
+
+
+def _unpacked(packed: re.Match[str]) -> str:
+    """The text of a drawing that a report holds packed (`documents.html`), or the text as it is."""
+    try:
+        return gzip.decompress(b64decode(packed[0])).decode()
+    except (ValueError, OSError, EOFError, zlib.error):
+        return packed[0]
+
+
 def _read(path: Path) -> pd.DataFrame:
     """A CSV file as a table of text, without any conversion; columns of older versions have their present names."""
     return pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=RENAMED_COLUMNS)
@@ -112,7 +149,5 @@ def _same(one: str, other: str) -> bool:
 
 def _lines(path: Path) -> list[str]:
     if path.suffix == ".gz":
-        import gzip
-
         return gzip.decompress(path.read_bytes()).decode().split("\n")
     return path.read_text(encoding="utf-8").split("\n")

@@ -64,7 +64,7 @@ class Grid:
         """The cells that their engine cannot run, each with the reason."""
         # A missing library refuses every cell of its engine; asked once, since looking for it may import.
         missing = {name: engines()[name].missing() for name in self._config.engines}
-        impossible = {job: self._impossible(*job) for job in {cell.method_key for _, cell in self.requested}}
+        impossible = {job: self.impossible(*job) for job in {cell.method_key for _, cell in self.requested}}
         reasons = (
             (cell, self._unserved(cell, missing) or impossible[cell.method_key] or engines()[cell.engine].refuses(cell))
             for _, cell in self.requested
@@ -137,7 +137,7 @@ class Grid:
             f"no server for {cell.method}{variant} at k = {cell.k} on pair {cell.pair}: name its url under `servers:`"
         )
 
-    def _impossible(self, engine: str, pair: str, method: str) -> str | None:
+    def impossible(self, engine: str, pair: str, method: str) -> str | None:
         """Why a method can never run on a pair, by shipped facts and local configs; None: nothing is against it."""
         row = self._config.rows.pairs[pair]
         if row.weights == "random" and not engines()[engine].simulates:
