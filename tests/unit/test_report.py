@@ -21,8 +21,9 @@ from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Rounds, Run
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.documents.samples import sample, sources, spans
+from specrig.reporting.figures import style
 from specrig.reporting.figures.drawings import file_names, write_figures
-from specrig.reporting.figures.style import method_colour, method_hatch, method_marker
+from specrig.reporting.figures.style import FAMILIES, method_colour, method_family, method_marker
 from specrig.results import labels
 from specrig.results.advice import _megabytes, advice_grid, advised
 from specrig.results.conclusions import conclusion, repetition_warnings
@@ -208,8 +209,8 @@ def test_training_curves_pass_over_a_torn_line(study: Path) -> None:
 def test_methods_are_told_apart() -> None:
     looks = [(method_colour(method), method_marker(method)) for method in labels.listed()]
     assert len(looks) == len(set(looks))
-    bars = [(method_colour(method), method_hatch(method, lossless=True)) for method in labels.listed()]
-    assert len(bars) == len(set(bars)), "bars have no markers"
+    assert {method_family(method) for method in labels.listed()} <= set(FAMILIES)
+    assert len({method_colour(method) for method in ("eagle", "medusa", "ngram", "draft_model")}) == 4
     assert method_colour("mine") == method_colour("mine")
 
 
@@ -217,7 +218,8 @@ def test_styles_follow_the_registered_methods(monkeypatch: pytest.MonkeyPatch) -
     """All of them, no other, each once; one more gets a look of its own and comes last, without a word in `labels`."""
     assert sorted(labels.listed()) == sorted(drafters.registry())
     looks = {(method_colour(method), method_marker(method)) for method in labels.listed()}
-    monkeypatch.setattr(labels, "methods", lambda: {"another": None, **drafters.registry()})
+    monkeypatch.setattr(style, "methods", lambda: {"another": drafters.registry()["ngram"], **drafters.registry()})
+    monkeypatch.setattr(labels, "methods", lambda: {"another": drafters.registry()["ngram"], **drafters.registry()})
     assert labels.listed()[-1] == "another"
     assert (method_colour("another"), method_marker("another")) not in looks
     assert labels.method_order(["unknown", "another", "eagle"]) == ["eagle", "another", "unknown"]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Acceptance = Literal["exact", "block", "typical"]
 """How drafted tokens are accepted. `exact` (greedy match at temperature 0, above it rejection sampling token by token)
 and `block` (rejection sampling of a chain as a whole) keep the target's distribution; `typical` does not."""
+Family = Literal["copying", "draft model", "heads", "one pass", "none"]
+"""What drafts: text that stands already, a model of its own, heads on the target, one pass for all tokens, or nothing."""
 
 LEAST_TEMPERATURE = 1e-6
 """Lowest temperature above 0 that is sampled at: logits divided by less are no longer finite numbers."""
@@ -240,6 +242,8 @@ class Drafter(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for tables and `specrig methods`: what it is, with the paper."""
+    family: ClassVar[Family] = "copying"
+    """What drafts; figures give each family a colour."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Trained parts besides the target: names of folders in the pair's models, e.g. ("draft",)."""
     uses_k: ClassVar[bool] = True

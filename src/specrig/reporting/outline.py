@@ -109,6 +109,13 @@ OUTLINE = (
         "Speedup",
         (
             Table("headline", lambda results: results.headline, only="print"),
+            Figure(
+                "ranking",
+                "All methods by the geometric mean of their speedups over autoregressive decoding, at each method's best k "
+                "(chosen on the same prompts). Lines are 95 % intervals, small dots are tasks, colours are families. Hollow "
+                "dots are lossy methods.",
+                column=True,
+            ),
             Table(
                 "speedup",
                 lambda results: results.speedup,
@@ -125,10 +132,12 @@ OUTLINE = (
                 column=True,
             ),
             Figure(
-                "speedup_bars",
-                "Speedup over autoregressive decoding with 95 % intervals, at each method's best k (chosen on the same prompts).",
-                "Speedup over autoregressive decoding with 95 % intervals, at each method's best k. Hatched bars are "
-                "lossy methods.",
+                "rounds",
+                "What a round of each method costs and what it yields, tasks together, at each method's best k. The bar is its "
+                "cost in plain decoding passes, in parts; the diamond is the tokens that it emits. The speedup is tokens by "
+                "cost: a method whose diamond lies left of its bar's end is slower than plain decoding, whatever its acceptance.",
+                "What a round of each method costs, in plain decoding passes, and the tokens that it emits.",
+                column=True,
             ),
         ),
     ),

@@ -26,6 +26,7 @@ class AdaptiveK(Drafter):
 
     name = "adaptive_k"
     summary = "draft model whose k follows the acceptance of the last rounds, between 2 and the given k"
+    family = "draft model"
     needs = ("draft",)
 
     class Options(ChainOptions):

@@ -10,6 +10,7 @@ class Autoregressive(Drafter):
 
     name = "autoregressive"
     summary = "target alone, one token a step: the baseline of every ratio"
+    family = "none"
     uses_k = False
 
     def propose(self, context: Context, k: int) -> Draft:

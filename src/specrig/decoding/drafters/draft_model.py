@@ -21,6 +21,7 @@ class DraftModel(Drafter):
 
     name = "draft_model"
     summary = "a smaller model of the same vocabulary drafts k tokens (Leviathan 2211.17192, Chen 2302.01318)"
+    family = "draft model"
     needs = ("draft",)
 
     class Options(ChainOptions):

@@ -21,6 +21,7 @@ class Eagle(Drafter):
 
     name = "eagle"
     summary = "a one-layer head continues the target's features, k tokens in a chain (EAGLE, 2401.15077)"
+    family = "heads"
     needs = ("eagle",)
 
     class Options(ChainOptions):

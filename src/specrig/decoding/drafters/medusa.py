@@ -165,6 +165,7 @@ class Medusa(Drafter):
 
     name = "medusa"
     summary = "heads on the target's hidden state draft a static tree (Medusa 2401.10774)"
+    family = "heads"
     needs = ("medusa",)
 
     class Options(TreeOptions):

@@ -25,6 +25,7 @@ class MedusaDraft(Drafter):
 
     name = "medusa_draft"
     summary = "the draft model carries Medusa heads, so that k tokens cost one draft pass"
+    family = "draft model"
     needs = ("draft", "draft_medusa")
 
     class Options(TreeOptions):

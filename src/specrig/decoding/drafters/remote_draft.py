@@ -21,6 +21,7 @@ class RemoteDraft(Drafter):
 
     name = "remote_draft"
     summary = "draft_model behind HTTP: draft and target are services, with latency_ms added to each round trip"
+    family = "draft model"
     needs = ("draft",)
     uses_service = True
 

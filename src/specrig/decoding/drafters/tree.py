@@ -36,6 +36,7 @@ class Tree(Drafter):
 
     name = "tree"
     summary = "draft-model tree, several candidates a level verified in one pass (SpecInfer 2305.09781)"
+    family = "draft model"
     needs = ("draft",)
 
     class Options(MethodOptions):

@@ -22,7 +22,7 @@ from matplotlib.transforms import Bbox
 from specrig.analysis.acceptance import emitted_lengths
 from specrig.analysis.cells import IDENTITY, identity
 from specrig.measurement.records import Record, write_atomically
-from specrig.reporting.figures import curves, plots
+from specrig.reporting.figures import curves, plots, ranking
 from specrig.reporting.figures.batching import batching
 from specrig.reporting.figures.engines_figure import engines_figure
 from specrig.reporting.figures.latency import latency
@@ -150,7 +150,8 @@ def _of_setting(
     return {
         "k_sweep": lambda sheet: plots.k_sweep(cells, tasks, sheet),
         "heatmap": lambda sheet: plots.heat_map(summary, tasks, sheet),
-        "speedup_bars": lambda sheet: plots.speedup_bars(summary, tasks, sheet),
+        "ranking": lambda sheet: ranking.ranking(summary, tasks, sheet),
+        "rounds": lambda sheet: ranking.rounds(best, sheet),
         "predicted": lambda sheet: plots.predicted(best, tasks, sheet),
         "emitted_lengths": lambda sheet: curves.emitted_lengths(_lengths(measured, best), tasks, sheet),
     }

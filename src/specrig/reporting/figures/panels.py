@@ -257,3 +257,11 @@ def row_label(row: dict[str, Any]) -> str:
     """The label of a summary row: its method and k."""
     name = method_name(row["method"], variant=row["variant"], lossless=row["lossless"])
     return f"{name}, k={row['k']}" if row["k"] else name
+
+
+def check_compares(summary: pd.DataFrame) -> None:
+    """Raise NothingError unless there are two methods to compare."""
+    if summary.empty:
+        raise NothingError("no speedups in this study")
+    if len(summary) == 1:
+        raise NothingError("one method: its speedups stand in the table")

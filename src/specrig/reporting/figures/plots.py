@@ -20,6 +20,7 @@ from specrig.reporting.figures.panels import (
     NothingError,
     Sheet,
     by_task,
+    check_compares,
     draw_band,
     edges,
     feet,
@@ -33,14 +34,12 @@ from specrig.reporting.figures.panels import (
     signs_note,
     top_of,
 )
-from specrig.reporting.figures.style import INK, PAPER, method_colour, method_hatch, task_style
+from specrig.reporting.figures.ranking import TIMES, in_order
+from specrig.reporting.figures.style import INK, PAPER, method_colour, task_style
 from specrig.results.labels import BASELINES, DISTURBED_SIGN, method_name, task_name
 from specrig.results.round_tables import EFFICIENT
 from specrig.results.summary import MEAN, disturbed_in
 
-TIMES = FuncFormatter(lambda value, _: f"{value:g}×")
-GROUPS = 8
-"""How many groups of bars stand side by side at most."""
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")
 
 
@@ -82,8 +81,11 @@ def k_sweep(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
 
 
 def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
-    """Speedup by method and k (rows) and task (columns), geometric mean last. Blue is above 1, orange below."""
-    _check_compares(summary)
+    """Speedup by method and k (rows, the fastest first) and task (columns), geometric mean last. Blue is above 1, orange
+    below.
+    """
+    check_compares(summary)
+    summary = in_order(summary)
     columns = [*tasks, MEAN]
     values = summary[columns].astype(float)
     labels = [row_label(row).replace(" (", "\n(") if sheet.narrow else row_label(row) for row in row_dicts(summary)]
@@ -133,14 +135,6 @@ def heat_map(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
     return figure
 
 
-def _check_compares(summary: pd.DataFrame) -> None:
-    """Raise NothingError unless there are two methods to compare."""
-    if summary.empty:
-        raise NothingError("no speedups in this study")
-    if len(summary) == 1:
-        raise NothingError("one method: its speedups stand in the table")
-
-
 def _legible(ax: Axes) -> None:
     """Make each text black or white, whichever contrasts more with its cell (WCAG relative luminance; equal at 0.179)."""
     mesh = ax.collections[0]
@@ -149,57 +143,6 @@ def _legible(ax: Axes) -> None:
     for text, colour in zip(ax.texts, colours, strict=True):
         linear = np.where(colour[:3] <= 0.04045, colour[:3] / 12.92, ((colour[:3] + 0.055) / 1.055) ** 2.4)
         text.set_color("black" if linear @ [0.2126, 0.7152, 0.0722] > 0.179 else "white")
-
-
-def speedup_bars(summary: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:
-    """Speedup with its 95 % interval: one group of bars per task and one for the geometric mean, one bar per method."""
-    _check_compares(summary)
-    columns = [*tasks, MEAN]
-    rows = row_dicts(summary)
-    width = 0.82 / len(rows)
-    shown = sheet.columns(len(columns), GROUPS)
-    lines = [columns[start : start + shown] for start in range(0, len(columns), shown)]
-    wide = min(max(7.5, 1.1 * len(columns) + 0.32 * len(columns) * len(rows)), 12)
-    figure, axes = make_panels(sheet, len(lines), 1, width=wide, height=3.9 / (1 + 0.6 * sheet.narrow), sharey=True)
-    for (ax,), names in zip(axes, lines, strict=True):
-        for number, row in enumerate(rows):
-            x = np.arange(len(names)) + (number - (len(rows) - 1) / 2) * width
-            heights, low, high = (
-                np.array([row[f"{name}{end}"] for name in names], dtype=float) for end in ("", "_low", "_high")
-            )
-            bars = ax.bar(
-                x,
-                heights,
-                width * 0.9,
-                color=method_colour(row["method"]),
-                hatch=method_hatch(row["method"], lossless=row["lossless"]),
-                edgecolor=PAPER,
-                linewidth=0.6,
-                label=row_label(row),
-            )
-            marked = [bool(disturbed_in(summary, name).iloc[number]) for name in names]
-            mark_disturbed(ax, ((at, top) for at, top, sign in zip(x, heights, marked, strict=True) if sign))
-            spread = np.nan_to_num(np.abs(np.vstack([heights - low, high - heights])))
-            ends = ax.errorbar(
-                x, heights, yerr=spread, fmt="none", ecolor=INK, elinewidth=0.1 * sheet.size, capsize=0.2 * sheet.size
-            )
-            mark(ends.get_children(), row_label(row))
-            for bar, name, *values in zip(bars, names, heights, low, high, strict=True):
-                mark(bar, row_label(row), [tip(f"{row_label(row)}, {task_name(name)}", *values, unit="×")])
-        ax.axhline(1, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-        if MEAN in names and len(names) > 1:
-            ax.axvline(len(names) - 1.5, color=INK, linewidth=0.8, alpha=0.5)
-        # The mean's name too is written with underscores.
-        labels = [task_name(name) for name in names]
-        ax.set_xticks(range(len(names)), [label.replace(" ", "\n") if sheet.width else label for label in labels])
-        ax.set_xlim(-0.55, shown - 0.45)
-        ax.set_ylim(bottom=0, top=top_of(summary, *columns))
-        ax.yaxis.set_major_formatter(TIMES)
-        ax.grid(axis="x", visible=False)
-    figure.supylabel("speedup over autoregressive", fontsize=sheet.size)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    legend_below(figure, handles, labels, note=signs_note(summary))
-    return figure
 
 
 def predicted(cells: pd.DataFrame, tasks: list[str], sheet: Sheet) -> Figure:

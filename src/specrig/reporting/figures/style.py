@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specrig.results.labels import BASELINES, listed
+from specrig.results.labels import listed, methods
 
 INK = "#22303c"
 """The colour of text and axes in figures. The report replaces it with the page's own colour, light or dark."""
@@ -12,11 +12,25 @@ PAPER = "#fefefe"
 """The colour of gaps between coloured areas. The report replaces it with the page's background."""
 GRID = "#b8c2cc"
 
-# Wong, Nature Methods 8, 441 (2011), and seven more: told apart by all common kinds of colour blindness, mid-toned
-# enough for light and dark pages.
-PALETTE = (
-    "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #8c6bb1 #a6761d #6b8e23 #44aa99 #117733 #cc6677 #882255"
-).split()
+FAMILIES = {
+    "copying": "#009e73",
+    "draft model": "#0072b2",
+    "heads": "#d55e00",
+    "one pass": "#8c6bb1",
+    "none": "#7f8c99",
+}
+"""The colours of families (`Drafter.family`). Wong, Nature Methods 8, 441 (2011), and one more: told apart by all common
+kinds of colour blindness, mid-toned enough for light and dark pages."""
+OTHERS = "#a6761d"
+"""The colour of methods that are not registered (another's records)."""
+SHADES = (0.0, 0.35, -0.3, 0.55, -0.5, 0.18, -0.15)
+"""How far the methods of a family, one after another, lie from its colour towards white; below 0 towards black."""
+ROUND_PARTS = (
+    ("drafting", "draft_share", "#56b4e9"),
+    ("verification", "target_share", "#8c9aa5"),
+    ("loop", "loop_share", "#e69f00"),
+)
+"""The parts of a round: name, column of its share, colour."""
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">"]
 TASK_PALETTE = [
     "#4477aa",
@@ -25,27 +39,34 @@ TASK_PALETTE = [
     "#ccbb44",
     "#66ccee",
     "#aa3377",
-]  # Tol's "bright", so no task wears a method's colour
+]  # Tol's "bright", so no task wears a family's colour
 # Tol's "vibrant": engines meet methods and tasks on no figure's legend.
 ENGINE_PALETTE = ["#0077bb", "#ee7733", "#009988", "#cc3311", "#33bbee", "#ee3377"]
-GREYS = {"autoregressive": "#7f8c99", "naive_batching": "#a3adb8"}
+
+
+def method_family(method: str) -> str:
+    """The family of a method; "other" for one that is not registered."""
+    known = methods().get(method)
+    return "other" if known is None else known.family
+
+
+def family_colour(family: str) -> str:
+    """The colour of a family."""
+    return FAMILIES.get(family, OTHERS)
 
 
 def method_colour(method: str) -> str:
-    """The colour of a method, the same in every figure of every study."""
-    return GREYS.get(method) or PALETTE[_number(method) % len(PALETTE)]
+    """The colour of a method, a shade of its family's: the same in every figure of every study."""
+    shade = SHADES[_number(method) % len(SHADES)]
+    base = family_colour(method_family(method))
+    parts = [int(base[at : at + 2], 16) for at in (1, 3, 5)]
+    mixed = [part + (255 - part) * shade if shade > 0 else part * (1 + shade) for part in parts]
+    return "#" + "".join(f"{round(part):02x}" for part in mixed)
 
 
 def method_marker(method: str) -> str:
     """The marker of a method. Methods that share a colour have different markers."""
-    number = _number(method)
-    return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]
-
-
-def method_hatch(method: str, *, lossless: bool) -> str:
-    """The hatch of a method's bars: oblique if it is lossy, level if another method has its colour."""
-    shares = method not in BASELINES and _number(method) >= len(PALETTE)
-    return ("" if lossless else "///") + ("---" if shares else "")
+    return MARKERS[_number(method) % len(MARKERS)]
 
 
 def task_style(task: str, tasks: list[str]) -> dict[str, Any]:
@@ -99,7 +120,9 @@ def rc(size: float = 11) -> Any:
 
 
 def _number(method: str) -> int:
-    named = [name for name in listed() if name not in BASELINES]
-    # A method that is not registered (another's records): its name decides, so that it keeps its colour whatever else
-    # is in the study.
-    return named.index(method) if method in named else len(named) + sum(method.encode())
+    """The position of a method in its family. That of one that is not registered follows from its name, so that it
+    keeps its look whatever else is in the study.
+    """
+    family = method_family(method)
+    own = [name for name in listed() if method_family(name) == family]
+    return own.index(method) if method in own else sum(method.encode())
