@@ -24,11 +24,14 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. right: numbers, set to the right. breaks: text that may go on in the next line."""
+    """A column of a table. right: numbers, set to the right. breaks: text that may go on in the next line; cut: that a
+    narrow terminal may end with an ellipsis.
+    """
 
     name: str
     right: bool = False
     breaks: bool = False
+    cut: bool = False
 
 
 def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> None:
@@ -43,7 +46,7 @@ def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequ
             _print_list(console, columns, row)
         return
     for row in (header, *body):
-        cells = [cell.wrap(console, width) for cell, width in zip(row, widths, strict=True)]
+        cells = [_lines(cell, width, column, console) for cell, width, column in zip(row, widths, columns, strict=True)]
         for number in range(max(map(len, cells))):
             line = Text()
             for column, width, cell in zip(columns, widths, cells, strict=True):
@@ -55,6 +58,14 @@ def print_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequ
             console.print(line, soft_wrap=True)
 
 
+def _lines(cell: Text, width: int, column: Column, console: Console) -> Sequence[Text]:
+    if column.cut:
+        cell = cell.copy()
+        cell.truncate(width, overflow="ellipsis")
+        return [cell]
+    return cell.wrap(console, width)
+
+
 def _aligned(part: Text, space: str, column: Column) -> tuple[str | Text, str | Text]:
     return (space, part) if column.right else (part, space)
 
@@ -64,7 +75,7 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Text]], limit: in
     natural = [max(cell.cell_len for cell in cells) for cells in zip(*rows, strict=True)]
     least = []
     for column, (header, *cells) in zip(columns, zip(*rows, strict=True), strict=True):
-        whole = 0 if column.breaks else max((cell.cell_len for cell in cells), default=0)
+        whole = 0 if column.breaks or column.cut else max((cell.cell_len for cell in cells), default=0)
         words = [header, *(cells if column.breaks else ())]
         least.append(max([whole, *(Text(word).cell_len for cell in words for word in cell.plain.split())]))
     room = limit - len(GAP) * (len(columns) - 1) - sum(least)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import uvicorn
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -28,6 +27,7 @@ from specrig.runtime.linear import kernel_choice
 from specrig.runtime.model import CachedModel
 from specrig.runtime.replay import Function, Recording, Replay
 from specrig.runtime.transformers_model import cached_model
+from specrig.services.http_server import server_of
 from specrig.services.worker_app import worker_app
 from specrig.services.workers import DraftWorker
 
@@ -161,7 +161,7 @@ class Lab:
 def listening(app: Any) -> str:
     """The address at which an application of a service listens in a thread of this process, for as long as that lives."""
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_keep_alive=75))
+    server = server_of(app, "127.0.0.1", port)
     threading.Thread(target=server.run, daemon=True).start()
     while not server.started:
         time.sleep(0.01)

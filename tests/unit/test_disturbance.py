@@ -38,8 +38,10 @@ from specrig.provenance.load import between, moment, probe
 from specrig.reporting.documents.html import write_report
 from specrig.reporting.tables.files import write_tables
 from specrig.results.conclusions import conclusion
+from specrig.results.speed_tables import speedup_grid
 from specrig.results.study_data import read_study
-from specrig.results.summary import MEAN, best_rows, disturbed_in, speedup_summary
+from specrig.results.study_results import StudyResults
+from specrig.results.summary import CROSS_FITTED, MEAN, best_rows, disturbed_in, speedup_summary
 from specrig.study.claims import Claim
 from specrig.study.load import load_study
 
@@ -317,11 +319,33 @@ def test_a_disturbed_cell_is_marked_and_never_the_best(tmp_path: Path) -> None:
     assert "fastest lossless method is ngram" in conclusion(summary, best_rows(only), study.tasks)[0]
 
 
+def test_a_mark_follows_every_number_that_a_disturbed_cell_is_part_of(tmp_path: Path) -> None:
+    study = read_study(write_quiet(tmp_path / "made_up", hit))
+    results = StudyResults(study)
+    draft = results.speedups[results.speedups["method"] == "draft_model"]
+    assert draft["k"].tolist() == [2] and draft["disturbed"].tolist() == [""], "its best k was not disturbed"
+    chosen = draft["cross_fitted_ks"].item().split(", ")
+    expected = "code" if "4" in chosen else ""
+    assert draft["cross_fitted_disturbed"].tolist() == [expected]
+    assert bool(disturbed_in(draft, CROSS_FITTED).item()) is bool(expected)
+
+    every = study.table.assign(disturbed="replicate 1: planted", failed=False)
+    grid = speedup_grid(speedup_summary(every, study.records, study.tasks), study.tasks, "made_up")
+    assert grid.header[-1] == "the same, k chosen on other prompts"
+    for row in grid.rows:
+        for entry in row[grid.labels :]:
+            assert entry.text.endswith(" ‡") and not entry.bold, "each number, and none is called the best"
+    assert (
+        "fastest lossless"
+        not in conclusion(results.speedups.assign(cross_fitted_disturbed="code"), every, study.tasks)[0]
+    )
+
+
 def test_report_and_tables_say_so(tmp_path: Path) -> None:
     folder = write_quiet(tmp_path / "made_up", hit)
     page = write_report(folder, tmp_path / "report.html").read_text()
     assert "1 of 8 cells was disturbed: the machine did other things" in page
-    assert "specrig remeasure --study results/made_up/study.json" in page
+    assert "specrig remeasure results/made_up/study.json" in page
     assert 'id="disturbed"' in page
     assert "1 of the study&#39;s 8 cells was disturbed" in page
     write_tables(folder, folder / "tables")
@@ -454,7 +478,7 @@ def test_a_study_without_disturbed_cells_is_left_alone(
 ) -> None:
     folder = write_quiet(workplace / "results" / "test")
     Path("configs/test.yaml").write_text(Path("configs/test.yaml").read_text())
-    assert cli.main(["remeasure", "--study", "configs/test.yaml"]) == 0
+    assert cli.main(["remeasure", "configs/test.yaml"]) == 0
     assert "no cell is disturbed" in capsys.readouterr().out
     assert all((path / "index.json").is_file() for path in (folder / "records").glob("*/*/*"))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -9,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 import specrig.study.study  # noqa: F401 (so that all settings are defined)
 from specrig import cli
+from specrig.decoding.drafters import registry
 from specrig.settings import Settings
 from specrig.study.problems import mistake
 
@@ -60,6 +65,7 @@ def test_packages_warnings_do_not_reach_the_terminal(workplace: Path) -> None:
     program = """
 import logging, warnings
 from specrig import cli
+from specrig.decoding.drafters import registry
 assert cli.main(["where", "configs/test.yaml"]) == 0
 import torch
 torch.tensor(torch.ones(1))
@@ -70,3 +76,113 @@ warnings.warn("passes are slow", FallbackWarning)
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stderr.splitlines()[0].endswith("FallbackWarning: passes are slow")
+
+
+def printed(arguments: list[str], width: int | None) -> str:
+    """What a command prints, on a terminal of that width, or into a pipe."""
+    command = [sys.executable, "-m", "specrig", *arguments]
+    environment = os.environ | {"NO_COLOR": "1", "TERM": "xterm"}
+    if width is None:
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    ours, its = pty.openpty()
+    with subprocess.Popen(command, stdin=its, stdout=its, env=environment | {"COLUMNS": str(width)}) as process:
+        os.close(its)
+        found = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how Linux says that the other end is closed
+                break
+            found += part
+    os.close(ours)
+    assert process.returncode == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.decode().replace("\r", ""))
+
+
+PUBLISHED = Path(__file__).parents[2] / "reports/published"
+COMMANDS = {
+    "compare": ["compare", *(str(PUBLISHED / name) for name in ("amd-epyc-smollm2", "amd-epyc-zen5-smollm2"))],
+    "methods": ["methods"],
+    "advise": ["advise", "llama31_8b"],
+    "plan": ["plan", "configs/quick.yaml"],
+}
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_names_and_numbers_are_never_cut(verb: str, workplace: Path) -> None:
+    """What a pipe holds whole stands on a narrow terminal too."""
+    whole, narrow = (printed(COMMANDS[verb], width) for width in (None, 80))
+    assert "…" not in whole and not re.search("[│┃━]", whole), "plain lines"
+    words = set(narrow.split())
+    lost = {word for word in whole.split() if word not in words}
+    # Only what a method is, in words, may end early in the list of all methods.
+    assert lost <= (
+        {word for kind in registry().values() for word in kind.summary.split()} if verb == "methods" else set()
+    )
+
+
+def test_methods_are_a_line_each_and_one_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(["methods"], 80).splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(registry())]] == list(registry())
+    assert cli.main(["methods", "eagle2"]) == 0
+    shown = capsys.readouterr().out
+    assert "EAGLE-2" in shown and re.search(r"^nodes +60$", shown, re.MULTILINE) and "tree size" in shown
+    assert cli.main(["methods", "eagel2"]) == 2
+    assert "did you mean 'eagle2'?" in capsys.readouterr().err
+    assert cli.main(["methods", "eagle2", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["methods"]) == ["eagle2"]
+
+
+def test_plan_names_tasks_once_and_counts_the_prompts_that_there_are(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": str(number), "prompt": "Say it in German.", "reference": ""} for number in range(2)]
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("configs/tasks.tsv").write_text("task\tsource\ncode\tcorpus\nmine\tmine.jsonl\n")
+    config = yaml.safe_load(Path("configs/test.yaml").read_text())
+    config |= {"tasks": ["code", "mine"], "prompts": 8}
+    config["training"]["draft"] = config["training"]["target"] | {"hidden": 192}
+    Path("configs/own.yaml").write_text(yaml.safe_dump(config))
+    assert cli.main(["plan", "configs/own.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        shown.count("mine") == 2 and "tasks: code, mine\n" in shown and "prompts: 8 a task, fewer of mine 2\n" in shown
+    )
+    assert re.search(r"Draft not smaller embedded: the draft has [\d.]+[MK] parameters, its target [\d.]+[MK]", shown)
+    assert cli.main(["plan", "configs/own.yaml", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["prompts_of"] == {"code": 8, "mine": 2} and "embedded" in found["large_drafts"]
+
+
+def test_advice_from_a_study_that_was_disturbed_throughout(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Path("results/test/tables/cells.csv")
+    table.parent.mkdir(parents=True)
+    header = (
+        "engine,pair,method,k,task,temperature,batch_size,lossless,failed,disturbed,speedup,speedup_low,speedup_high"
+    )
+    cells = [("draft_model", 4, "replicate 0: other processes", 1.5), ("ngram", 3, "replicate 0: other processes", 1.2)]
+    lines = [
+        f"native,embedded,{method},{k},code,0.0,1,True,False,{reason},{speed},1.1,1.9,2.0"
+        for method, k, reason, speed in cells
+    ]
+    table.write_text("\n".join([f"{header},acceptance_length", *lines, ""]))
+    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"draft_model +4 +1\.50 ‡ ", shown) and "‡ disturbed: " in shown
+    assert "ot measured" not in shown and "predicted" not in shown
+    table.write_text(
+        table.read_text() + lines[1].replace("replicate 0: other processes", "").replace("ngram", "suffix") + "\n"
+    )
+    assert cli.main(["advise", "embedded", "--study", "results/test"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"suffix +3 +1\.20 +\[", shown) and "‡" not in shown, "an undisturbed cell goes first"
+
+
+def test_the_version_and_what_to_do_next(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from specrig import __version__
+
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"specrig {__version__}\n"
+    code = cli.main(["doctor", "configs/test.yaml"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("Next: ") and ("`specrig run configs/test.yaml`" in last) is (code == 0)

@@ -14,9 +14,11 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from specrig import __version__
 from specrig.cli import decode, doctor, measure, plan, report, run, serve, share, train
 from specrig.cli.arguments import INTERRUPTED
 from specrig.cli.examples import epilog
@@ -25,13 +27,27 @@ from specrig.terminal import console
 
 app = typer.Typer(
     name="specrig",
-    help="Which speculative-decoding method makes my pair faster on my tasks, by how much, and how surely?",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
 )
 
 FULL = os.strerror(errno.ENOSPC)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"specrig {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Which speculative-decoding method makes my pair faster on my tasks, by how much, and how surely?"""
 
 
 app.command(context_settings={"ignore_unknown_options": True})(run.run)

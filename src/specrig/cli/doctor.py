@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,8 +56,20 @@ def doctor(
             _show(check, console())
     if as_json:
         print_json(checks)
+    else:
+        console().print(f"Next: {_next(checks, config)}", markup=False, soft_wrap=True)
     if any(check.good is False for check in checks):
         raise typer.Exit(1)
+
+
+def _next(checks: Sequence[Check], config: Path) -> str:
+    """What to do now, in one line."""
+    wrong = [check for check in checks if check.good is False]
+    if wrong:
+        return (
+            f"{wrong[0].topic}: {(wrong[0].fix or wrong[0].text).splitlines()[0]}; then `specrig doctor {config}` again"
+        )
+    return f"`specrig run {config}` runs the study; `specrig plan {config}` lists its cells"
 
 
 def _show(check: Check, console: Console) -> None:

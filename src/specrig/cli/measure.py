@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specrig.cli.arguments import DEFAULT, StudyFile, load
+from specrig.cli.arguments import DEFAULT, ConfigFile, StudyFile, load
 
 
 def measure(
@@ -30,13 +30,16 @@ def measure(
     )
 
 
-def remeasure(study: StudyFile = DEFAULT) -> None:
+def remeasure(
+    config: ConfigFile = DEFAULT,
+    study: Annotated[Path | None, typer.Option(hidden=True, help="The same; reports of older versions name it")] = None,
+) -> None:
     """Quarantine the records of disturbed cells: the next run of the study measures only these cells again."""
     from specrig.measurement.quarantine import quarantine_disturbed
     from specrig.measurement.records import replicate_folder
     from specrig.results.study_data import read_study
 
-    loaded = load(study)
+    loaded = load(study or config)
     found = read_study(loaded.root)
     disturbed: dict[Path, dict[str, None]] = {}
     for name, reasons in found.disturbances.items():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specrig.cli.arguments import DEFAULT, ConfigFile, Json, load, print_json
+from specrig.cli.arguments import DEFAULT, ConfigFile, Json, known_methods, load, print_json
 from specrig.terminal import console
 
 
@@ -61,14 +61,19 @@ def pin(
         raise typer.Exit(1)
 
 
-def methods(as_json: Json = False) -> None:
-    """List the methods with their options, and the engines."""
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="A method or engine, whose options are printed", autocompletion=known_methods)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods and engines, or the options of one."""
     from specrig.planning.methods_view import described, show_methods
 
     if as_json:
-        print_json(described())
+        print_json(described(name))
     else:
-        show_methods(console())
+        show_methods(console(), name)
 
 
 def schema(folder: Annotated[Path, typer.Option(help="Folder to write to")] = Path("workflow/schemas")) -> None:

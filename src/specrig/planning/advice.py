@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.table import Table
 
 from specrig.analysis import roofline
 from specrig.analysis.cost_model import best_k, expected_tokens, walltime_improvement
@@ -21,10 +20,11 @@ from specrig.models.facts.devices import Device, devices, find_device
 from specrig.models.gate import check_decoder, check_vocabulary
 from specrig.models.pair import ModelError
 from specrig.planning.estimate import size_text, sizes_of
-from specrig.planning.measured import fair_cells
+from specrig.planning.measured import is_disturbed, usable_cells
 from specrig.study.claims import read_claims
 from specrig.study.problems import Positions, Problems, nearest
 from specrig.study.rows import Pair, read_rows
+from specrig.terminal import Column, print_table
 
 USUAL_ALPHA = 0.7
 ALPHAS = (0.6, USUAL_ALPHA, 0.8)
@@ -51,7 +51,7 @@ class Best:
     """The fastest measured cell of one task, temperature and batch size.
 
     low, high: the 95 % interval of its speedup, None where it is not known; acceptance_length: tokens a verification
-    pass.
+    pass; disturbed: whether the machine did other things meanwhile, as in all cells of this setting.
     """
 
     task: str
@@ -63,6 +63,7 @@ class Best:
     low: float | None
     high: float | None
     acceptance_length: float
+    disturbed: bool = False
 
     @property
     def sure(self) -> bool:
@@ -129,7 +130,7 @@ def advise(
     if device_name and device is None:
         fix = nearest(device_name, devices())
         problems.option("--device", f"unknown device {device_name!r}", fix)
-    cells = fair_cells(study, name, problems) if study else []
+    cells = usable_cells(study, name, problems) if study else []
     if name not in rows or (device_name and device is None) or (study and not cells):
         problems.stop()
     pair = rows[name]
@@ -209,19 +210,20 @@ def _gate(pair: Pair) -> str | None:
 
 
 def fastest(cells: Sequence[dict[str, str]]) -> list[Best]:
-    """Return the cell with the highest speedup for each task, temperature and batch size, in the order of the cells."""
+    """Return the cell with the highest speedup for each task, temperature and batch size, in the order of the cells.
+
+    A disturbed cell is returned only where all cells of its setting are disturbed.
+    """
     settings: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in cells:
         settings.setdefault((row["task"], row["temperature"], row["batch_size"]), []).append(row)
     found = []
     for (task, temperature, batch), rows in settings.items():
-        best = max(rows, key=lambda row: float(row["speedup"]))
+        best = max(rows, key=lambda row: (not is_disturbed(row), float(row["speedup"])))
         low, high = (float(best[end]) if best["speedup_low"] else None for end in ("speedup_low", "speedup_high"))
         length = float(best["acceptance_length"] or 1)
-        speedup = float(best["speedup"])
-        found.append(
-            Best(task, float(temperature), int(batch), best["method"], int(best["k"]), speedup, low, high, length)
-        )
+        setting, chosen = (task, float(temperature), int(batch)), (best["method"], int(best["k"]))
+        found.append(Best(*setting, *chosen, float(best["speedup"]), low, high, length, is_disturbed(best)))
     return found
 
 
@@ -269,7 +271,8 @@ def predicted(
     return found
 
 
-SIGNS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "·"}
+SIGNS = {True: "✓", False: "✗", None: "·"}
+STYLES = {True: "green", False: "red", None: ""}
 PRACTICE = (
     ("code completion", "eagle", "5–8"),
     ("chat", "eagle", "3–5"),
@@ -277,21 +280,24 @@ PRACTICE = (
     ("live translation", "none: short outputs, every millisecond of the first token counts", "–"),
 )
 """(use, method, k) that practice recommends; shown for pairs that are not measured yet."""
+DISTURBED = "‡ disturbed: the machine did other things while it was measured; `specrig remeasure {}` measures it again."
 
 
 def show_advice(advice: Advice, console: Console) -> None:
     """Print the pair, its findings and its measurements; without these, predictions and what practice recommends."""
     pair, device = advice.pair, advice.device
-    console.print(
-        f"[bold]{advice.name}[/]: {pair.target} ← {pair.draft or 'no draft'}"
-        + (f" on {device.device}" if device else "")
-    )
+    place = f" on {device.device}" if device else ""
+    console.print(f"{advice.name}: {pair.target} ← {pair.draft or 'no draft'}{place}", style="bold", markup=False)
     for finding in advice.findings:
-        console.print(f"  {SIGNS[finding.good]} ", end="")
-        console.print(finding.text, markup=False, soft_wrap=True)
+        console.print(f"  {SIGNS[finding.good]} {finding.text}", style=STYLES[finding.good], markup=False)
+    console.print()
     if advice.measured:
-        title = f"measured in {advice.study}: the fastest of each setting, chosen on the prompts that it is shown for"
-        console.print(_measured(advice.measured, title))
+        console.print(
+            f"Measured in {advice.study}: the fastest of each setting, chosen on the same prompts", markup=False
+        )
+        _print_measured(advice.measured, console)
+        if any(row.disturbed for row in advice.measured):
+            console.print(DISTURBED.format(f"{advice.study}/study.json"), markup=False)
         return
     if advice.predictions is None:
         console.print(
@@ -300,34 +306,41 @@ def show_advice(advice: Advice, console: Console) -> None:
         command = f"make CONFIG=<a study with pairs: [{advice.name}]>"
         console.print(f"  {command}, then specrig advise {advice.name} --study results/<study>", markup=False)
     else:
-        _show_predictions(advice.predictions, device.device if device else None, console)
-    console.print(_table("what practice recommends by scene", ("scene", "method", "k"), PRACTICE))
+        title = f"No measured cell of {advice.study} is lossless with a speedup" if advice.study else "Not measured"
+        console.print(f"{title}: predicted at batch size 1", markup=False)
+        _print_predictions(advice.predictions, device.device if device else None, console)
+    console.print("\nWhat practice recommends")
+    print_table(console, [Column("use"), Column("method", breaks=True), Column("k")], PRACTICE)
 
 
-def _measured(rows: Sequence[Best], title: str) -> Table:
-    """A table with the fastest method for each task, temperature and batch size; none where none beats the baseline."""
-    rows_shown = []
+def _print_measured(rows: Sequence[Best], console: Console) -> None:
+    """The fastest method for each task, temperature and batch size; plain decoding where none is faster."""
+    from specrig.results.grid import interval, number  # numpy
+
+    found = []
     for row in rows:
         pays = row.speedup > 1
         unsure = "" if row.sure else "; the interval holds 1, or is not known"
-        rows_shown.append(
+        found.append(
             (
                 row.task,
                 f"{row.temperature:g}",
                 str(row.batch_size),
                 row.method if pays else "autoregressive",
                 str(row.k) if pays and row.k else "–",
-                f"{row.speedup:.2f}",
-                "–" if row.low is None else f"[{row.low:.2f}, {row.high:.2f}]",
+                number(row.speedup, disturbed=row.disturbed),
+                "–" if row.low is None or row.high is None else interval(row.low, row.high),
                 f"{row.acceptance_length:.2f} tokens a pass{unsure}",
             )
         )
-    return _table(title, ("task", "T", "batch", "use", "k", "speedup", "95 % interval", "why"), rows_shown)
+    right = [Column(name, right=True) for name in ("T", "batch", "k", "speedup", "95 % interval")]
+    columns = [Column("task"), *right[:2], Column("method"), *right[2:], Column("why", breaks=True)]
+    print_table(console, columns, found)
 
 
-def _show_predictions(predictions: Sequence[Prediction], device: str | None, console: Console) -> None:
+def _print_predictions(predictions: Sequence[Prediction], device: str | None, console: Console) -> None:
     """Print the table of predictions, then the best one with and the best one without a trained head."""
-    rows_shown = [
+    rows = [
         (
             row.method,
             f"τ as {row.reports} reported" if row.alpha is None else f"α = {row.alpha:g}",
@@ -339,18 +352,18 @@ def _show_predictions(predictions: Sequence[Prediction], device: str | None, con
         )
         for row in predictions
     ]
-    columns = ("method", "assumed", "k", "tokens a pass", "a round costs", "speedup at most", "at k = 4")
-    console.print(_table("not measured: predicted at batch 1", columns, rows_shown))
+    numbers = ("k", "tokens a pass", "a round costs", "speedup at most", "at k = 4")
+    print_table(console, [Column("method"), Column("assumed"), *(Column(name, right=True) for name in numbers)], rows)
     # The other alphas show how much the speedup hangs on acceptance; to choose by, the usual one is taken.
     choices = [row for row in predictions if row.alpha in (None, USUAL_ALPHA)]
-    for title, rows in (
+    for title, among in (
         ("Best with nothing to train", [row for row in choices if not row.heads]),
         ("Best of all", choices),
     ):
-        if rows:
-            speedup, text = max((row.speedup, _choice(row)) for row in rows)
+        if among:
+            speedup, text = max((row.speedup, _choice(row)) for row in among)
             text = f"{text}: {speedup:.2f} times at most" if speedup > 1 else "autoregressive: nothing pays"
-            console.print(f"{title}: {text}", highlight=False)
+            console.print(f"{title}: {text}")
     source = f"the roofline of {device}" if device else "the ratio of parameters (--device refines it)"
     console.print(f"Costs come from {source}. Launches and the loop cost more, above all for small models. Measure it.")
 
@@ -362,12 +375,3 @@ def _choice(row: Prediction) -> str:
     return (
         f"{row.method} (needs a trained {', '.join(f'{head} head' for head in row.heads)})" if row.heads else row.method
     )
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 
 from specrig.measurement.records import NOT_RECORDED
 from specrig.study.problems import Problems
 
 
-def fair_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str]]:
+def usable_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str]]:
     """Read the cells of a pair by which methods may be judged, as rows of `cells.csv`.
 
-    These cells are lossless, passed the audit, are not known to be disturbed and have a speedup; the baseline's are
-    left out.
+    These cells are lossless, passed the audit and have a speedup, disturbed ones included; the baseline's are left out.
     study: the results folder. A missing table, or one without the pair, is added to `problems`.
     """
     file = study / "tables" / "cells.csv"
@@ -26,8 +26,12 @@ def fair_cells(study: Path, pair: str, problems: Problems) -> list[dict[str, str
         fix = "choose another study, or none: then the model advises"
         problems.row(file, None, "pair", f"the study measured no pair {pair!r}", fix)
     fair = [row for row in rows if row["lossless"] == "True" and row.get("failed") != "True" and row["speedup"]]
-    fair = [row for row in fair if row.get("disturbed", "") in ("", NOT_RECORDED)]
     return [row for row in fair if row["method"] != "autoregressive"]
+
+
+def is_disturbed(row: Mapping[str, str]) -> bool:
+    """Whether a row of `cells.csv` is known to be disturbed."""
+    return row.get("disturbed", "") not in ("", NOT_RECORDED)
 
 
 def prompts_needed(study: Path) -> list[float]:

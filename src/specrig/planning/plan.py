@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from specrig.cell import Cell
 from specrig.engines import registry as engines
@@ -26,7 +26,10 @@ from specrig.planning.estimate import (
 )
 from specrig.planning.measured import prompts_needed
 from specrig.planning.pins import unpinned
+from specrig.results.labels import variant_name
 from specrig.study.study import Study
+from specrig.tasks import PromptError
+from specrig.terminal import Column, print_table
 
 VARYING = ("k", "task", "temperature", "batch_size", "variant")
 """Fields in which the cells of one job can differ."""
@@ -60,7 +63,8 @@ class Plan:
     untested: engine -> what was never tried on hardware. prompts_needed: prompts needed to resolve a difference of 5 %,
     in the median and in the worst cell; None before anything is measured. trains, needs, hours_assume: sentences from
     `estimate`.
-    simulated: pair -> declared acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the
+    prompts: task -> number of its prompts, fewer than the study asks for where its file has fewer. large_drafts: pair ->
+    what is said of a draft that is not smaller than its target. simulated: pair -> declared acceptance. moving: hub ids without a revision. gated: what an owner asks for -> the
     gated models.
     """
 
@@ -75,6 +79,8 @@ class Plan:
     simulated: Mapping[str, float]
     moving: Sequence[str]
     gated: Mapping[str, Sequence[str]]
+    prompts: Mapping[str, int]
+    large_drafts: Mapping[str, str]
     refusals: Sequence[RefusedGroup]
 
 
@@ -97,6 +103,8 @@ def plan_of(study: Study) -> Plan:
         simulated={pair: alpha for pair, alpha in acceptances.items() if alpha is not None},
         moving=list(dict.fromkeys(pin.source for pin in unpinned(study))),
         gated=gated(study),
+        prompts={task: _prompt_count(study, task) for task in study.tasks},
+        large_drafts=_large_drafts(sizes),
         refusals=_refusals(study),
     )
 
@@ -108,6 +116,7 @@ def described(plan: Plan) -> dict[str, Any]:
         "study": study.study,
         "replicates": study.replicates,
         "prompts": study.prompts,
+        "prompts_of": plan.prompts,
         "cells": len(study.grid.cells),
         "jobs": [
             {**dict(zip(("engine", "pair", "method"), job.key, strict=True)), "cells": job.cells, **job.values}
@@ -129,6 +138,7 @@ def described(plan: Plan) -> dict[str, Any]:
         "prompts_needed": plan.prompts_needed,
         "untested": plan.untested,
         "simulated": plan.simulated,
+        "large_drafts": plan.large_drafts,
         "moving": plan.moving,
         "gated": plan.gated,
         "refusals": plan.refusals,
@@ -167,28 +177,50 @@ def _refusals(study: Study) -> list[RefusedGroup]:
     ]
 
 
-COLUMNS = {"k": "k", "task": "tasks", "temperature": "T", "batch_size": "batch", "variant": "variants"}
+def _prompt_count(study: Study, task: str) -> int:
+    """How many prompts of a task are measured; of a file that is at hand no more than it has."""
+    wanted = study.grid.prompts_read(task)
+    if study.rows.tasks[task].kind != "file":
+        return wanted
+    try:
+        return len(study.prompts_of(task, study.root))
+    except PromptError:
+        return wanted
+
+
+def _large_drafts(sizes: Sequence[PairSize]) -> dict[str, str]:
+    return {
+        size.pair: f"the draft has {_parameters(size.draft)} parameters, its target {_parameters(size.target)}: "
+        "a draft pass costs as much as a pass of the target, so nothing is gained; take a smaller draft"
+        for size in sizes
+        if size.draft is not None and size.target is not None and size.draft.parameters >= size.target.parameters
+    }
+
+
+COLUMNS = {"k": "k", "temperature": "T", "batch_size": "batch", "variant": "variants"}
 """Field of a cell -> title of its column."""
 
 
 def show_plan(plan: Plan, console: Console) -> None:
-    """Print a table with a row for each job, then what the study needs and which cells are refused."""
-    console.print(_jobs_table(plan))
+    """Print the methods of each engine and pair, then what the study needs and which cells are refused."""
+    _print_jobs(plan, console)
     for name, reason in plan.untested.items():
-        console.print(f"[bold yellow]Untested on hardware: engine {name}[/] ({reason})")
+        console.print(f"[bold yellow]Untested on hardware: engine {name}[/] ({escape(reason)})")
     if plan.prompts_needed:
         middle, worst = plan.prompts_needed
         console.print(
             "To tell 5 % apart, the spread measured so far "
             f"asks for {middle:.0f} prompts in the median cell, {worst:.0f} in the worst."
         )
-    console.print(_sizes_table(plan))
-    console.print(f"[bold]{plan.needs}[/]\n  hours if {plan.hours_assume}")
+    _print_sizes(plan, console)
+    console.print(f"{plan.needs}\n  hours if {plan.hours_assume}", markup=False)
+    for pair, reason in plan.large_drafts.items():
+        console.print(f"[bold yellow]Draft not smaller[/] {pair}: {reason}")
     for pair, alpha in plan.simulated.items():
         console.print(f"[bold yellow]Simulated acceptance[/] {pair}: random weights, declared α = {alpha:g}")
     if plan.moving:
         console.print(
-            f"[bold yellow]Not pinned[/] {', '.join(plan.moving)}: the hub may change them; "
+            f"[bold yellow]Not pinned[/] {escape(', '.join(plan.moving))}: the hub may change them; "
             "`specrig pin` writes their commits into the tables"
         )
     for asks, models in plan.gated.items():
@@ -200,33 +232,65 @@ def show_plan(plan: Plan, console: Console) -> None:
         console.print(f"  {refusal.engine}/{pairs}: {methods}, {refusal.cells} cells: {refusal.reason}", markup=False)
 
 
-def _jobs_table(plan: Plan) -> Table:
+def _print_jobs(plan: Plan, console: Console) -> None:
+    """What all methods share once, then for each engine and pair a line a method."""
     study = plan.study
-    table = Table(title=f"study {study.study}", title_justify="left", caption_justify="left")
-    table.add_column("engine / pair / method", no_wrap=True)
-    for field in plan.jobs[0].values if plan.jobs else ():
-        table.add_column(COLUMNS[field])
-    table.add_column("cells", justify="right")
-    for job in plan.jobs:
-        table.add_row(" / ".join(job.key), *map(_values_text, job.values.values()), str(job.cells))
-    table.caption = f"{extent(study)} · {study.prompts} prompts a task · trains {plan.trains}"
-    return table
+    console.print(f"study {study.study}: {extent(study)}", style="bold", markup=False)
+    fields = list(plan.jobs[0].values) if plan.jobs else []
+    shared = [
+        name
+        for name in fields
+        if name in COLUMNS and name != "k" and len({repr(job.values[name]) for job in plan.jobs}) == 1
+    ]
+    console.print(f"  tasks: {', '.join(study.tasks)}", markup=False)
+    for name in shared:
+        console.print(f"  {COLUMNS[name]}: {_field_text(plan.jobs[0], name)}", markup=False)
+    console.print(f"  prompts: {_prompts_text(plan)}\n  trains: {plan.trains}", markup=False)
+    own = [name for name in fields if name not in shared and name != "task"]
+    columns = [
+        Column("method"),
+        *(Column(COLUMNS[name], breaks=name == "variant") for name in own),
+        Column("cells", right=True),
+    ]
+    for group in dict.fromkeys(job.key[:2] for job in plan.jobs):
+        console.print(f"\n{' / '.join(group)}", style="bold", markup=False)
+        rows = [
+            (job.key[2], *(_field_text(job, name) for name in own), str(job.cells))
+            for job in plan.jobs
+            if job.key[:2] == group
+        ]
+        print_table(console, columns, rows)
+        for job in plan.jobs:
+            if job.key[:2] == group and set(job.values["task"]) != set(study.tasks):
+                console.print(f"{job.key[2]}: only {', '.join(job.values['task'])}", markup=False)
+    console.print()
 
 
-def _sizes_table(plan: Plan) -> Table:
-    table = Table(title="pairs", title_justify="left", caption_justify="left")
-    table.add_column("pair", no_wrap=True)
-    for column in ("target", "draft", "weights", "memory"):
-        table.add_column(column, justify="right")
-    table.add_column("dtype")
+def _field_text(job: MethodRow, field: str) -> str:
+    """The values of a field of a job's cells."""
+    values = job.values[field]
+    if field == "variant":
+        return "; ".join(variant_name(job.key[2], value) or "default" for value in values)
+    return _values_text(values)
+
+
+def _prompts_text(plan: Plan) -> str:
+    most = max(plan.prompts.values(), default=0)
+    fewer = [f"{task} {count}" for task, count in plan.prompts.items() if count < most]
+    return f"{most} a task" + (f", fewer of {', '.join(fewer)}" if fewer else "")
+
+
+def _print_sizes(plan: Plan, console: Console) -> None:
+    rows = []
     for size in plan.sizes:
         memory = "?" if size.memory_bytes is None else size_text(size.memory_bytes)
         weights = "?" if size.target is None else size_text(size.weight_bytes)
         draft = "–" if plan.study.rows.pairs[size.pair].draft is None else _parameters(size.draft)
-        table.add_row(size.pair, _parameters(size.target), draft, weights, memory, size.dtype)
+        rows.append((size.pair, _parameters(size.target), draft, weights, memory, size.dtype))
+    numbers = (Column(name, right=True) for name in ("target", "draft", "weights", "memory"))
+    print_table(console, [Column("pair"), *numbers, Column("dtype")], rows)
     tokens = f"{PROMPT_TOKENS} prompt tokens and {plan.study.max_new_tokens} new ones a row"
-    table.caption = f"memory: weights, caches of the largest batch ({tokens}), workspace"
-    return table
+    console.print(f"memory: weights, caches of the largest batch ({tokens}), workspace", style="dim")
 
 
 def _parameters(shape: Shape | None) -> str:
@@ -240,9 +304,7 @@ def _parameters(shape: Shape | None) -> str:
 
 
 def _values_text(values: Sequence[Any]) -> str:
-    """Values as text: `2–8` for three or more consecutive numbers, the count of over four names, else `0, 1`."""
-    if len(values) > 4 and isinstance(values[0], str):
-        return str(len(values))
+    """Values as text: `2–8` for three or more consecutive numbers, else `0, 1`."""
     if (
         len(values) > 2
         and all(isinstance(value, int) for value in values)

@@ -26,10 +26,11 @@ def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> l
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
         rows = rows[rows["temperature"] == rows["temperature"].min()]
         rows = rows[rows["batch_size"] == rows["batch_size"].min()]
-        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool) & ~disturbed_in(rows, MEAN)]
+        marked = disturbed_in(rows, MEAN) | disturbed_in(rows, CROSS_FITTED)
+        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool) & ~marked]
         fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[CROSS_FITTED])
         if fair.empty:
-            undisturbed = " without being disturbed" if disturbed_in(rows, MEAN).any() else ""
+            undisturbed = " without being disturbed" if marked.any() else ""
             paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}{undisturbed}.")
             continue
         top = cast("dict[str, Any]", fair.sort_values(CROSS_FITTED).iloc[-1].to_dict())
@@ -76,7 +77,7 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         sentences.append(
             f"The measured speed is {percent(kept)} of the speed that its acceptance and the cost of bare passes predict (median over tasks)."
         )
-    others = rows[~disturbed_in(rows, MEAN) & ~rows["method"].isin([top["method"], "autoregressive"])]
+    others = rows[~disturbed_in(rows, CROSS_FITTED) & ~rows["method"].isin([top["method"], "autoregressive"])]
     slower = others[others[f"{CROSS_FITTED}_high"] < 1]
     if len(slower):
         names = (method_name(row["method"], variant=row["variant"]) for row in row_dicts(slower))

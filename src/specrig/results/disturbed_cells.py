@@ -36,7 +36,7 @@ def warning(cells: pd.DataFrame, folder: Path) -> str:
     return (
         f"{count} of {len(cells)} cells {'were' if count > 1 else 'was'} disturbed: the machine did other things during the measurement, or the "
         f"times do not fit together. Such cells are marked {DISTURBED_SIGN}. They are never called best, fastest or optimal, and no reported speed "
-        f"is judged by them. To measure just them again: specrig remeasure --study {folder / 'study.json'}, then the command that ran the study."
+        f"is judged by them. To measure just them again: specrig remeasure {folder / 'study.json'}, then the command that ran the study."
         if count
         else ""
     )

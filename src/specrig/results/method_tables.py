@@ -13,7 +13,7 @@ from specrig.results.grid import Grid, GridEntry
 from specrig.results.labels import BOLD_NOTE, DISTURBED_NOTE, method_order, task_name
 from specrig.results.speed_tables import best, mean_units, row_labels, setting, table_notes, varying_levels
 from specrig.results.study_data import StudyData
-from specrig.results.summary import CROSS_FITTED, MEAN, disturbed_in
+from specrig.results.summary import CROSS_FITTED, disturbed_in
 
 
 def methods_grid(study: StudyData) -> Grid:
@@ -47,7 +47,7 @@ def headline_grid(speedups: pd.DataFrame, acceptance: pd.DataFrame, study: str) 
     """Each method's mean speedup over tasks with its acceptance, in a column's width."""
     levels = varying_levels(speedups)
     groups = [level for level in levels if level != "method"]
-    marked = disturbed_in(speedups, MEAN)
+    marked = disturbed_in(speedups, CROSS_FITTED)
     bolds = best(speedups, CROSS_FITTED, groups, marked)
     rows = []
     for row, other, bold, sign in zip(row_dicts(speedups), row_dicts(acceptance), bolds, marked, strict=True):

@@ -99,12 +99,12 @@ def speedup_summary(
     (and runs, where there are replicates); `tasks`, the number of tasks in this mean; `prompts`, the fewest of a task; `cross_fitted` with its interval.
 
     `cross_fitted` is the geometric mean with each half of the prompts at the k that the other half chose
-    (`cross_fitted_ks`, e.g. "4, 5"). Where there was no k to choose, `cross_fitted` is the geometric mean and
-    `cross_fitted_ks` is empty.
+    (`cross_fitted_ks`, e.g. "4, 5"; `cross_fitted_disturbed`: tasks with a disturbed cell at one of these k's). Where
+    there was no k to choose, `cross_fitted` is the geometric mean and `cross_fitted_ks` is empty.
     """
     logs, grouped = cell_logs(records), by_cell(records)
     pools, replicates = between_means(grouped), {key: count(members) for key, members in _by_identity(grouped).items()}
-    sweeps = _sweeps(cells, logs)
+    sweeps, marked = _sweeps(cells, logs), _disturbed_tasks(cells)
     best = best_rows(cells)
     rows = []
     for key, members in best.groupby([*LEVELS, "k"], sort=False):
@@ -124,10 +124,13 @@ def speedup_summary(
         judged = cross_fit(*_choice(row, sweeps))
         row |= _mean_over_tasks(CROSS_FITTED, list(judged.logs.values()) if judged else strata, runs)
         row[f"{CROSS_FITTED}_ks"] = ", ".join(map(str, judged.ks)) if judged else ""
+        ks = judged.ks if judged else (row["k"],)
+        tainted = {task for k in ks for task in marked.get((*(row[level] for level in LEVELS), k), ())}
+        row[f"{CROSS_FITTED}_disturbed"] = " ".join(task for task in tasks if task in tainted)
         rows.append(row)
     columns = [*LEVELS, "k", "lossless", "failed", "disturbed"]
     columns += [f"{name}{end}" for name in (*tasks, MEAN) for end in ("", "_low", "_high")] + ["tasks", "prompts"]
-    columns += [f"{CROSS_FITTED}{end}" for end in ("", "_low", "_high", "_ks")]
+    columns += [f"{CROSS_FITTED}{end}" for end in ("", "_low", "_high", "_ks", "_disturbed")]
     return _sorted(pd.DataFrame(rows, columns=columns))
 
 
@@ -166,13 +169,12 @@ def acceptance_summary(
 
 
 def disturbed_in(summary: pd.DataFrame, column: str) -> pd.Series:
-    """A boolean for each row of `speedup_summary`: whether `column` is disturbed. The mean is if any of its tasks is."""
-    names = (
-        summary["disturbed"].fillna("").str.split()
-        if "disturbed" in summary
-        else pd.Series([[]] * len(summary), summary.index)
-    )
-    return names.map(lambda tasks: bool(tasks) if column == MEAN else column in tasks).astype(bool)
+    """A boolean for each row of `speedup_summary`: whether `column` is disturbed. A mean is if any of its cells is."""
+    source = f"{CROSS_FITTED}_disturbed" if column == CROSS_FITTED else "disturbed"
+    if source not in summary:
+        return pd.Series(False, summary.index)
+    names = summary[source].fillna("").str.split()
+    return names.map(lambda tasks: bool(tasks) if column in (MEAN, CROSS_FITTED) else column in tasks).astype(bool)
 
 
 def audit_failures(cells: pd.DataFrame, audit: pd.DataFrame | None) -> pd.Series:
@@ -219,6 +221,15 @@ def _sweeps(cells: pd.DataFrame, logs: dict[Key, pd.Series]) -> dict[Key, dict[f
         row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""
         by_k = found.setdefault(_but_temperature(row), {}).setdefault(row["temperature"], {})
         by_k.setdefault(row["k"], {})[row["task"]] = logs[row_identity(row)]
+    return found
+
+
+def _disturbed_tasks(cells: pd.DataFrame) -> dict[Key, list[str]]:
+    """`LEVELS` and k -> the tasks whose cell is disturbed."""
+    found: dict[Key, list[str]] = {}
+    for row in row_dicts(cells[disturbed(cells)]):
+        row["variant"] = row["variant"] if isinstance(row["variant"], str) else ""
+        found.setdefault((*(row[level] for level in LEVELS), row["k"]), []).append(row["task"])
     return found
 
 

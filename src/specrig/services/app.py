@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import ipaddress
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -13,13 +15,17 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from specrig import __version__
 from specrig.services.client import KEY_ENV, ServiceError
 
 MAX_BODY = 256 << 20
 """Largest request in bytes: a batch of drafts with the probabilities of a large vocabulary stays below."""
-KEEP_ALIVE_S = 75
+BODY_S = 60.0
+"""Most seconds in which a request's body may arrive."""
+GONE = 499
+"""The status, as nginx counts it, of a request whose client left; nobody reads it."""
 Sample = tuple[str, str, float]
 """(name, labels such as `position="0"` or "", value). A name that ends with `_total` is a counter, another a gauge."""
 
@@ -39,9 +45,8 @@ class RefusedError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The error in the form of OpenAI's API."""
-        kind = {401: "authentication_error", 429: "rate_limit_error", 422: "invalid_request_error"}.get(
-            self.status, "server_error"
-        )
+        other = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, other)
         place = f"{self.where}: " if self.where else ""
         message = f"{place}{self.what} → {self.fix}"
         return {"error": {"message": message, "type": kind, "param": self.where, "code": self.status}}
@@ -49,6 +54,8 @@ class RefusedError(Exception):
     def response(self) -> Response:
         """The same as a response."""
         headers = {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
+        if self.status in (408, 413):  # the rest of the body is not read
+            headers["Connection"] = "close"
         return JSONResponse(self.body(), self.status, headers)
 
 
@@ -91,6 +98,12 @@ def make_app(
     async def refused(_: Request, error: RefusedError) -> Response:
         return error.response()
 
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, _: ClientDisconnect) -> Response:
+        client = request.client.host if request.client else "a client"
+        print(f"{client}: left before its request to {request.url.path} was whole", file=sys.stderr)
+        return Response(status_code=GONE)
+
     @app.exception_handler(HTTPException)
     async def no_such(request: Request, error: HTTPException) -> Response:
         what = f"{request.method} {request.url.path}: {error.detail}"
@@ -125,12 +138,16 @@ def prometheus_text(samples: Iterable[Sample]) -> str:
 
 
 async def body_of(request: Request, limit: int = MAX_BODY) -> bytes:
-    """A request's body. Raises RefusedError for one that is too long, before it is read to its end."""
+    """A request's body. Raises RefusedError for one that is too long or takes too long, before it is read to its end."""
     found = bytearray()
-    async for chunk in request.stream():
-        found += chunk
-        if len(found) > limit:
-            raise RefusedError(413, f"the request is longer than {limit >> 20} MiB", "send fewer rows at once")
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                found += chunk
+                if len(found) > limit:
+                    raise RefusedError(413, f"the request is longer than {limit >> 20} MiB", "send fewer rows at once")
+    except TimeoutError as error:
+        raise RefusedError(408, f"the body did not arrive in {BODY_S:g} s", "send it faster, or in parts") from error
     return bytes(found)
 
 
@@ -162,8 +179,9 @@ def key_for(host: str) -> str | None:
 
 def serve(app: FastAPI, host: str, port: int) -> None:
     """Listen until the process is asked to end."""
-    import uvicorn
+    from specrig.services.http_server import server_of
 
-    uvicorn.run(
-        app, host=host, port=port, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=5
-    )
+    server = server_of(app, host, port)
+    server.run()
+    if not server.started:
+        raise ServingError(f"the service could not start at {host}:{port}; the lines above say why")

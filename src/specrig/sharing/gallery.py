@@ -26,7 +26,7 @@ from specrig.results.grid import Grid, GridEntry, interval, markdown, number
 from specrig.results.labels import BASELINES, DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name
 from specrig.results.study_data import StudyData, read_study
 from specrig.results.study_results import StudyResults
-from specrig.results.summary import CROSS_FITTED, MEAN, base_setting, disturbed_in
+from specrig.results.summary import CROSS_FITTED, base_setting, disturbed_in
 from specrig.sharing.manifest import FILE, PublicationError, read_manifest
 from specrig.sharing.publish import hardware, unpacked
 
@@ -107,7 +107,7 @@ def draw_figure(pairs: Sequence[PublishedPair], path: Path) -> Path:
         marks = [
             note
             for sign, note in (
-                (any(disturbed_in(rows, MEAN).any() for rows in tables), DISTURBED_NOTE),
+                (any(disturbed_in(rows, CROSS_FITTED).any() for rows in tables), DISTURBED_NOTE),
                 (any(not rows["lossless"].all() for rows in tables), LOSSY_NOTE),
             )
             if sign
@@ -174,7 +174,9 @@ def _published_pairs(publication: Path) -> Iterator[PublishedPair]:
         for (engine, pair), rows in results.speedups.groupby(["engine", "pair"], sort=False):
             drafting = base_setting(rows[~rows["method"].isin(list(BASELINES))])
             reliable = (
-                drafting["lossless"].astype(bool) & ~drafting["failed"].astype(bool) & ~disturbed_in(drafting, MEAN)
+                drafting["lossless"].astype(bool)
+                & ~drafting["failed"].astype(bool)
+                & ~disturbed_in(drafting, CROSS_FITTED)
             )
             cells = int(((results.cells["engine"] == engine) & (results.cells["pair"] == pair)).sum())
             yield PublishedPair(
@@ -224,7 +226,7 @@ def _bars(ax: Axes, pair: PublishedPair) -> None:
     """One bar a method, the fastest on top; pale where the method is lossy, failed the audit or was disturbed."""
     rows = pair.speedups
     frame = (
-        rows.assign(_reliable=pair.reliable, _disturbed=disturbed_in(rows, MEAN))
+        rows.assign(_reliable=pair.reliable, _disturbed=disturbed_in(rows, CROSS_FITTED))
         .dropna(subset=[CROSS_FITTED])
         .sort_values(CROSS_FITTED, ascending=False)
     )

@@ -42,7 +42,7 @@ class MethodEntry(Settings):
     batch_sizes: BatchSizes | None = None
     """Batch sizes of this entry, instead of the study's."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """The method's options (`specrig methods` lists them); they may also stand beside `k`."""
+    """The method's options (`specrig methods NAME` lists them); they may also stand beside `k`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -134,7 +134,7 @@ class Config(Settings):
     engines: Names = Field(default_factory=lambda: ["native"])
     """Engines to measure with; each runs the methods it can run."""
     engine_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Engine -> its own options, e.g. `vllm: {eager: true}`; `specrig methods` lists them."""
+    """Engine -> its own options, e.g. `vllm: {eager: true}`; `specrig methods NAME` lists them."""
     pairs: Names = Field(default_factory=list)
     """Pairs to measure, by their names in pairs.tsv; an entry of `methods` may name other pairs for itself."""
     tasks: Names = Field(default_factory=list)

@@ -17,7 +17,7 @@ from specrig.analysis.acceptance import acceptance_length, acceptance_rate
 from specrig.analysis.cells import IDENTITY, Identity, identity, row_dicts, row_identity
 from specrig.analysis.speedup import group_times, log_speedups
 from specrig.cell import digest
-from specrig.measurement.records import Record
+from specrig.measurement.records import NOT_RECORDED, Record
 from specrig.results import grid
 from specrig.results.labels import method_name, task_name
 from specrig.results.study_data import MeasuredJob, StudyData, file_sha256, training_curves
@@ -181,7 +181,7 @@ def _method_note(row: dict[str, Any]) -> str:
     disturbed = f" Disturbed: {row['disturbed'].replace(' ', ', ')}." if row["disturbed"] else ""
     best = f" at k = {row['k']}, its best" if row["k"] else ""
     return (
-        f"Speedup **{_with_interval(row, MEAN)}** over plain decoding, geometric mean over {row['tasks']} tasks{best}."
+        f"Speedup **{_with_interval(row, MEAN, disturbed=bool(row['disturbed']))}** over plain decoding, geometric mean over {row['tasks']} tasks{best}."
         f"{disturbed} Its cells are the runs below."
     )
 
@@ -214,8 +214,9 @@ def _cell_run(
     names = [method_name(cell.method, variant=cell.variant), f"k = {cell.k}" if cell.k else "", task_name(cell.task)]
     speedups = log_speedups(group_times(records))
     sha = file_sha256(paths[0]) if len(paths) == 1 else digest([file_sha256(path) for path in paths])
+    marked = row["disturbed"] not in ("", NOT_RECORDED)
     note = (
-        f"Speedup **{_with_interval(row, 'speedup')}** over plain decoding; {grid.number(row['acceptance_length'])} "
+        f"Speedup **{_with_interval(row, 'speedup', disturbed=marked)}** over plain decoding; {grid.number(row['acceptance_length'])} "
         f"tokens a target pass; {row['prompts']} prompts."
     )
     return RunContent(
@@ -265,8 +266,8 @@ def _dataset(study: StudyData, task: str, records: list[Record]) -> PromptDatase
     return PromptDataset(task, chosen, json.dumps(row or {"task": task}), len(ids))
 
 
-def _with_interval(row: dict[str, Any], column: str) -> str:
-    return f"{grid.number(row[column])} {grid.interval(row[f'{column}_low'], row[f'{column}_high'])}".strip()
+def _with_interval(row: dict[str, Any], column: str, *, disturbed: bool) -> str:
+    return f"{grid.number(row[column], disturbed=disturbed)} {grid.interval(row[f'{column}_low'], row[f'{column}_high'])}".strip()
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:

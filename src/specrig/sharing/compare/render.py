@@ -7,10 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from specrig.measurement.records import write_atomically
 from specrig.reporting.documents.inline_svg import inline_svg
@@ -20,9 +19,7 @@ from specrig.sharing.compare.scatter import draw
 from specrig.sharing.compare.sentences import headline, notes
 from specrig.sharing.compare.study_comparison import CellComparison, StudyComparison
 from specrig.sharing.compare.tables import cells_table, methods_table, setup_table
-
-WORD = 20
-"""Columns of a console's table are at least as wide as their longest word, up to this many characters."""
+from specrig.terminal import Column, print_table
 
 
 def print_comparison(comparison: StudyComparison, console: Console) -> None:
@@ -81,29 +78,11 @@ def write_page(comparison: StudyComparison, out: Path) -> Path:
 
 def _print_table(table: Grid, console: Console) -> None:
     """Print a table: its caption, then each group of rows below the line that the group shares."""
-    console.print(escape(" ".join([table.caption, *table.notes])))
+    console.print(" ".join([table.caption, *table.notes]), markup=False)
+    columns = [Column(name, right=is_number, breaks=not is_number) for name, is_number in table.columns]
     for line, rows in table.grouped():
-        # Without lines between columns, since the names need their room: a console has 80 columns.
-        found = Table(
-            title=escape(line) or None,
-            title_justify="left",
-            title_style="bold",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
-        for position, (name, is_number) in enumerate(table.columns):
-            words = [word for row in rows for word in row[position].text.split()]
-            found.add_column(
-                escape(name),
-                justify="right" if is_number else "left",
-                no_wrap=is_number and all(len(row[position].note) < WORD for row in rows),
-                min_width=min(max(map(len, words), default=0), WORD),
-                overflow="fold",
-            )
-        for row in rows:
-            found.add_row(*map(_text, row))
-        console.print(found)
+        console.print(f"\n{line}" if line else "", style="bold", markup=False)
+        print_table(console, columns, [[_text(entry) for entry in row] for row in rows])
     console.print()
 
 
@@ -120,9 +99,9 @@ def _line(cell: CellComparison) -> str:
     return f"{escape(f'{change.cell.pair}, {cell_name(change.cell)}{sign}')}: {'; '.join(texts)}{why}"
 
 
-def _text(entry: GridEntry) -> str:
-    text = _bold(entry.text, entry.bold)
-    return f"{text} [dim]{escape(entry.note)}[/]" if entry.note else text
+def _text(entry: GridEntry) -> Text:
+    note = (f" {entry.note}", "dim") if entry.note else ""
+    return Text.assemble((entry.text, "bold" if entry.bold else ""), note)
 
 
 def _bold(text: str, bold: bool) -> str:
