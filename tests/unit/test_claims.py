@@ -530,7 +530,7 @@ def test_advice(
     assert (
         "6.5 times smaller" in shown
         and "19.2 GB of 24 GB" in shown
-        and "not measured: predicted" in shown
+        and "Not measured: predicted" in shown
         and "live translation" in shown
     )
     assert cli.main([*arguments, "--device", "L4", "--study", str(study)]) == 2
@@ -538,7 +538,7 @@ def test_advice(
     write_tables(study, study / "tables")
     assert cli.main([*arguments, "--study", str(study)]) == 0
     shown = capsys.readouterr().out
-    assert "measured in" in shown and "draft_model" in shown and "predicted" not in shown
+    assert "Measured in" in shown and "draft_model" in shown and "predicted" not in shown
     assert cli.main(["advise", "mix", "--pairs", str(pairs), "--device", "A100 80GB"]) == 0
     shown = capsys.readouterr().out
     assert "does not share the vocabulary" in shown and "too dear" in shown and "draft_model" not in shown
