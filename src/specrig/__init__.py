@@ -1,3 +1,3 @@
 """SpecRig: a reproducible experiment pipeline for speculative decoding."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

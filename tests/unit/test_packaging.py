@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +15,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+import specrig
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +99,45 @@ def test_make_help_lists_the_targets_of_the_readme(repository: Path) -> None:
     makefile, readme = (repository / "Makefile").read_text(), (repository / "README.md").read_text()
     targets = set(re.findall(r"^([a-z]+):.*##", makefile, flags=re.M))
     assert set(re.findall(r"`make ([a-z]+)", readme)) <= targets
+
+
+def test_the_forges_files_fit_the_package(repository: Path) -> None:
+    citation = yaml.safe_load((repository / "CITATION.cff").read_text())
+    assert citation["version"] == specrig.__version__
+    assert f"## {specrig.__version__} ({citation['date-released']})" in (repository / "CHANGELOG.md").read_text()
+    targets = set(re.findall(r"^([a-z$()_.-]+):", (repository / "Makefile").read_text(), flags=re.MULTILINE))
+    commands = []
+    for path in sorted((repository / ".github/workflows").glob("*.yml")):
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            commands += [(path.name, step["run"].split()) for step in job["steps"] if "run" in step]
+    assert len(commands) >= 4
+    for name, (command, *arguments) in commands:
+        known = arguments[0].removeprefix(".venv/") in {*targets, "ready"} if command == "make" else True
+        assert known and (command == "make" or os.access(repository / command, os.X_OK)), (
+            f"{name}: {command} {arguments}"
+        )
+    for path in (repository / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(path.read_text())
+        assert {"name", "description", "body"} <= form.keys(), path.name
+
+
+def test_a_changed_publication_is_verified_and_a_forged_one_is_named(repository: Path, tmp_path: Path) -> None:
+    """The command of `.github/workflows/verify.yml`, in a repository of its own."""
+    name = "amd-epyc-engines"
+    copy = tmp_path / "copy"
+    shutil.copytree(repository / ".github", copy / ".github")
+    (copy / "reports/published").mkdir(parents=True)
+    (copy / ".venv/bin").mkdir(parents=True)
+    for command in ("python", "specrig"):
+        (copy / ".venv/bin" / command).symlink_to(Path(sys.executable).parent / command)
+    git = ["git", "-C", str(copy), "-c", "user.name=a", "-c", "user.email=a@b.example"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "before"], check=True)
+    folder = copy / "reports/published" / name
+    shutil.copytree(repository / "reports/published" / name, folder)
+    table = folder / "tables/speedup.csv"
+    table.write_text(table.read_text().replace("1.", "3.", 1))
+    subprocess.run([*git, "add", "."], check=True)
+    found = subprocess.run([copy / ".github/verify", "HEAD"], capture_output=True, text=True)
+    assert found.returncode == 1, found.stderr
+    assert f"| {name} |" in found.stdout and "not verified" in found.stdout and "speedup.csv" in found.stdout

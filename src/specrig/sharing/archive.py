@@ -30,7 +30,7 @@ from specrig.results.study_data import MeasuredJob, StudyData
 from specrig.sharing.manifest import PublicationError
 from specrig.sharing.scrub import scrub_text, scrubbed, without_addresses
 
-LIMIT = 1 << 20
+LIMIT = 3 << 19
 """The largest size of a published file in bytes. Larger files are divided or compressed."""
 ROWS = ("pairs", "tasks", "reported")
 MODELS = "models.json"

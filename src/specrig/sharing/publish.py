@@ -118,7 +118,7 @@ def _finish(folder: Path, left_out: list[str], paths: list[str], names: list[str
 
 def _is_computed(name: str) -> bool:
     """Whether a published file is computed from other files of the publication."""
-    return name.startswith(("figures/", "tables/", "report.html"))
+    return name.startswith(("figures/", "tables/", "report."))
 
 
 def render(folder: Path) -> None:
@@ -220,7 +220,7 @@ def _divide(folder: Path) -> None:
             path.unlink()
         if packed.stat().st_size > LIMIT:
             raise PublicationError(
-                f"{packed.relative_to(folder)}: {packed.stat().st_size / LIMIT:.1f} MiB; a file may have 1 MiB. "
+                f"{packed.relative_to(folder)}: {packed.stat().st_size / 2**20:.1f} MiB; a file may have {LIMIT / 2**20:g} MiB. "
                 "Publish a study of fewer cells"
             )
 

@@ -20,6 +20,7 @@ class Pard(Drafter):
 
     name = "pard"
     summary = "a draft model drafts k tokens in one pass, from mask tokens (PARD 2504.18583)"
+    family = "one pass"
     needs = ("pard",)
 
     class Options(ChainOptions):

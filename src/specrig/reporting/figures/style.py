@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specrig.results.labels import listed, methods
+from specrig.decoding.drafters import registry as methods
+from specrig.results.labels import listed
 
 INK = "#22303c"
 """The colour of text and axes in figures. The report replaces it with the page's own colour, light or dark."""
