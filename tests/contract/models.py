@@ -21,8 +21,7 @@ from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter
 from specrig.engines.http.launch import free_port
 from specrig.engines.http.remote_draft import RemoteDraft
-from specrig.heads import initialise
-from specrig.heads.eagle3 import module as eagle3
+from specrig.heads import initialise, part
 from specrig.runtime.linear import kernel_choice
 from specrig.runtime.model import CachedModel
 from specrig.runtime.replay import Function, Recording, Replay
@@ -143,10 +142,12 @@ class Lab:
         return folder
 
     def cut_vocabulary(self, tokens: list[int]) -> None:
-        """Replace the EAGLE-3 head by one that knows these tokens only."""
-        config = eagle3.head_config(self.target.config, len(tokens))
+        """Replace the EAGLE-3 and the P-EAGLE head by ones that know these tokens only."""
         offsets = torch.tensor(tokens) - torch.arange(len(tokens))
-        eagle3.save(self.head("eagle3"), config, eagle3.random_tensors(config, 5, 0.15) | {"d2t": offsets})
+        for name in ("eagle3", "p_eagle"):
+            module = part(name, "module")
+            config = module.head_config(self.target.config, len(tokens))
+            module.save(self.head(name), config, module.random_tensors(config, 5, 0.15) | {"d2t": offsets})
 
     def drafter(self, name: str, **options: Any) -> Drafter:
         method = registry()[name]

@@ -158,6 +158,7 @@ BY_TEXT: list[tuple[str, dict[str, Any]]] = [
     ("eagle2", {"nodes": 8, "top_k": 3}),
     ("eagle3", {}),
     ("eagle3", {"nodes": 8, "top_k": 3}),
+    ("p_eagle", {}),
     ("medusa", {}),
     ("medusa_draft", {"tree": (2, 1)}),
     ("ngram", {}),

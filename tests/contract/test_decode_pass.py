@@ -25,6 +25,8 @@ from specrig.heads.eagle import module as eagle
 from specrig.heads.eagle.module import EagleHead
 from specrig.heads.eagle3 import module as eagle3
 from specrig.heads.eagle3.module import Eagle3Head
+from specrig.heads.p_eagle import module as p_eagle
+from specrig.heads.p_eagle.module import PEagleHead
 from specrig.runtime import compiled, compiler, decode_pass
 from specrig.runtime.compiled import MAX_TOKENS
 from specrig.runtime.linear import kernel_choice
@@ -139,16 +141,20 @@ def followed(kind: Any, config: Any, target: LlamaModel, way: Any) -> list[torch
     return found
 
 
+MODULES = {EagleHead: eagle, Eagle3Head: eagle3, PEagleHead: p_eagle}
+
+
 def untrained(kind: Any) -> Callable[..., dict[str, torch.Tensor]]:
-    return eagle3.random_tensors if kind is Eagle3Head else eagle.random_tensors
+    return MODULES[kind].random_tensors
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
-@pytest.mark.parametrize("kind", [EagleHead, Eagle3Head])
+@pytest.mark.parametrize("kind", MODULES)
 def test_compiled_passes_of_a_head_say_what_torch_says(kind: Any, dtype: torch.dtype, tolerance: float) -> None:
     target = model(MODELS["grouped heads"], "never", dtype)
-    module, few = (eagle3, 16) if kind is Eagle3Head else (eagle, torch.arange(0, 48, 3))
+    module, few = MODULES[kind], torch.arange(0, 48, 3) if kind is EagleHead else 16
     for config in (module.head_config(target.config), module.head_config(target.config, few)):
+        config.num_hidden_layers = 3 if kind is PEagleHead else 1
         both = (followed(kind, config, target, way) for way in ("always", "never"))
         for mine, theirs in zip(*both, strict=True):
             assert mine.shape == theirs.shape

@@ -81,21 +81,27 @@ def known_tokens(drafter: Any) -> Any:
     return drafter
 
 
-CUT: list[dict[str, Any]] = [{"nodes": 0}, {"nodes": 4, "top_k": 2}, {"nodes": 12, "top_k": 5}]
+CUT: list[tuple[str, dict[str, Any]]] = [
+    ("eagle3", {"nodes": 0}),
+    ("eagle3", {"nodes": 4, "top_k": 2}),
+    ("eagle3", {"nodes": 12, "top_k": 5}),
+    ("p_eagle", {}),
+    ("p_eagle", {"acceptance": "block"}),
+]
 
 
-@pytest.mark.parametrize("options", CUT)
-def test_a_cut_vocabulary_keeps_the_targets_distribution(cut: Lab, options: dict[str, Any]) -> None:
-    test = outcome_test(cut, known_tokens(cut.drafter("eagle3", **options)))
+@pytest.mark.parametrize(("method", "options"), CUT)
+def test_a_cut_vocabulary_keeps_the_targets_distribution(cut: Lab, method: str, options: dict[str, Any]) -> None:
+    test = outcome_test(cut, known_tokens(cut.drafter(method, **options)))
     assert test.p_value > 1e-4, test
 
 
-@pytest.mark.parametrize("options", CUT)
-def test_a_cut_vocabulary_keeps_the_greedy_output(cut: Lab, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("method", "options"), CUT)
+def test_a_cut_vocabulary_keeps_the_greedy_output(cut: Lab, method: str, options: dict[str, Any]) -> None:
     prompts = [PROMPT, [1, 2], [7, 7, 7], [6, 0, 4, 2, 1]]
     plain = generate(cut.target, cut.drafter("autoregressive"), prompts, k=0, max_new_tokens=40, temperature=0)
     found = generate(
-        cut.target, known_tokens(cut.drafter("eagle3", **options)), prompts, k=K, max_new_tokens=40, temperature=0
+        cut.target, known_tokens(cut.drafter(method, **options)), prompts, k=K, max_new_tokens=40, temperature=0
     )
     assert [row.tokens for row in found] == [row.tokens for row in plain]
 

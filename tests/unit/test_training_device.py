@@ -27,6 +27,7 @@ RECIPE = Recipe.model_validate(
         "medusa": {"steps": 10, "corpus_sequences": 8, "joint": {"steps": 4}},
         "eagle": {"steps": 10, "corpus_sequences": 8},
         "eagle3": {"steps": 10, "matrix_lr": 0.02, "corpus_sequences": 8},
+        "p_eagle": {"steps": 10, "matrix_lr": 0.02, "corpus_sequences": 8},
         "hydra": {"steps": 10, "corpus_sequences": 8},
         "pard": {"steps": 10, "corpus_sequences": 8},
         "layer_skip": {"texts": 2, "tokens": 32, "candidates": 2},
@@ -45,7 +46,18 @@ def test_every_stage_trains_where_it_is_told(text: Path, tmp_path: Path, device:
     models = tmp_path / "pair"
     stages.train("target", RECIPE, text, models, models / "target", False, device)
     write_text(RECIPE, text, models, models / "target", device)
-    for name in ("draft", "medusa", "draft_medusa", "eagle", "eagle3", "hydra", "rest", "layer_skip", "pard"):
+    for name in (
+        "draft",
+        "medusa",
+        "draft_medusa",
+        "eagle",
+        "eagle3",
+        "p_eagle",
+        "hydra",
+        "rest",
+        "layer_skip",
+        "pard",
+    ):
         stages.train(name, RECIPE, text, models, models / "target", False, device)
     train_jointly(RECIPE, text, models, tmp_path / "joint", models / "target", False, device)
     for folder in (*(models / name for name in stages.STAGES), tmp_path / "joint/target", tmp_path / "joint/medusa"):

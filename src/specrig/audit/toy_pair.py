@@ -13,6 +13,7 @@ work to do:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,21 +154,24 @@ def _eagle(folder: Path, target: Any, seed: int) -> None:
     eagle.save(folder, config, tensors)
 
 
-def _eagle3(folder: Path, target: Any, seed: int) -> None:
-    """A head whose attention looks at its own position and passes the token's embedding on."""
+def _streams(name: str, folder: Path, target: Any, seed: int) -> None:
+    """A head whose attention looks at its own position and passes the token's embedding on; of P-EAGLE's masks it is
+    one token's.
+    """
     import torch
 
-    from specrig.heads.eagle3 import module as eagle3
+    from specrig.heads import part
 
-    config = eagle3.head_config(target)
-    tensors = eagle3.random_tensors(config, seed, deviation=LAYERS)
-    for part, scale in (("q", 1.0), ("k", 1.0), ("v", 1.0)):
-        tensors[f"midlayer.self_attn.{part}_proj.weight"][:, :WIDTH] += scale * torch.eye(WIDTH)
+    module = part(name, "module")
+    config = module.head_config(target)
+    tensors = module.random_tensors(config, seed, deviation=LAYERS)
+    for read in "qkv":
+        tensors[f"midlayer.self_attn.{read}_proj.weight"][:, :WIDTH] += torch.eye(WIDTH)
     tensors["midlayer.self_attn.o_proj.weight"] += torch.eye(WIDTH)
     tensors["fc.weight"] *= 0.25
     tensors["lm_head.weight"] = _output(ERROR, seed, 3)
     folder.mkdir(parents=True, exist_ok=True)
-    eagle3.save(folder, config, tensors)
+    module.save(folder, config, tensors)
 
 
 def _hydra(folder: Path, target: Any, seed: int) -> None:
@@ -222,7 +226,8 @@ def _pard(folder: Path, draft: Any, seed: int) -> None:
 MAKERS = {
     "medusa": _medusa,
     "eagle": _eagle,
-    "eagle3": _eagle3,
+    "eagle3": partial(_streams, "eagle3"),
+    "p_eagle": partial(_streams, "p_eagle"),
     "hydra": _hydra,
     "rest": _rest,
     "layer_skip": _layer_skip,

@@ -126,7 +126,7 @@ class Sampler:
         `[B, m, V]` drawn from, None when greedy.
         """
         if self.greedy:
-            return logits.topk(width, -1).indices, None
+            return argmax(logits).unsqueeze(-1) if width == 1 else logits.topk(width, -1).indices, None
         probs = self.probs(logits)
         B, m, V = probs.shape
         uniforms = self.uniforms([count * width for count in counts], m * width)

@@ -32,6 +32,14 @@ def layer_like(text: Any) -> dict[str, Any]:
     return found | sizes | {"rope_parameters": _rotary(text)}
 
 
+def mask_token(config: Any) -> int:
+    """The token that marks a position to draft, for a target with this configuration: the last that ends no text, mostly
+    padding or a reserved one.
+    """
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    return next(token for token in reversed(range(config.vocab_size)) if token not in ends)
+
+
 def _first(config: Any, *names: str) -> Any:
     """The first of these settings that the configuration has."""
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)

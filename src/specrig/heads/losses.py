@@ -18,6 +18,8 @@ from specrig.heads.base import kept_share
 
 _ENTRIES = {"cpu": 2**19, "cuda": 2**27}
 """Logits of a chunk: 2 MB in float32 for a CPU's cache, half a gigabyte on a GPU, which has few launches then."""
+ALPHA = 0.5
+"""Of D-PACE: the least chance that a position is taken to be right."""
 ETA = 3.0
 """How fast an `lk` loss turns from the divergence to the acceptance rate."""
 
@@ -71,25 +73,50 @@ def distillation(logits: Tensor, goal: Tensor, labels: Tensor, kl_weight: float)
     return found
 
 
-def likeness(logits: Tensor, goal: Tensor, kind: str) -> Tensor:
-    """How far the model's distributions are from the teacher's: the mean over N tokens. One backward only.
+def likeness(logits: Tensor, goal: Tensor, kind: str, weights: Tensor | None = None) -> Tensor:
+    """How far the model's distributions are from the teacher's: the mean over N tokens, by `weights` `[N]` where there
+    are any. One backward only.
 
     `logits` and `goal`, the teacher's, are `[N, V]`. kind: `kl`, the KL divergence, nats a token; or `lk`, w KL + (1 -
     w) (1 - a), where a is the acceptance rate and w = exp(-3 a), taken as a constant, leans on KL while a is low (LK
     losses, arXiv:2602.23881).
     """
 
-    def loss(logits: Tensor, goal: Tensor) -> Tensor:
+    def loss(logits: Tensor, goal: Tensor, weights: Tensor) -> Tensor:
         given, taught = logits.log_softmax(-1), goal.log_softmax(-1, dtype=torch.float32)
         divergence = F.kl_div(given, taught, log_target=True, reduction="none").sum(-1)
         if kind == "kl":
-            return divergence.sum()
+            return (weights * divergence).sum()
         rate = torch.minimum(given.exp(), taught.exp()).sum(-1)
-        weight = (-ETA * rate.detach()).exp()
-        return (weight * divergence + (1 - weight) * (1 - rate)).sum()
+        lean = (-ETA * rate.detach()).exp()
+        return (weights * (lean * divergence + (1 - lean) * (1 - rate))).sum()
 
-    found: Tensor = _ByChunks.apply(loss, logits, goal)
+    if weights is None:
+        weights = torch.ones(len(logits), device=logits.device)
+    found: Tensor = _ByChunks.apply(loss, logits, goal, weights / weights.mean())
     return found
+
+
+@torch.no_grad()
+def probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """What the distributions of `logits` `[N, V]` give to `labels`: `[N]` float32; 0 to a label below 0."""
+    rows = max(1, _ENTRIES[logits.device.type] // logits.shape[1])
+    found = [
+        some.float().softmax(-1).gather(-1, label.clamp(min=0).unsqueeze(-1)).squeeze(-1) * (label >= 0)
+        for some, label in zip(logits.split(rows), labels.split(rows), strict=True)
+    ]
+    return torch.cat(found)
+
+
+def d_pace(right: Tensor, counts: Tensor | None = None) -> Tensor:
+    """What each position of a draft adds to the expected accepted length, as its weight `[K, ...]` in a loss (D-PACE,
+    2605.18810): w_j = Σ_{m >= j} Π_{i <= m} ((1 - α) q_i + α).
+
+    right: `[K, ...]`, q_i, the probability of the right token at depth i. counts: `[K, ...]`, how many drafts each term
+    stands for where only some were drawn, 0 where it was not.
+    """
+    reached = ((1 - ALPHA) * right + ALPHA).cumprod(0)
+    return (reached if counts is None else reached * counts).flip(0).cumsum(0).flip(0)
 
 
 def kept_anchors(written: Tensor, depths: int, generator: torch.Generator | None = None) -> Tensor:

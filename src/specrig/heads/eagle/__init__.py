@@ -11,12 +11,8 @@ from specrig.heads.base import Foreign, NeuralHead, Sizes
 
 
 class LayerHead(NeuralHead):
-    """How long a head that drafts on its own output trains, and on what text."""
+    """How long a head of decoder layers trains, and on what text."""
 
-    rollout: int = Field(default=3, ge=1, le=8)
-    """Steps the head takes on its own features in training: 1 is EAGLE, more is HASS (2408.15766) and EAGLE-3's
-    training-time test.
-    """
     loss: Literal["kl", "lk"] = "kl"
     """Distance to the target's distribution: `kl` divergence, or `lk`, which turns to the acceptance rate itself
     (2602.23881).
@@ -27,6 +23,15 @@ class LayerHead(NeuralHead):
         D = sizes.hidden
         return float(enters * D * D + (3 * reads + 1) * D * D + 3 * D * sizes.intermediate)
 
+
+class UnrolledHead(LayerHead):
+    """How far a head that drafts on its own output does so in training."""
+
+    rollout: int = Field(default=3, ge=1, le=8)
+    """Steps the head takes on its own features in training: 1 is EAGLE, more is HASS (2408.15766) and EAGLE-3's
+    training-time test.
+    """
+
     def multiplied(self, sizes: Sizes) -> float:
         """All its weights and the LM head, once a step of the rollout."""
         return self.rollout * (self.weights(sizes) + self._shared_output(sizes))
@@ -36,7 +41,7 @@ class LayerHead(NeuralHead):
         return 0.0
 
 
-class Eagle(LayerHead):
+class Eagle(UnrolledHead):
     """How long the head trains, on what text, and what EAGLE's loss weighs."""
 
     name: ClassVar[str] = "eagle"

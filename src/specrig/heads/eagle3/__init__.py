@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from specrig.heads.base import Foreign, Sizes
-from specrig.heads.eagle import LayerHead
+from specrig.heads.eagle import UnrolledHead
 from specrig.runtime.types import DecodingError
 
 
@@ -24,7 +24,7 @@ def choose_aux_layers(layers: int) -> tuple[int, int, int]:
     return layers // 6, layers // 2, layers - max(1, layers // 6)
 
 
-class Eagle3(LayerHead):
+class Eagle3(UnrolledHead):
     """What EAGLE-3 changes: no feature loss, no noise; its steps weigh unequally, its vocabulary may be smaller."""
 
     name: ClassVar[str] = "eagle3"

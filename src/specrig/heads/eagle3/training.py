@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
+from specrig.heads.eagle import LayerHead
 from specrig.heads.eagle.training import LayerLearner, trained_entries
 from specrig.heads.eagle3 import Eagle3
 from specrig.heads.eagle3 import module as checkpoint
@@ -23,13 +24,11 @@ from specrig.heads.losses import likeness
 from specrig.heads.teacher import Teacher, autocast
 
 
-class Eagle3Learner(LayerLearner):
-    """EAGLE-3's head. Its LM head and norm begin as the target's."""
-
-    settings: Eagle3
+class StreamsLearner(LayerLearner):
+    """A layer on three of the target's hidden states. Its LM head and norm begin as the target's."""
 
     def __init__(
-        self, settings: Eagle3, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
+        self, settings: LayerHead, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
     ) -> None:
         super().__init__(settings, model, teacher, vocabulary, seed)
         D = model.hidden
@@ -61,6 +60,23 @@ class Eagle3Learner(LayerLearner):
         """Through its own norm and LM head."""
         return F.linear(F.rms_norm(predicted, predicted.shape[-1:], self.norm, self.eps), self.lm_head)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """See `LayerLearner`."""
+        own = {
+            "midlayer.input_layernorm.weight": self.embedding_norm,
+            "midlayer.hidden_norm.weight": self.feature_norm,
+            "norm.weight": self.norm,
+            "lm_head.weight": self.lm_head,
+        }
+        offsets = {} if self.vocabulary is None else {"d2t": self.vocabulary - torch.arange(len(self.vocabulary))}
+        return {"fc.weight": self.fc} | self.layer.tensors("midlayer") | own | offsets
+
+
+class Eagle3Learner(StreamsLearner):
+    """EAGLE-3's head."""
+
+    settings: Eagle3
+
     def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
         """The weighted mean over the steps of the distance of the distributions (`losses.likeness`), each step
         step_decay times the one before. With a reduced vocabulary the target's distribution is renormalised over the
@@ -77,17 +93,6 @@ class Eagle3Learner(LayerLearner):
                 weights += weight
                 weight *= settings.step_decay
         return total / weights
-
-    def tensors(self) -> dict[str, Tensor]:
-        """See `LayerLearner`."""
-        own = {
-            "midlayer.input_layernorm.weight": self.embedding_norm,
-            "midlayer.hidden_norm.weight": self.feature_norm,
-            "norm.weight": self.norm,
-            "lm_head.weight": self.lm_head,
-        }
-        offsets = {} if self.vocabulary is None else {"d2t": self.vocabulary - torch.arange(len(self.vocabulary))}
-        return {"fc.weight": self.fc} | self.layer.tensors("midlayer") | own | offsets
 
     def save(self, folder: Path) -> None:
         """See `Learner`."""

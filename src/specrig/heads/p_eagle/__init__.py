@@ -1,0 +1,51 @@
+"""P-EAGLE (2602.01469): EAGLE-3's head, trained to draft all its tokens in one pass."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from specrig.heads.base import Sizes, kept_share
+from specrig.heads.eagle import LayerHead
+from specrig.heads.eagle3 import choose_aux_layers
+
+
+class PEagle(LayerHead):
+    """How far and how deep P-EAGLE's head trains."""
+
+    name: ClassVar[str] = "p_eagle"
+    title: ClassVar[str] = "P-EAGLE"
+    about: ClassVar[str] = "How the head of `p_eagle` is trained."
+    aux_hidden_states: ClassVar[int] = 3
+
+    steps: int = Field(default=50, ge=1)
+    """Optimiser steps."""
+    lr: float = Field(default=1e-2, gt=0)
+    """Peak learning rate of AdamW, for norms and LM head."""
+    matrix_lr: float = Field(default=0.08, gt=0)
+    """Peak learning rate of Muon, for the matrices."""
+    layers: int = Field(default=1, ge=1, le=8)
+    """Decoder layers; the paper has 4."""
+    k: int = Field(default=8, ge=1, le=16)
+    """Tokens that it learns to draft in one pass. Beyond them it drafts too, untrained."""
+    position_weights: Literal["decay", "d_pace"] = "decay"
+    """How depths weigh: `decay`, by step_decay; `d_pace`, by what each adds to the expected accepted length (D-PACE,
+    2605.18810).
+    """
+    step_decay: float = Field(default=0.8, gt=0, le=1)
+    """With `decay`, each further depth weighs that much of the one before."""
+
+    def aux_layers(self, layers: int) -> tuple[int, ...]:
+        """See `choose_aux_layers`."""
+        return choose_aux_layers(layers)
+
+    def weights(self, sizes: Sizes) -> float:
+        """Of the layers, of its own LM head and of the state that stands for unknown ones."""
+        first = self.layer_weights(sizes, enters=3, reads=2)
+        further = (self.layers - 1) * self.layer_weights(sizes, enters=0, reads=1)
+        return first + further + (self.drafted(sizes) + 3) * sizes.hidden
+
+    def multiplied(self, sizes: Sizes) -> float:
+        """All its weights, for a position and for each mask that hangs on it."""
+        return sum(map(kept_share, range(self.k))) * self.weights(sizes)

@@ -1,0 +1,112 @@
+"""The P-EAGLE head: EAGLE-3's head, which drafts k tokens in one pass (2602.01469, section 3).
+
+    features   g0  g1  g2           g = fc(low, middle, high), true, from target passes
+    entries    g0+x1  g1+x2  g2+x3  m+[mask]  m+[mask]    -> x4, x5 and x6, by the last three
+
+Behind the entries that are known come k - 1 masks. A mask has the embedding of the mask token and the feature m =
+fc(mask_hidden), one learnt state in place of the target's three. Attention is causal. The masks leave the cache after
+the pass; entries and rounds are EAGLE-3's (`heads.eagle3`).
+
+Checkpoint (what vLLM loads as `eagle3` with `parallel_drafting`): EAGLE-3's, with `ptd_token_id`, the mask token, in
+config.json, and `mask_hidden` `[1, 3D]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
+
+from specrig.heads.checkpoint import Shapes, untrained, write
+from specrig.heads.draft_head import load_as
+from specrig.heads.eagle3 import module as eagle3
+from specrig.heads.eagle3.module import Eagle3Head
+from specrig.heads.layer import mask_token
+from specrig.runtime.device import on_device, padded
+from specrig.runtime.model import CachedModel
+from specrig.runtime.types import DecodingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class PEagleHead(Eagle3Head):
+    """The head with its cache. B rows, D hidden width, Vd the head's vocabulary."""
+
+    title: ClassVar[str] = "P-EAGLE"
+
+    def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        if "mask_hidden" in tensors:  # some have [3D] or [1, 1, 3D]
+            tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, -1)
+        super()._check(tensors, target)
+        found = getattr(self.config, "ptd_token_id", getattr(self.config, "mask_token_id", None))
+        if found is None or not 0 <= int(found) < self.config.vocab_size:
+            raise DecodingError(f"ptd_token_id is {found}, not one of the {self.config.vocab_size} tokens")
+        self.mask_id = int(found)
+
+    def tensor_shapes(self) -> Shapes:
+        """What its checkpoint must hold."""
+        return shapes(self.config)
+
+    def take_weights(self, weights: dict[str, Tensor]) -> None:
+        """Build the layers and m from the checkpoint's tensors."""
+        super().take_weights(weights)
+        self.mask_feature = self.fuse(weights["mask_hidden"])
+
+    def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
+        """Run the entries of the tokens that were accepted and k - 1 masks; returns the logits `[B, k, Vd]` of k tokens.
+
+        rows: the contexts; done: which of them are over, whose logits mean nothing.
+        """
+        accepted = self._accepted(rows, done)
+        counts = [len(row) for row in accepted]
+        width = self._features.shape[1] + k - 1
+        tokens = padded([[*row, *[self.mask_id] * (width - len(row))] for row in accepted], width, self.device)
+        known = torch.arange(width, device=self.device) < on_device(counts, self.device).unsqueeze(1)
+        features = F.pad(self._features, (0, 0, 0, k - 1)).where(known.unsqueeze(-1), self.mask_feature)
+        firsts = [max(count - 1, 0) for count in counts]
+        logits, _ = self.run(tokens, features, last=[range(first, first + k) for first in firsts])
+        self.keep([range(count) for count in counts])
+        self._base = list(self.lengths)
+        return logits
+
+
+def head_config(target: Any, draft_vocabulary: int | None = None, layers: int = 1) -> Any:
+    """The configuration of a head of so many layers for a target with this configuration, of so many of its tokens
+    (None: of all). Raises DecodingError for a target of fewer than three layers.
+    """
+    config = eagle3.head_config(target, draft_vocabulary)
+    config.num_hidden_layers = layers
+    config.ptd_token_id = mask_token(config)
+    return config
+
+
+def shapes(config: Any) -> Shapes:
+    """Tensor names of a checkpoint and their shapes."""
+    return eagle3.shapes(config) | {"mask_hidden": (1, 3 * config.hidden_size)}
+
+
+def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
+    """Weights of an untrained head; a reduced vocabulary is the target's first tokens."""
+    return eagle3.random_tensors(config, seed, deviation) | untrained(
+        {"mask_hidden": shapes(config)["mask_hidden"]}, seed, 1.0
+    )
+
+
+def initialise(folder: Path, target: Any, seed: int) -> None:
+    """Write an untrained head for a target with this configuration."""
+    config = head_config(target)
+    save(folder, config, random_tensors(config, seed, deviation=0.15))
+
+
+def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
+    """Write config.json and model.safetensors (fp32)."""
+    write(folder, config, tensors, shapes(config))
+
+
+def load(folder: Path, target: CachedModel) -> PEagleHead:
+    """Read a head's folder for this target. Raises DecodingError where it is no P-EAGLE head of it."""
+    return load_as(PEagleHead, folder, target)

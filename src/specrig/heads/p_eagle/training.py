@@ -1,0 +1,137 @@
+"""Training of the P-EAGLE head: each anchor drafts all its depths at once, as when it decodes (2602.01469, section 4).
+
+The true entries of a text run as in EAGLE-3. Behind each anchor a, entry a, come masks of depth 1, 2, …: the one of
+depth d is at position a + d, sees the true entries up to a and the anchor's masks up to its own, and drafts token a + d
++ 2. Deeper masks are learnt from fewer anchors, those of a depth among those of the depth before (conditional drop-out,
+`losses.kept_anchors`). So one pass over a text costs some three times what it has entries.
+Shapes: B sequences, T entries (tokens less one), K depths, D hidden, N entries and masks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+
+from specrig.heads import acceptance
+from specrig.heads.acceptance import ahead
+from specrig.heads.base import kept_share
+from specrig.heads.eagle.training import trained_entries
+from specrig.heads.eagle3.training import StreamsLearner
+from specrig.heads.learner import States, Texts, draft_ids
+from specrig.heads.losses import d_pace, kept_anchors, likeness, probabilities
+from specrig.heads.p_eagle import PEagle
+from specrig.heads.p_eagle import module as checkpoint
+from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
+from specrig.heads.trained_layer import TrainedLayer
+
+
+class PEagleLearner(StreamsLearner):
+    """P-EAGLE's head: EAGLE-3's, what a mask reads in place of the target's states, and perhaps further layers."""
+
+    settings: PEagle
+
+    def __init__(
+        self, settings: PEagle, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
+    ) -> None:
+        super().__init__(settings, model, teacher, vocabulary, seed)
+        self.config = checkpoint.head_config(
+            model.config, None if vocabulary is None else len(vocabulary), settings.layers
+        )
+        generator = torch.Generator().manual_seed(seed + 1)
+        self.mask_hidden = nn.Parameter(torch.randn(3 * model.hidden, generator=generator))
+        self.further = nn.ModuleList(
+            TrainedLayer(self.config, model.hidden, generator, input_norm=True) for _ in range(settings.layers - 1)
+        )
+
+    def predicted(self, tokens: Tensor, states: Tensor, anchors: list[Tensor]) -> list[Tensor]:
+        """What the entries `[B, T, D]` and each depth's masks `[B, n, D]` say, in one pass, before the norm.
+
+        tokens: `[B, T]`, those after the entries; states: `[B, T, ...]`, the target's; anchors: of depth 1, 2, … the
+        entries `[B, n]` that masks hang on.
+        """
+        B, T = tokens.shape
+        widths = [T, *(each.shape[1] for each in anchors)]
+        anchor = torch.cat((torch.arange(T, device=tokens.device).expand(B, T), *anchors), 1)  # [B, N]
+        depth = torch.arange(len(widths), device=tokens.device).repeat_interleave(
+            torch.tensor(widths, device=tokens.device)
+        )
+        masks = anchor.shape[1] - T
+        embedded = F.embedding(F.pad(tokens, (0, masks), value=self.config.ptd_token_id), self.model.embedding)
+        features, unknown = self.fuse(states), F.linear(self.mask_hidden, self.fc)
+        x, read = self.enter(embedded, torch.cat((features, unknown.to(features.dtype).expand(B, masks, -1)), 1))
+        cos, sin = (table.unsqueeze(1) for table in self.rotary(embedded, anchor + depth))
+        # seen[b, i, j]: j is a true entry up to i's anchor, or a mask of the same anchor up to i's own depth.
+        own = (anchor.unsqueeze(1) == anchor.unsqueeze(2)) & (depth <= depth.unsqueeze(1))
+        seen = (own | ((anchor.unsqueeze(1) <= anchor.unsqueeze(2)) & (depth == 0))).unsqueeze(1)
+        for index, layer in enumerate([self.layer, *self.further]):
+            assert isinstance(layer, TrainedLayer)
+            read = layer.normed(x) if index else read
+            x = layer(x, layer.queries(read, cos, sin), *layer.keys_values(read, cos, sin), seen)
+        return list(x.split(widths, 1))
+
+    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+        """The weighted mean over all that is drafted of the distance of the distributions (`losses.likeness`)."""
+        model, settings = self.model, self.settings
+        kept = kept_anchors(trained_entries(batch), settings.k, self.generator)  # [K, B, T]
+        packed = [_packed(some) for some in kept[1:]]
+        depth, row, entry = kept.nonzero(as_tuple=True)  # of each token that is drafted: by depth, row and anchor
+        with torch.no_grad(), autocast(model.where):
+            likely = self.output(states[row, entry + depth + 1, -model.hidden :])
+        with autocast(model.where):
+            first, *deeper = self.predicted(batch.tokens[:, 1:], states[:, :-1], [anchors for anchors, _ in packed])
+            found = [first[kept[0]], *(each[real] for each, (_, real) in zip(deeper, packed, strict=True))]
+            logits = self.logits(torch.cat(found))
+        # A depth that is learnt from fewer anchors weighs as if it were learnt from all.
+        share = torch.tensor([kept_share(depth) for depth in range(settings.k)], device=model.where)
+        if settings.position_weights == "decay":
+            decay = settings.step_decay ** torch.arange(settings.k, device=model.where)
+            weights = (decay / share)[depth]
+        else:
+            right = torch.zeros(kept.shape, device=model.where)
+            right[kept] = probabilities(logits, draft_ids(batch.tokens[row, entry + depth + 2], self.vocabulary))
+            weights = d_pace(right, kept / share.view(-1, 1, 1))[kept]
+        return likeness(logits, likely, settings.loss, weights)
+
+    @torch.no_grad()
+    def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
+        """See `Learner`: a round that begins at entry t drafts tokens t + 2, t + 3, … from there."""
+        right: list[list[Tensor]] = [[] for _ in range(acceptance.DEPTH)]
+        T = heldout.tokens.shape[1] - 1
+        # A pass holds DEPTH times the entries, and its masks the square of that.
+        for numbers in torch.arange(len(heldout.tokens)).split(max(1, rows_at_once(self.model.where) // 8)):
+            rows = moved(heldout.tokens[numbers], self.model.where)
+            every = torch.arange(T, device=self.model.where).expand(len(rows), T)
+            with autocast(self.model.where):
+                found = self.predicted(rows[:, 1:], states[numbers][:, :-1], [every] * (acceptance.DEPTH - 1))
+                for depth, each in enumerate(found):
+                    good = self.choice(each[:, : T - 1 - depth]) == rows[:, 2 + depth :]
+                    right[depth].append(F.pad(good, (0, depth)).cpu())
+        written = heldout.written
+        evaluated = [ahead(written[:, 2:], depth) & written[:, 1:-1] for depth in range(acceptance.DEPTH)]
+        return torch.stack([torch.cat(parts) for parts in right]), torch.stack(evaluated)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `LayerLearner`."""
+        found = super().tensors() | {"mask_hidden": self.mask_hidden.unsqueeze(0)}
+        for index, layer in enumerate(self.further, 1):
+            assert isinstance(layer, TrainedLayer)
+            found |= layer.tensors(f"layers.{index}")
+        return found
+
+    def save(self, folder: Path) -> None:
+        """See `Learner`."""
+        checkpoint.save(folder, self.config, self.tensors())
+
+
+def _packed(kept: Tensor) -> tuple[Tensor, Tensor]:
+    """The anchors of each row side by side: `[B, T]` bool -> their entries `[B, n]`, n the most of a row, and which of
+    these are real.
+    """
+    counts = kept.sum(1)
+    width = int(counts.max())
+    # Stable, so that anchors keep their order.
+    entries = (~kept).long().argsort(dim=1, stable=True)[:, :width]
+    return entries, torch.arange(width, device=kept.device) < counts.unsqueeze(1)

@@ -1,0 +1,163 @@
+"""The P-EAGLE head: it trains as it drafts, its masks see what they may, and a depth weighs what it is worth."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from specrig.heads.eagle3 import module as eagle3
+from specrig.heads.learner import Texts
+from specrig.heads.losses import ALPHA, d_pace
+from specrig.heads.p_eagle import PEagle
+from specrig.heads.p_eagle.module import head_config, load, random_tensors, save
+from specrig.heads.p_eagle.training import PEagleLearner
+from specrig.heads.teacher import Teacher
+from specrig.runtime.transformers_model import cached_model
+from specrig.runtime.types import DecodingError
+from specrig.training import llama
+from specrig.training.llama import Llama
+from specrig.training.recipe import Shape
+
+V, D = 23, 32
+TINY = Shape(layers=3, hidden=D, heads=2, intermediate=48, context=64)
+EVERY = [0, 3, 4, 11, 20, 22]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A target."""
+    llama.save(Llama(TINY, V).initialise(0), tmp_path, (0,))
+    return tmp_path
+
+
+def learner_of(folder: Path, **keys: Any) -> PEagleLearner:
+    """A head whose weights are all of some size."""
+    teacher = Teacher(LlamaForCausalLM.from_pretrained(folder), (V,), torch.device("cpu"))
+    learner = PEagleLearner(PEagle.model_validate(keys), teacher, teacher, torch.tensor(EVERY), 1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in learner.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
+    return learner
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_training_head_is_the_decoding_head(folder: Path, layers: int) -> None:
+    """Rows of different lengths, k tokens in one pass; the entries that were kept say the same without the masks."""
+    learner = learner_of(folder, layers=layers)
+    learner.save(folder / "head")
+    target = cached_model(LlamaForCausalLM.from_pretrained(folder))
+    head = load(folder / "head", target)
+    tokens = torch.randint(0, V, (2, 12), generator=torch.Generator().manual_seed(4))
+    ends = [9, 5]  # tokens of each row that the first round knows
+    with torch.no_grad():
+        states = learner.model.model.base_model(input_ids=tokens, output_hidden_states=True).hidden_states
+        states = torch.cat([states[layer] for layer in head.aux_layers], -1)
+        every = torch.arange(11).expand(2, 11)
+        expected = [learner.logits(part) for part in learner.predicted(tokens[:, 1:], states[:, :-1], [every] * 3)]
+    target.start(2, 64)
+    features = head.fuse(states)
+    head.begin([row[:end].tolist() for row, end in zip(tokens, ends, strict=True)], features)
+    for accepted in ([0, 0], [2, 1]):
+        if any(accepted):  # and the target's own token
+            shown = torch.stack([row[end - 1 : end + 3] for row, end in zip(features, ends, strict=True)])
+            head.accept(shown, [list(range(count)) for count in accepted])
+            ends = [end + count + 1 for end, count in zip(ends, accepted, strict=True)]
+        rows = [row[:end].tolist() for row, end in zip(tokens, ends, strict=True)]
+        calls = sum(count for count, _ in head.pass_totals().values())
+        found = head.draft(rows, [False, False], 4)
+        assert sum(count for count, _ in head.pass_totals().values()) == calls + 1
+        for row, end in enumerate(ends):
+            for depth in range(4):
+                torch.testing.assert_close(found[row, depth], expected[depth][row, end - 2], atol=1e-4, rtol=1e-4)
+    assert head.target_ids(torch.arange(6)).tolist() == EVERY
+
+
+def test_the_first_token_is_eagle3s_and_the_others_do_not_depend_on_k(folder: Path) -> None:
+    target = cached_model(LlamaForCausalLM.from_pretrained(folder))
+    tensors, config = random_tensors(head_config(target.config), 3, 0.3), head_config(target.config)
+    save(folder / "head", config, tensors)
+    eagle3.save(folder / "eagle3", eagle3.head_config(target.config), tensors)
+    states = torch.randn(1, 5, 3 * D, generator=torch.Generator().manual_seed(1))
+    row, drafts = [5, 9, 2, 11, 7, 3], []
+    for k in (1, 3, 6):
+        target.start(1, 64)
+        head = load(folder / "head", target)
+        head.begin([row], head.fuse(states))
+        drafts.append(head.draft([row], [False], k)[0])
+    for shorter, longer in itertools.pairwise(drafts):
+        torch.testing.assert_close(shorter, longer[: len(shorter)], atol=1e-5, rtol=1e-5)
+    plain = eagle3.load(folder / "eagle3", target)
+    plain.begin([row], plain.fuse(states))
+    torch.testing.assert_close(drafts[0], plain.advance([row])[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_published_head_is_read_and_one_without_a_mask_token_refused(folder: Path) -> None:
+    target = cached_model(LlamaForCausalLM.from_pretrained(folder))
+    config = head_config(target.config)
+    tensors = random_tensors(config, 3, 0.3)
+    save(folder / "head", config, tensors)
+    first = load(folder / "head", target).mask_feature
+    save_file(
+        load_file(folder / "head/model.safetensors") | {"mask_hidden": tensors["mask_hidden"].view(1, 1, -1)},
+        folder / "head/model.safetensors",
+    )
+    assert torch.equal(load(folder / "head", target).mask_feature, first)
+    for wrong in (None, V):
+        config.ptd_token_id = wrong
+        save(folder / "head", config, tensors)
+        with pytest.raises(DecodingError, match=f"ptd_token_id is {wrong}, not one of the 23 tokens"):
+            load(folder / "head", target)
+
+
+def naive(right: list[float]) -> list[float]:
+    """D-PACE's weights as the paper writes them."""
+    reached = [
+        torch.tensor([(1 - ALPHA) * q + ALPHA for q in right[: depth + 1]]).prod().item() for depth in range(len(right))
+    ]
+    return [sum(reached[depth:]) for depth in range(len(right))]
+
+
+def test_d_pace_weighs_a_position_by_what_it_adds() -> None:
+    right = torch.tensor([[0.9, 0.0], [0.2, 1.0], [0.7, 0.5]])
+    for row in (0, 1):
+        assert d_pace(right)[:, row].tolist() == pytest.approx(naive(right[:, row].tolist()))
+
+
+def test_drop_out_leaves_d_paces_weights_as_they_are_on_average(folder: Path) -> None:
+    """Drafts that end early are made up for by those that do not."""
+    torch.manual_seed(0)
+    shares, right = torch.tensor([1.0, 0.7, 0.49, 0.343]), torch.tensor([0.9, 0.2, 0.7, 0.5])
+    drawn = torch.rand(1, 40_000)
+    kept = drawn < shares.unsqueeze(1)  # nested, as conditional drop-out keeps anchors
+    weights = d_pace(right.unsqueeze(1).expand(4, 40_000), kept / shares.unsqueeze(1))
+    # A depth's sum over those that it is learnt from is the whole text's.
+    found = [(weights[depth] * kept[depth]).mean().item() for depth in range(4)]
+    assert found == pytest.approx(naive(right.tolist()), rel=0.02)
+
+
+@pytest.mark.parametrize("position_weights", ["decay", "d_pace"])
+@pytest.mark.parametrize("loss", ["kl", "lk"])
+def test_only_what_the_target_wrote_is_learnt(folder: Path, position_weights: str, loss: str) -> None:
+    """Neither other rows' tokens nor those behind the text's end change the loss of what is written."""
+    losses = []
+    for end in (3, 19):
+        learner = learner_of(folder, k=4, position_weights=position_weights, loss=loss)
+        tokens = torch.randint(0, V, (2, 15), generator=torch.Generator().manual_seed(4))
+        written = torch.ones_like(tokens, dtype=torch.bool)
+        written[:, :5], written[:, 12:] = False, False
+        tokens[:, 12:] = end
+        states = learner.teacher.states(tokens, learner.aux_layers)
+        found = learner.loss(Texts(tokens, written), states, states[..., -D:])
+        found.backward()
+        losses.append(found.item())
+        slope: Tensor | None = learner.mask_hidden.grad
+        assert slope is not None and slope.abs().sum() > 0
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
