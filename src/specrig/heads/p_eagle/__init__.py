@@ -46,6 +46,11 @@ class PEagle(LayerHead):
         further = (self.layers - 1) * self.layer_weights(sizes, enters=0, reads=1)
         return first + further + (self.drafted(sizes) + 3) * sizes.hidden
 
+    @property
+    def copies(self) -> float:
+        """See `NeuralHead`: of an anchor as many as depths are kept."""
+        return sum(map(kept_share, range(self.k)))
+
     def multiplied(self, sizes: Sizes) -> float:
         """All its weights, for a position and for each mask that hangs on it."""
-        return sum(map(kept_share, range(self.k))) * self.weights(sizes)
+        return self.copies * self.weights(sizes)
