@@ -63,7 +63,7 @@ def _lines(cell: Text, width: int, column: Column, console: Console) -> Sequence
         cell = cell.copy()
         cell.truncate(width, overflow="ellipsis")
         return [cell]
-    return cell.wrap(console, width)
+    return list(cell.wrap(console, width))
 
 
 def _aligned(part: Text, space: str, column: Column) -> tuple[str | Text, str | Text]:
