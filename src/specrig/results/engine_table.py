@@ -12,7 +12,7 @@ from specrig.analysis.disturbance import disturbed
 from specrig.analysis.engines import SETTING, compare
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import DISTURBED_NOTE, LOSSY_NOTE, method_name, method_order, task_name
+from specrig.results.labels import DISTURBED_NOTE, DISTURBED_SIGN, LOSSY_NOTE, method_name, method_order, task_name
 from specrig.results.machine import precisions
 from specrig.results.study_data import StudyData
 
@@ -109,7 +109,7 @@ def engines_grid(compared: pd.DataFrame, study: StudyData) -> Grid:
         if len({found.get(pair) for found in precisions(study.jobs).values()} - {None}) > 1
     ]
     notes += [ALONE] if compared.empty else []
-    notes += [DISTURBED_NOTE] if marked else []
+    notes += [DISTURBED_NOTE] if any(DISTURBED_SIGN in entry.text for row in rows for entry in row) else []
     notes += [] if compared["lossless"].astype(bool).all() else [LOSSY_NOTE]
     return Grid(
         header=[

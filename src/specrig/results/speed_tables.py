@@ -29,8 +29,8 @@ CROSS_FITTED_NOTE = (
     "The last column has no such error: each half of the prompts is judged at the k that the other half chose."
 )
 MEAN_NOTE = (
-    "The geometric mean's interval is narrower than its tasks' own: the errors of the tasks partly cancel, and the prompts of all tasks together "
-    "tell their spread better."
+    "The geometric mean's interval can be far narrower than its tasks' own: the errors of the tasks partly cancel, and the prompts of all tasks "
+    "together tell their spread better."
 )
 ONE_RUN = "Intervals are over the prompts of one run. Differences between runs are not known."
 RUNS = "Intervals are over prompts and over {} runs of each job."
