@@ -21,7 +21,8 @@ from specrig.decoding.drafters import registry
 from specrig.decoding.types import Drafter
 from specrig.engines.http.launch import free_port
 from specrig.engines.http.remote_draft import RemoteDraft
-from specrig.heads import initialise, part
+from specrig.heads import initialise, markov, part
+from specrig.heads.checkpoint import normal
 from specrig.runtime.linear import kernel_choice
 from specrig.runtime.model import CachedModel
 from specrig.runtime.replay import Function, Recording, Replay
@@ -148,6 +149,13 @@ class Lab:
             module = part(name, "module")
             config = module.head_config(self.target.config, len(tokens))
             module.save(self.head(name), config, module.random_tensors(config, 5, 0.15) | {"d2t": offsets})
+
+    def add_bias(self, name: str) -> None:
+        """Replace a head of depths by one with a bias of the token before."""
+        module, config = part(name, "module"), (self._draft if name.startswith("draft_") else self.target).config
+        made = module.heads_config(hidden=config.hidden_size, vocabulary=config.vocab_size, heads=4, markov_rank=3)
+        tensors = module.random_tensors(made, 5)
+        module.save(self.head(name), made, tensors | normal(markov.shapes(made), 6, 1.0))
 
     def drafter(self, name: str, **options: Any) -> Drafter:
         method = registry()[name]

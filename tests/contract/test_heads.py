@@ -278,10 +278,18 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in NEURAL if not name.startswith("draft_")])
-def test_a_head_learns_a_target_that_can_be_known(knowing: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        *((name, {}) for name in NEURAL if not name.startswith("draft_")),
+        *((name, {"markov_rank": 8}) for name in ("medusa", "hydra")),
+    ],
+)
+def test_a_head_learns_a_target_that_can_be_known(
+    knowing: Path, tmp_path: Path, name: str, keys: dict[str, Any]
+) -> None:
     """An offset by one anywhere (loss, measuring, prefill, observe) would leave its acceptance near nothing."""
-    settings = heads.registry()[name].model_validate({"steps": 150, "lr": 1e-2})
+    settings = heads.registry()[name].model_validate({"steps": 150, "lr": 1e-2, **keys})
     teacher = Teacher(AutoModelForCausalLM.from_pretrained(knowing / "target"), (PERIOD,), torch.device("cpu"))
     learner = heads.learner_class(name)(settings, teacher, teacher, None, 3)
     schedule = Optimisation(steps=150, lr=settings.lr, matrix_lr=settings.matrix_lr)
@@ -344,11 +352,22 @@ def cycle() -> Any:
     return model
 
 
+def only_bias(made: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Heads of this module that know nothing but the token before."""
+    config = made.heads_config(hidden=D, vocabulary=PERIOD, heads=4, markov_rank=PERIOD)
+    tensors = {name: torch.zeros(shape) for name, shape in made.shapes(config).items()}
+    known = {"markov.embedding.weight": torch.eye(PERIOD), "markov.lm_head.weight": following(1)[:, :PERIOD]}
+    return config, tensors | known
+
+
 def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
     """Heads that are right by construction, as far as one of the two things they read goes: a wrong one, a place off,
     and they fail.
     """
-    if kind == "medusa":
+    if reads == "bias":
+        made = medusa if kind == "medusa" else hydra
+        made.save(folder, *only_bias(made))
+    elif kind == "medusa":
         config = medusa.heads_config(hidden=D, vocabulary=PERIOD, heads=4)
         tensors = {name: torch.zeros(shape) for name, shape in medusa.shapes(config).items()}
         tensors |= {f"lm_heads.{head}.weight": following(head + 2) for head in range(4)}
@@ -392,9 +411,9 @@ def exact_head(kind: str, reads: str, target: Any, folder: Path) -> None:
         ("medusa", {}, 4, ""),
         ("medusa", {"tree": (1,)}, 4, ""),
         ("medusa", {"tree": (1,), "acceptance": "typical"}, 4, ""),
-        *(("hydra", options, 4, reads) for options in ({}, {"tree": (1,)}) for reads in ("token", "state")),
-        ("medusa_draft", {}, 5, ""),
-        ("medusa_draft", {"tree": (3, 1)}, 5, ""),
+        *(("hydra", options, 4, reads) for options in ({}, {"tree": (1,)}) for reads in ("token", "state", "bias")),
+        *(("medusa", options, 4, "bias") for options in ({}, {"tree": (1,)})),
+        *(("medusa_draft", options, 5, reads) for options in ({}, {"tree": (3, 1)}) for reads in ("", "bias")),
         *(("eagle", {}, 4, reads) for reads in ("token", "feature")),
         *(("eagle2", {"nodes": 12, "top_k": 3}, 4, reads) for reads in ("token", "feature")),
         # Without attention this head cannot tell how far it has come, so it is right about the first token only.

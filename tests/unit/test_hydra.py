@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specrig.decoding.drafters.hydra import Hydra, Plan
-from specrig.decoding.drafters.medusa import sparse_tree
+from specrig.decoding.drafters.hydra import Hydra
 from specrig.decoding.sampling import Sampler
+from specrig.decoding.static_tree import Plan, sparse_tree
 from specrig.decoding.types import Context
 from specrig.heads.hydra import module as hydra
 from specrig.runtime.linear import SMALL, Linear

@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from specrig.decoding.drafters import registry
-from specrig.decoding.drafters.medusa import Layout, Medusa, regular_tree, sparse_tree
+from specrig.decoding.drafters.medusa import Medusa
 from specrig.decoding.drafters.tree import topology
 from specrig.decoding.loop import generate
 from specrig.decoding.sampling import Sampler
+from specrig.decoding.static_tree import Layout, regular_tree, sparse_tree
 from specrig.decoding.types import Context, Drafter, Generation
 from specrig.heads.base import TrainingError
 from specrig.heads.learner import Texts
@@ -207,6 +208,23 @@ def test_typical_acceptance_reaches_the_verifier_and_is_marked_lossy(counter: tu
     assert on_the_cycle(found) > 0.5
     (found,) = generate(lent.target, lent.drafter("medusa"), [[5]], k=4, max_new_tokens=40, temperature=50.0, seeds=[1])
     assert on_the_cycle(found) < 0.25
+
+
+def test_a_bias_of_the_token_before_stands_in_the_checkpoint(
+    counter: tuple[Lent, list[list[float]]], tmp_path: Path
+) -> None:
+    config = checkpoint.heads_config(hidden=64, vocabulary=PERIOD, heads=2, drafted=20, markov_rank=4)
+    checkpoint.save(tmp_path, config, checkpoint.random_tensors(config, seed=0))
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["markov_rank"] == 4
+    assert "markov_rank: 0" in str(MedusaRecipe.unloadable("vllm", written))
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["markov.embedding.weight"].shape == (PERIOD, 4) and tensors["markov.lm_head.weight"].shape == (20, 4)
+    heads = checkpoint.load(tmp_path, counter[0].target)
+    hidden, before = torch.randn(1, 64), torch.tensor([[3, 5]])
+    logits = heads(hidden, 2)
+    by_hand = logits[0, 1] + tensors["markov.lm_head.weight"] @ tensors["markov.embedding.weight"][5]
+    torch.testing.assert_close(heads.biased(logits, 1, before)[0, 1], by_hand)
 
 
 @pytest.mark.parametrize("shared", [False, True])

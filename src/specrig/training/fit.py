@@ -167,7 +167,7 @@ def train_jointly(
             model.model.requires_grad_(True)
             schedule = _schedule(settings, joint.steps, settings.lr, settings.matrix_lr)
             parts = {
-                "heads": (learner.heads, Optimizer(learner.heads, schedule)),
+                "heads": (learner, Optimizer(learner, schedule)),
                 "model": (
                     model.model,
                     Optimizer(model.model, _schedule(settings, joint.steps, joint.lr, joint.matrix_lr), model.outer()),

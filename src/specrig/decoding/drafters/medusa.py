@@ -2,8 +2,8 @@
 verified.
 
 Cai et al., 2401.10774. The heads need no pass through a model of their own, but no head knows what the head before it
-chose. So several choices of each head are offered, as a tree. A node is named by the path of ranks that leads to it:
-(0, 2) is the second head's third choice below the first head's first choice.
+chose. So several choices of each head are offered, as a tree. Heads with a bias of the token before (`heads.markov`) know
+that one token: their tree is filled level by level, and each node has children of its own, as in Hydra's.
 
 Above temperature 0 a head's choices are drawn from its distribution without replacement, once a level, and every node's
 children on that level are the first few of these draws. This is exact for three reasons: the shape of the tree is fixed
@@ -14,129 +14,19 @@ because leaving out a draw would change the distribution of the later ones.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from specrig.decoding.static_tree import FALLBACK, Layout, Plan, Ranks, regular_tree, sparse_tree
 from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specrig.decoding.types import Criterion
-
-Ranks = tuple[int, ...]
-FALLBACK = (4, 2, 1)
-"""Branching of the tree for heads whose accuracies nobody has measured."""
-
-
-def regular_tree(branching: Sequence[int], depth: int) -> list[Ranks]:
-    """The nodes of a tree in which every node of level l has `branching[l]` children, or one where `branching` is
-    shorter.
-
-    Example: branching 2-1, depth 2 -> (0,) (1,) (0, 0) (1, 0).
-    """
-    nodes: list[Ranks] = []
-    above: list[Ranks] = [()]
-    for level in range(depth):
-        width = branching[level] if level < len(branching) else 1
-        above = [(*path, rank) for path in above for rank in range(width)]
-        nodes += above
-    return nodes
-
-
-def sparse_tree(accuracy: Sequence[Sequence[float]], nodes: int, depth: int) -> list[Ranks]:
-    """The `nodes` most promising nodes that form a tree (2401.10774, section 2.3.3), level by level.
-
-    accuracy: per head and rank the chance that this choice is right. A node's promise is the product of the chances
-    along its path; that is how much it adds to the expected acceptance length. Products only fall along a path, so the
-    next best node always hangs on one that is chosen already.
-
-    Example: accuracy [[0.6, 0.2], [0.5, 0.1]], 3 nodes -> (0,) 0.6, (0, 0) 0.3, (1,) 0.2.
-    """
-    heap: list[tuple[float, int, Ranks]] = []
-    chosen: list[Ranks] = []
-
-    def offer(parent: Ranks, promise: float) -> None:
-        if len(parent) < min(depth, len(accuracy)):
-            for rank, share in enumerate(accuracy[len(parent)]):
-                heapq.heappush(heap, (-promise * share, len(parent), (*parent, rank)))
-
-    offer((), 1.0)
-    while heap and len(chosen) < nodes:
-        negative, _, path = heapq.heappop(heap)
-        chosen.append(path)
-        offer(path, -negative)
-    return sorted(chosen, key=lambda path: (len(path), path))
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A static tree, ready to be filled with tokens from a table `[depth x width]` of each level's choices, width ranks
-    a level.
-
-    slots: each node's entry in that table where it holds the most likely tokens: (level, rank). draws: its entry where
-    the table holds
-    draws: (level, i) for the i-th child of a node. sources: the level from whose distribution the children of the root
-    and of each node are drawn, up to the last node that has children.
-    """
-
-    depth: int
-    width: int
-    parents: list[int]
-    slots: list[int]
-    draws: list[int]
-    sources: list[int]
-
-    @classmethod
-    def of(cls, paths: Sequence[Ranks], vocabulary: int) -> Layout:
-        """The layout of nodes in topological order. Nodes whose rank is beyond the vocabulary are left out."""
-        paths = [path for path in paths if max(path) < vocabulary]
-        index = {path: node for node, path in enumerate(paths)}
-        width = 1 + max(map(max, paths))
-        parents = [index.get(path[:-1], -1) for path in paths]
-        births = [parents[:node].count(parent) for node, parent in enumerate(parents)]
-        return cls(
-            depth=max(map(len, paths)),
-            width=width,
-            parents=parents,
-            slots=[(len(path) - 1) * width + path[-1] for path in paths],
-            draws=[(len(path) - 1) * width + birth for path, birth in zip(paths, births, strict=True)],
-            sources=[0, *(len(path) for path in paths[: max(parents) + 1])],
-        )
-
-    def fill(
-        self, logits: Tensor, context: Context, *, ranked: bool = False, vocabulary: Tensor | None = None
-    ) -> Draft:
-        """The tree filled with tokens by `logits` `[B, depth, Vd]`: the most likely ones if greedy or `ranked`, else
-        drawn ones.
-
-        vocabulary: `[Vd]`, the target's tokens that the logits are of; None: all.
-        """
-        from specrig.runtime.device import constant
-
-        probs = None
-        if ranked or context.sampler.greedy:
-            # [B, depth, V] -> the table of the most likely tokens [B, depth · width] -> one token a node [B, n].
-            tokens = logits.topk(self.width, -1).indices.flatten(1)[:, constant(tuple(self.slots), logits.device)]
-        else:
-            counts = [min(depth, self.depth) for depth in context.depths]
-            # A row draws for no more levels than it can use, so that it samples the same in a batch as alone.
-            drawn, probs = context.sampler.candidates(logits, self.width, counts)
-            tokens = drawn.flatten(1)[:, constant(tuple(self.draws), logits.device)]
-        if vocabulary is not None:
-            tokens = vocabulary[tokens]
-        if self.parents == list(range(-1, len(self.parents) - 1)):
-            return Draft(tokens, probs=probs, vocabulary=vocabulary)  # a chain: cheaper to verify
-        return Draft(
-            tokens,
-            [self.parents] * len(tokens),
-            None if probs is None else probs[:, constant(tuple(self.sources), logits.device)],
-            vocabulary=vocabulary,
-        )
 
 
 class TreeOptions(MethodOptions):
@@ -183,6 +73,7 @@ class Medusa(Drafter):
         super().__init__(options, resources)
         self.heads = self.load()
         self.layouts: dict[int, Layout] = {}
+        self.plans: dict[int, Plan] = {}
 
     def load(self) -> Any:
         """The trained heads."""
@@ -206,17 +97,31 @@ class Medusa(Drafter):
         self.hidden = at_each(hidden, [len(tokens) - 2 for tokens in context.tokens])
 
     def propose(self, context: Context, k: int) -> Draft:
-        """One pass of the heads, all levels at once."""
+        """One pass of the heads, all levels at once; with a bias of the token before, their logits are then read level
+        by level.
+        """
+        # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely
+        # ones.
+        ranked = self.options.acceptance == "typical"
+        if self.heads.bias is not None:
+            plan = self.plan(k)
+            logits = self.heads(self.hidden, plan.depth)
+            children = partial(self.heads.biased, logits)
+            return plan.fill(children, context, ranked=ranked, vocabulary=self.heads.vocabulary)
         layout = self.layouts.get(k)
         if layout is None:
             depth = min(k, self.heads.count)
             layout = self.layouts[k] = self.options.layout(self.heads.accuracy, depth, self.heads.tokens)
-        # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely
-        # ones.
-        ranked = self.options.acceptance == "typical"
         return layout.fill(
             self.heads(self.hidden, layout.depth), context, ranked=ranked, vocabulary=self.heads.vocabulary
         )
+
+    def plan(self, k: int) -> Plan:
+        """The tree of at most k levels, to be filled level by level."""
+        if k not in self.plans:
+            paths = self.options.paths(self.heads.accuracy, min(k, self.heads.count))
+            self.plans[k] = Plan.of(paths, self.heads.tokens)
+        return self.plans[k]
 
     def observe(self, verdict: Verdict) -> None:
         """Go on from the node that the round's last token was chosen at."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from specrig.decoding.drafters.medusa import Layout, TreeOptions
+from specrig.decoding.drafters.medusa import TreeOptions
+from specrig.decoding.static_tree import Layout, Plan
 from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Resources
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class MedusaDraft(Drafter):
         super().__init__(options, resources)
         self.model: CachedModel = resources.model("draft")
         self.heads = medusa.load(resources.head("draft_medusa"), self.model)
-        self.layouts: dict[int, Layout] = {}
+        self.trees: dict[int, Layout | Plan] = {}
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
@@ -50,16 +51,26 @@ class MedusaDraft(Drafter):
         """One pass of the draft model over what is new, then one pass of its heads."""
         import torch
 
-        layout = self.layouts.get(k)
-        if layout is None:
+        heads, tree = self.heads, self._tree(k)
+        first, state = self._advance(context)
+        later = heads(state, tree.depth - 1) if tree.depth > 1 else None
+        if isinstance(tree, Layout):
+            logits = first if later is None else torch.cat((first, heads.widened(later)), 1)
+            return tree.fill(logits, context)
+
+        def children(depth: int, tokens: Tensor) -> Tensor:
+            """The draft model itself has read the last token; its heads have not."""
+            return first if later is None or not depth else heads.widened(heads.biased(later, depth - 1, tokens))
+
+        return tree.fill(children, context)
+
+    def _tree(self, k: int) -> Layout | Plan:
+        if k not in self.trees:
             accuracy = [self.heads.first, *self.heads.accuracy] if self.heads.first else []
-            layout = self.layouts[k] = self.options.layout(
-                accuracy, min(k, 1 + self.heads.count), self.model.vocab_size
-            )
-        logits, state = self._advance(context)
-        if layout.depth > 1:
-            logits = torch.cat((logits, self.heads.widened(self.heads(state, layout.depth - 1))), 1)
-        return layout.fill(logits, context)
+            paths = self.options.paths(accuracy, min(k, 1 + self.heads.count))
+            kind = Layout if self.heads.bias is None else Plan
+            self.trees[k] = kind.of(paths, self.model.vocab_size)
+        return self.trees[k]
 
     def _advance(self, context: Context) -> tuple[Tensor, Tensor]:
         """Run what is new of every unfinished row: next-token logits `[B, 1, V]`, hidden states `[B, D]` of the last

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from specrig.decoding.drafters.medusa import sparse_tree
+from specrig.decoding.static_tree import sparse_tree
 from specrig.decoding.types import Context, Draft, Drafter, MethodOptions, Verdict
 
 if TYPE_CHECKING:

@@ -19,8 +19,12 @@ class Hydra(DepthHeads):
 
     def weights(self, sizes: Sizes) -> float:
         """Of two matrices a head; the LM head is the target's."""
-        return float(sum(2 * (head + 2) * sizes.hidden**2 for head in range(self.heads)))
+        return self._matrices(sizes) + self.bias_weights(sizes)
 
     def multiplied(self, sizes: Sizes) -> float:
         """Besides, each head's state with the LM head."""
-        return self.weights(sizes) + self.heads * sizes.hidden * self.drafted(sizes)
+        output = self.heads * sizes.hidden * self.drafted(sizes)
+        return self._matrices(sizes) + output + self.bias_multiplied(sizes)
+
+    def _matrices(self, sizes: Sizes) -> float:
+        return float(sum(2 * (head + 2) * sizes.hidden**2 for head in range(self.heads)))

@@ -8,7 +8,7 @@ levels share theirs.
 
 Checkpoint: config.json of model type "hydra" and model.safetensors with `heads.{i}.linear.weight` and
 `heads.{i}.res_connection.weight` `[D, (i + 2) D]` (the hidden state first, then the tokens in their order) and
-`heads.{i}.linear.bias` `[D]`. No LM head, no embedding. With a reduced vocabulary (`truncated_vocab_size` Vd < V)
+`heads.{i}.linear.bias` `[D]`. No LM head, no embedding. With `markov_rank` there is a bias (`heads.markov`). With a reduced vocabulary (`truncated_vocab_size` Vd < V)
 `token_map` `[Vd]` int64 names the target's tokens that can be drafted. D hidden width, V vocabulary, Vd the heads', K
 heads.
 """
@@ -23,8 +23,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
+from specrig.heads import markov
 from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, normal, read, write
 from specrig.heads.draft_head import shared
+from specrig.heads.markov import MarkovBias, biased
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
@@ -65,6 +67,8 @@ class HydraHeads:
             bias = weights[f"heads.{head}.linear.bias"]
             both = [weights[f"heads.{head}.{part}.weight"] for part in ("linear", "res_connection")]
             self.blocks.append(Linear(torch.cat(both), torch.cat((bias, torch.zeros_like(bias)))))
+        self.bias = MarkovBias.of(weights, self.tokens)
+        """Of the token before; None: there is none."""
         measured = getattr(config, "specrig", None) or {}
         self.accuracy: list[list[float]] = measured.get("accuracy", [])
         """Per head, by rank: how often the token that came was its choice of that rank, given the tokens before. Empty:
@@ -87,14 +91,16 @@ class HydraHeads:
         return F.embedding(tokens, self.embedding)
 
     @torch.inference_mode()
-    def __call__(self, inputs: Tensor, head: int) -> Tensor:
-        """Inputs `[B, m, (head + 2) D]` of m nodes of one level -> logits `[B, m, Vd]` of their children."""
+    def __call__(self, inputs: Tensor, head: int, tokens: Tensor) -> Tensor:
+        """Inputs `[B, m, (head + 2) D]` of m nodes of one level, and their tokens `[B, m]`, -> logits `[B, m, Vd]` of
+        their children.
+        """
         function = partial(self._logits, head)
         run = eager(function) if self.replay is None else self.replay.recorded(head, function, [inputs])
         mark = self.watch.start()
         (logits,) = run([inputs])
         self.watch.stop(inputs.shape[1], mark)
-        return logits[..., : self.tokens]  # what is padding for the target is never offered
+        return biased(logits[..., : self.tokens], self.bias, tokens)  # what is padding for the target is never offered
 
     def _logits(self, head: int, inputs: Tensor) -> tuple[Tensor]:
         inner, residual = self.blocks[head](inputs).chunk(2, -1)
@@ -106,7 +112,13 @@ class HydraHeads:
 
 
 def heads_config(
-    *, hidden: int, vocabulary: int, heads: int, drafted: int | None = None, measured: dict[str, Any] | None = None
+    *,
+    hidden: int,
+    vocabulary: int,
+    heads: int,
+    drafted: int | None = None,
+    markov_rank: int = 0,
+    measured: dict[str, Any] | None = None,
 ) -> HydraConfig:
     """The configuration of K = `heads` heads; `drafted`: so many tokens can be drafted, None: all; `measured`: see
     `HydraHeads.accuracy`.
@@ -116,6 +128,7 @@ def heads_config(
         vocab_size=vocabulary,
         truncated_vocab_size=drafted or vocabulary,
         num_heads=heads,
+        **markov.noted(markov_rank),
         **({"specrig": measured} if measured else {}),
     )
 
@@ -124,7 +137,7 @@ def shapes(config: Any) -> Shapes:
     """Tensor names of a checkpoint and their shapes."""
     D = config.hidden_size
     reduced = config.truncated_vocab_size < config.vocab_size
-    found: Shapes = {"token_map": (config.truncated_vocab_size,)} if reduced else {}
+    found = markov.shapes(config) | ({"token_map": (config.truncated_vocab_size,)} if reduced else {})
     for head in range(config.num_heads):
         found |= {f"heads.{head}.{part}.weight": (D, (head + 2) * D) for part in ("linear", "res_connection")}
         found[f"heads.{head}.linear.bias"] = (D,)

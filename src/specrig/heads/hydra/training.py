@@ -51,7 +51,7 @@ class HydraLearner(DepthLearner):
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights under the checkpoint's names."""
-        found: dict[str, Tensor] = {} if self.vocabulary is None else {"token_map": self.vocabulary}
+        found = self.shared_tensors()
         for index, head in enumerate(self.heads):
             assert isinstance(head, Head)
             found |= {f"heads.{index}.{part}.weight": getattr(head, part) for part in ("linear", "res_connection")}
@@ -65,6 +65,7 @@ class HydraLearner(DepthLearner):
             vocabulary=self.model.vocabulary,
             heads=len(self.heads),
             drafted=None if self.vocabulary is None else len(self.vocabulary),
+            markov_rank=self.settings.markov_rank,
             measured={"accuracy": self.ranks},
         )
         checkpoint.save(folder, config, self.tensors())

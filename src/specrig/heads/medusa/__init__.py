@@ -35,10 +35,20 @@ class DepthHeads(NeuralHead):
     """Peak learning rate of AdamW, for biases and LM heads."""
     decay: float = Field(default=0.8, gt=0, le=1)
     """Head i's loss weighs decay to the power i."""
+    markov_rank: int = Field(default=0, ge=0)
+    """Rank of a bias of the token before on every head's logits (DSpark's idea, 2607.05147); 0: there is none."""
     kl_weight: float = Field(default=0.5, ge=0, le=1)
     """Loss of a head = kl_weight x KL(what the model itself says there, head) + (1 - kl_weight) x cross-entropy of the
     token there.
     """
+
+    def bias_weights(self, sizes: Sizes) -> float:
+        """Of the bias of the token before."""
+        return float(self.markov_rank * (sizes.vocabulary + self.drafted(sizes)))
+
+    def bias_multiplied(self, sizes: Sizes) -> float:
+        """Of the same: a row of the one matrix is looked up, the other one is multiplied, for each head."""
+        return float(self.heads * self.markov_rank * self.drafted(sizes))
 
 
 class Medusa(DepthHeads):
@@ -68,15 +78,24 @@ class Medusa(DepthHeads):
     def weights(self, sizes: Sizes) -> float:
         """Of the blocks, and of the LM heads where each has its own."""
         drafted = self.drafted(sizes)
-        return float(self.heads * sizes.hidden * (sizes.hidden + (drafted if self.owns(drafted) else 0)))
+        return float(
+            self.heads * sizes.hidden * (sizes.hidden + (drafted if self.owns(drafted) else 0))
+        ) + self.bias_weights(sizes)
 
     def multiplied(self, sizes: Sizes) -> float:
         """A block and an LM head each."""
-        return float(self.heads * sizes.hidden * (sizes.hidden + self.drafted(sizes)))
+        heads = float(self.heads * sizes.hidden * (sizes.hidden + self.drafted(sizes)))
+        return heads + self.bias_multiplied(sizes)
 
     @classmethod
     def unloadable(cls, engine: str, config: Mapping[str, Any]) -> str | None:
-        """VLLM 0.32 misses `token_map` among what it has loaded, so it loads no heads of a reduced vocabulary."""
+        """VLLM 0.32 misses `token_map` among what it has loaded, so it loads no heads of a reduced vocabulary. It has no
+        bias of the token before.
+        """
+        if engine == "vllm" and config.get("markov_rank"):
+            return (
+                "vLLM has no Medusa heads with a bias of the token before; train them with `medusa: {markov_rank: 0}`"
+            )
         whole = config.get("vocab_size", 0)
         if engine != "vllm" or (drafted := config.get("truncated_vocab_size") or whole) >= whole:
             return None

@@ -8,7 +8,8 @@ another head chose.
 Checkpoint (what vLLM loads): config.json of model type "medusa" and model.safetensors with `blocks.{i}.layers.0.weight`
 `[D, D]`, `.bias` `[D]` and `lm_heads.{i}.weight` `[Vd, D]`. With `original_lm_head` one `lm_head.weight` `[Vd, D]`
 serves all heads. With a reduced vocabulary (`truncated_vocab_size` Vd < V) `token_map` `[Vd]` int64 says which of the
-target's tokens each place stands for. D hidden width, V vocabulary, Vd the heads', K heads.
+target's tokens each place stands for. With `markov_rank` there is a bias of the token before (`heads.markov`), which
+vLLM does not load. D hidden width, V vocabulary, Vd the heads', K heads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
+from specrig.heads import markov
 from specrig.heads.checkpoint import check_vocabulary, faults, normal, read, write
+from specrig.heads.markov import MarkovBias, biased
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
 from specrig.runtime.model import CachedModel
@@ -61,6 +64,8 @@ class MedusaHeads:
             torch.cat([weights[f"blocks.{head}.layers.0.bias"] for head in range(self.count)]),
         )
         self.outputs = [Linear(weights[name]) for name in shapes(config) if name.startswith("lm_head")]
+        self.bias = MarkovBias.of(weights, self.tokens)
+        """Of the token before; None: there is none."""
         measured = getattr(config, "specrig", None) or {}
         self.accuracy: list[list[float]] = measured.get("accuracy", [])
         """Per head, by rank: how often the token that came was its choice of that rank. Empty where nobody has
@@ -81,6 +86,10 @@ class MedusaHeads:
         self.watch.stop(count, mark)
         # What is padding for the model is never offered.
         return logits[..., : self.model.vocab_size] if self.vocabulary is None else logits
+
+    def biased(self, logits: Tensor, head: int, tokens: Tensor) -> Tensor:
+        """Of logits `[B, K, Vd]` those of a head, `[B, m, Vd]`, each behind one of the tokens `[B, m]`."""
+        return biased(logits[:, head : head + 1], self.bias, tokens)
 
     def widened(self, logits: Tensor) -> Tensor:
         """Logits `[..., Vd]` as ones of all the model's tokens, `[..., V]`: minus infinity for those that the heads
@@ -116,6 +125,7 @@ def heads_config(
     heads: int,
     drafted: int | None = None,
     shared: bool = False,
+    markov_rank: int = 0,
     measured: dict[str, Any] | None = None,
 ) -> MedusaConfig:
     """The configuration of K = `heads` heads; `drafted`: so many tokens can be drafted, None: all; `shared`: one LM
@@ -130,6 +140,7 @@ def heads_config(
         num_hidden_layers=1,
         medusa_fc_bias=True,
         original_lm_head=shared,
+        **markov.noted(markov_rank),
         **({"specrig": measured} if measured else {}),
     )
 
@@ -137,7 +148,7 @@ def heads_config(
 def shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Tensor names of a checkpoint and their shapes."""
     D, V, K = config.hidden_size, _drafted(config), config.num_heads
-    found: dict[str, tuple[int, ...]] = {"token_map": (V,)} if config.vocab_size > V else {}
+    found = markov.shapes(config) | ({"token_map": (V,)} if config.vocab_size > V else {})
     for head in range(K):
         found |= {f"blocks.{head}.layers.0.weight": (D, D), f"blocks.{head}.layers.0.bias": (D,)}
     if config.original_lm_head:

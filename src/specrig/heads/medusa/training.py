@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from specrig.heads.acceptance import ahead
 from specrig.heads.learner import Learner, States, Texts, draft_ids
 from specrig.heads.losses import distillation
+from specrig.heads.markov import MarkovBias, biased
 from specrig.heads.medusa import DepthHeads, Medusa
 from specrig.heads.medusa import module as checkpoint
 from specrig.heads.teacher import LMHead, Teacher, autocast, moved, rows_at_once
@@ -41,12 +42,24 @@ class DepthLearner(Learner):
         self.output = model.output.subset(on_device)
         self.teaching = self.output if teacher is model else teacher.output.subset(on_device)
         """The teacher's LM head over the tokens that can be drafted."""
+        drafted = len(self.output.weight)
+        self.markov = MarkovBias.untrained(model.vocabulary, drafted, settings.markov_rank, seed)
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """What belongs to no single head, under the checkpoint's names."""
+        mapped = {} if self.vocabulary is None else {"token_map": self.vocabulary}
+        return mapped | ({} if self.markov is None else self.markov.tensors())
 
     @abstractmethod
     def logits(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
         """What a head says at n positions: `[n, Vd]`. states: `[B, T, D]`; tokens: `[B, T]`; at: rows and positions,
         `[n, 2]`.
         """
+
+    def biased(self, head: int, states: Tensor, tokens: Tensor, at: Tensor) -> Tensor:
+        """`logits`, with the bias of the token before the predicted one."""
+        before = tokens[at[:, 0], at[:, 1] + head + 1]
+        return biased(self.logits(head, states, tokens, at), self.markov, before)
 
     def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
         """The sum over heads i of decay^i times the head's loss (2401.10774, equation 1)."""
@@ -62,7 +75,7 @@ class DepthLearner(Learner):
             at = (follows[:, : -head - 2] & follows[:, head + 1 : -1]).nonzero()  # token t + 2 + head is there
             row, position = at.unbind(-1)
             with autocast(self.model.where):
-                logits = self.logits(head, states, batch.tokens, at)
+                logits = self.biased(head, states, batch.tokens, at)
             goals, labels = goal[number[row, position + head + 1]], ids[row, position + head + 2]
             total = total + self.settings.decay**head * distillation(logits, goals, labels, self.settings.kl_weight)
         return total
@@ -82,7 +95,7 @@ class DepthLearner(Learner):
                 for some in at.split(TOGETHER):
                     row, position = some.unbind(-1)
                     with autocast(self.model.where):
-                        logits = self.logits(head, hidden, tokens, moved(some, self.model.where))
+                        logits = self.biased(head, hidden, tokens, moved(some, self.model.where))
                     answers = draft_ids(heldout.tokens[rows[row], position + head + 2], self.vocabulary)
                     right[head, rows[row], position] = logits.argmax(-1).cpu() == answers
                     counts[head] += rank_counts(logits, answers)
@@ -154,7 +167,7 @@ class MedusaLearner(DepthLearner):
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights under the checkpoint's names."""
-        found: dict[str, Tensor] = {} if self.vocabulary is None else {"token_map": self.vocabulary}
+        found = self.shared_tensors()
         for index, head in enumerate(self.heads):
             assert isinstance(head, Head)
             found |= {f"blocks.{index}.layers.0.weight": head.weight, f"blocks.{index}.layers.0.bias": head.bias}
@@ -178,6 +191,7 @@ class MedusaLearner(DepthLearner):
             heads=len(self.heads),
             drafted=None if self.vocabulary is None else len(self.vocabulary),
             shared=self.shared,
+            markov_rank=self.settings.markov_rank,
             measured={"accuracy": self.ranks, "first": self.first},
         )
         checkpoint.save(folder, config, self.tensors())

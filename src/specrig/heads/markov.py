@@ -1,0 +1,69 @@
+"""A bias of the token before, for heads that each draft one depth: logits += W2 W1[x], of rank r.
+
+Such heads do not know what was drafted before them. The bias tells them the last token of it, level by level, without a
+pass through a layer (DSpark, 2607.05147, has it on a block of DFlash). Tensors of a head's checkpoint, where its
+config.json has a `markov_rank` r above 0: `markov.embedding.weight` `[V, r]` and `markov.lm_head.weight` `[Vd, r]`. V
+vocabulary, Vd the heads'.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
+
+from specrig.heads.checkpoint import Shapes
+
+_EMBEDDING, _LM_HEAD = "markov.embedding.weight", "markov.lm_head.weight"
+
+
+def shapes(config: Any) -> Shapes:
+    """Its tensors in the checkpoint of heads with this configuration; none without `markov_rank`."""
+    rank, V = getattr(config, "markov_rank", 0), config.vocab_size
+    drafted = getattr(config, "truncated_vocab_size", None) or V
+    return {_EMBEDDING: (V, rank), _LM_HEAD: (drafted, rank)} if rank else {}
+
+
+def noted(rank: int) -> dict[str, int]:
+    """What config.json says of it."""
+    return {"markov_rank": rank} if rank else {}
+
+
+class MarkovBias(nn.Module):
+    """W1 as `embedding` `[V, r]`, W2 as `lm_head` `[Vd, r]`: the optimiser knows them by these names."""
+
+    def __init__(self, embedding: Tensor, lm_head: Tensor) -> None:
+        super().__init__()
+        self.embedding, self.lm_head = nn.Parameter(embedding), nn.Parameter(lm_head)
+
+    @classmethod
+    def untrained(cls, vocabulary: int, drafted: int, rank: int, seed: int) -> MarkovBias | None:
+        """One that adds nothing yet; None for rank 0."""
+        if not rank:
+            return None
+        embedding = torch.randn(vocabulary, rank, generator=torch.Generator().manual_seed(seed))
+        return cls(rank**-0.5 * embedding, torch.zeros(drafted, rank))
+
+    @classmethod
+    def of(cls, weights: dict[str, Tensor], drafted: int) -> MarkovBias | None:
+        """That of a checkpoint, for its first `drafted` tokens: the others are padding; None: it has none."""
+        return (
+            cls(weights[_EMBEDDING], weights[_LM_HEAD][:drafted]).requires_grad_(False)
+            if _EMBEDDING in weights
+            else None
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Under the checkpoint's names."""
+        return {_EMBEDDING: self.embedding, _LM_HEAD: self.lm_head}
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The bias `[..., Vd]` after `tokens` `[...]`."""
+        return F.linear(F.embedding(tokens, self.embedding), self.lm_head)
+
+
+def biased(logits: Tensor, bias: MarkovBias | None, tokens: Tensor) -> Tensor:
+    """Logits `[..., Vd]` of what follows `tokens` `[...]`."""
+    return logits if bias is None else logits + bias(tokens)
