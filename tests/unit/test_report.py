@@ -324,7 +324,7 @@ def test_advice_is_the_fastest_method_that_may_be_advised(tmp_path: Path) -> Non
     assert advised(found, cells.assign(lossless=False), results.optimal).empty
 
 
-def test_where_all_was_disturbed_no_cell_of_another_setting_is_advised(tmp_path: Path) -> None:
+def test_where_all_was_disturbed_the_best_is_advised_with_its_mark_and_of_the_same_setting(tmp_path: Path) -> None:
     """As on a busy machine, where nothing but batches of 8 came through: they are no advice for single prompts."""
     found = read_study(write_study(tmp_path / "s", methods=("ngram", "draft_model"), ks=(2,), temperatures=(0.0, 1.0)))
     results = StudyResults(found)
@@ -332,9 +332,12 @@ def test_where_all_was_disturbed_no_cell_of_another_setting_is_advised(tmp_path:
     busy = (results.cells["task"] == "code") & (results.cells["temperature"] == 0)
     cells = results.cells.assign(disturbed=busy.map({True: "the machine did other things", False: ""}))
     best = advised(found, cells, results.optimal)
-    assert "code" not in set(best["task"]) and set(best["temperature"]) == {0.0}
-    [said] = advice_grid(best, cells, lambda row: []).notes
-    assert said == "There is no advice for these tasks, since their cells were disturbed: code."
+    assert "code" in set(best["task"]) and set(best["temperature"]) == {0.0}
+    grid = advice_grid(best, cells, lambda row: [])
+    assert grid.notes == [labels.DISTURBED_NOTE]
+    for row, task in zip(grid.rows, best["task"], strict=True):
+        method = row[grid.header.index("method")]
+        assert (labels.DISTURBED_SIGN in method.text) == (task == "code") and not (task == "code" and method.bold)
 
 
 def test_one_method_gets_no_figure_that_compares(tmp_path: Path) -> None:

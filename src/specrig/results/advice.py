@@ -12,46 +12,35 @@ from specrig.analysis.cells import IDENTITY, identity, row_dicts, row_identity
 from specrig.analysis.disturbance import disturbed
 from specrig.results import grid
 from specrig.results.grid import Grid, GridEntry
-from specrig.results.labels import BASELINES, method_name, task_name
+from specrig.results.labels import BASELINES, DISTURBED_NOTE, method_name, task_name
 from specrig.results.study_data import StudyData
 from specrig.results.summary import base_setting
 
 SETTING = ["engine", "pair", "task"]
 SHOWN = 3
 """How many methods are named that are not told apart from the best one."""
-SILENT = 6
-"""How many tasks without advice are named."""
 
 
 def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.DataFrame:
     """One row per engine, pair and task: the cell of the fastest lossless method, at the lowest temperature and
     smallest batch.
 
-    cells: `StudyResults.cells`. optimal: `analysis.optimal_k.optimal_k` of them. Cells that are lossy, disturbed or failed
-    the audit are left out. A method with several k's is judged by the speedup of choosing k on other prompts, the
-    others by their cell's.
+    cells: `StudyResults.cells`. optimal: `analysis.optimal_k.optimal_k` of them. Cells that are lossy or failed the audit
+    are left out, disturbed ones too unless there are no others. A method with several k's is judged by the speedup of
+    choosing k on other prompts, the others by their cell's.
 
     Columns: those of `cells`; `value`, `low`, `high` (that speedup and its 95 % interval); `rivals` (names of the
     methods whose interval reaches into the best one's); `beyond_mb` (peak memory beyond plain decoding's in the same
     cell, NaN if not known).
     """
-    fair = _fair(cells)
-    fair = fair[~disturbed(fair)]
     chosen = {_key(row): row for row in row_dicts(optimal.assign(variant=optimal["variant"].fillna("")))}
     plain = {
         identity(members[0].cell): max(record.baseline.peak_memory_mb for record in members)
         for members in study.cells.values()
     }
     rows = []
-    for _, frame in fair.groupby(SETTING, sort=False):
-        candidates = []
-        for row in row_dicts(frame):
-            by_k = chosen.get(_key(row))
-            if by_k and by_k["best_k"] != row["k"]:
-                continue
-            source = by_k if by_k and np.isfinite(by_k["speedup"]) else row
-            ends = {"value": source["speedup"], "low": source["speedup_low"], "high": source["speedup_high"]}
-            candidates.append(row | ends)
+    for _, frame in _fair(cells).groupby(SETTING, sort=False):
+        candidates = _candidates(frame[~disturbed(frame)], chosen) or _candidates(frame, chosen)
         if not candidates:
             continue  # the cells at their best k are those that may not be advised
         best, *others = sorted(candidates, key=lambda row: -row["value"])
@@ -59,6 +48,18 @@ def advised(study: StudyData, cells: pd.DataFrame, optimal: pd.DataFrame) -> pd.
         memory = best["peak_memory_mb"] - (plain[row_identity(best)] or np.nan)
         rows.append(best | {"rivals": rivals, "beyond_mb": memory})
     return pd.DataFrame(rows, columns=[*cells.columns, "value", "low", "high", "rivals", "beyond_mb"])
+
+
+def _candidates(frame: pd.DataFrame, chosen: dict[tuple[Any, ...], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cells at their method's best k, with the speedup that judges it and its interval."""
+    found = []
+    for row in row_dicts(frame):
+        by_k = chosen.get(_key(row))
+        if by_k and by_k["best_k"] != row["k"]:
+            continue
+        source = by_k if by_k and np.isfinite(by_k["speedup"]) else row
+        found.append(row | {"value": source["speedup"], "low": source["speedup_low"], "high": source["speedup_high"]})
+    return found
 
 
 def _fair(cells: pd.DataFrame) -> pd.DataFrame:
@@ -84,7 +85,7 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
                 GridEntry(
                     _name(row) if gains else "none",
                     "" if certain else "gain not certain" if gains else "",
-                    bold=certain,
+                    bold=certain and not row["disturbed"],
                 ),
                 GridEntry(str(row["k"]) if gains else "–"),
                 GridEntry(
@@ -109,26 +110,7 @@ def advice_grid(found: pd.DataFrame, cells: pd.DataFrame, links: Callable[[dict[
             "whose interval reaches into that of the best. None: no method was faster than plain decoding; the speedup is that of the "
             "fastest. More memory: peak memory minus that of plain decoding in the same cell, of the whole."
         ),
-        notes=_silent(found, cells, levels),
-    )
-
-
-def _silent(found: pd.DataFrame, cells: pd.DataFrame, levels: list[str]) -> list[str]:
-    """A sentence that names the tasks without advice, whose cells were disturbed; none if all have some."""
-    spoken = set(found[SETTING].itertuples(index=False, name=None))
-    keys = [*levels, "task"]
-    missing = [
-        row
-        for row in row_dicts(_fair(cells)[SETTING].drop_duplicates())
-        if tuple(row[name] for name in SETTING) not in spoken
-    ]
-    names = [
-        " / ".join(task_name(str(row[name])) if name == "task" else str(row[name]) for name in keys) for row in missing
-    ]
-    return (
-        [f"There is no advice for these tasks, since their cells were disturbed: {_first(names, SILENT)}."]
-        if names
-        else []
+        notes=[DISTURBED_NOTE] if disturbed(found).any() else [],
     )
 
 
@@ -144,7 +126,7 @@ def _megabytes(size: float) -> str:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return method_name(row["method"], variant=row["variant"])
+    return method_name(row["method"], variant=row["variant"], disturbed=bool(row["disturbed"]))
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:

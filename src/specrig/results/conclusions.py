@@ -10,7 +10,7 @@ import pandas as pd
 from specrig.analysis.cells import row_dicts
 from specrig.analysis.repetition import LOOPING
 from specrig.results.grid import interval, number, percent
-from specrig.results.labels import method_name, task_name
+from specrig.results.labels import DISTURBED_SIGN, method_name, task_name
 from specrig.results.speed_tables import mean_units
 from specrig.results.summary import CROSS_FITTED, MEAN, disturbed_in
 
@@ -18,29 +18,32 @@ from specrig.results.summary import CROSS_FITTED, MEAN, disturbed_in
 def conclusion(summary: pd.DataFrame, best: pd.DataFrame, tasks: list[str]) -> list[str]:
     """One paragraph on the fastest method per engine and pair, at the lowest temperature and the smallest batch.
 
-    summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods, methods
-    that failed the audit and methods with a disturbed cell are never named as the fastest. Speedups are those with k
-    chosen on other prompts.
+    summary: the result of `summary.speedup_summary`. best: the cells from which it was computed. Lossy methods and
+    methods that failed the audit are never named as the fastest. Methods with a disturbed cell are named, with their
+    sign, only where there are no others. Speedups are those with k chosen on other prompts.
     """
     paragraphs = []
     for (engine, pair), rows in summary.groupby(["engine", "pair"], sort=False):
         rows = rows[rows["temperature"] == rows["temperature"].min()]
         rows = rows[rows["batch_size"] == rows["batch_size"].min()]
         marked = disturbed_in(rows, MEAN) | disturbed_in(rows, CROSS_FITTED)
-        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool) & ~marked]
+        fair = rows[rows["lossless"].astype(bool) & ~rows["failed"].astype(bool)]
         fair = fair[~fair["method"].isin(["autoregressive"])].dropna(subset=[CROSS_FITTED])
         if fair.empty:
-            undisturbed = " without being disturbed" if marked.any() else ""
-            paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}{undisturbed}.")
+            paragraphs.append(f"No lossless speculative method was measured on {pair} with {engine}.")
             continue
-        top = cast("dict[str, Any]", fair.sort_values(CROSS_FITTED).iloc[-1].to_dict())
-        paragraphs.append(" ".join(_sentences(top, rows, best, tasks, f"{pair} ({engine})")))
+        quiet = fair[~marked[fair.index]]
+        evidence = fair if quiet.empty else quiet
+        top = cast("dict[str, Any]", evidence.sort_values(CROSS_FITTED).iloc[-1].to_dict())
+        paragraphs.append(" ".join(_sentences(top, rows, best, tasks, f"{pair} ({engine})", disturbed=quiet.empty)))
     return paragraphs
 
 
-def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str], where: str) -> list[str]:
+def _sentences(
+    top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, tasks: list[str], where: str, *, disturbed: bool
+) -> list[str]:
     mean, low, high = top[CROSS_FITTED], top[f"{CROSS_FITTED}_low"], top[f"{CROSS_FITTED}_high"]
-    name = method_name(top["method"], variant=top["variant"])
+    name = method_name(top["method"], variant=top["variant"], disturbed=disturbed)
     spread = f"{interval(low, high)} at 95 %" if np.isfinite(low) else f"n = {mean_units(top)}: no interval"
     measured = [task for task in tasks if np.isfinite(top[task])]
     count = f"{len(measured)} task{'s' if len(measured) != 1 else ''}"
@@ -49,6 +52,11 @@ def _sentences(top: dict[str, Any], rows: pd.DataFrame, best: pd.DataFrame, task
         f"On {where} the fastest lossless method is {name} at k = {top['k']}: {number(mean)} times the speed of autoregressive "
         f"decoding, geometric mean over {count} at {temperature} ({spread})."
     ]
+    if disturbed:
+        sentences.append(
+            f"{DISTURBED_SIGN} Every lossless method was disturbed while it was measured, this one too: measure again on a "
+            "quiet machine before you rely on it."
+        )
     if top[f"{CROSS_FITTED}_ks"]:
         chosen = " and ".join(dict.fromkeys(top[f"{CROSS_FITTED}_ks"].split(", ")))
         sentences.append(f"Each half of the prompts is judged at the k that the other half chose (k = {chosen}).")
