@@ -83,14 +83,14 @@ def test_a_batch_of_eight_equals_its_rows_alone_and_their_accounting_adds_up(
 ) -> None:
     """One drafter for all, as engines have it: nothing of a prompt may reach the next."""
     drafter, seeds = lab.drafter(method), range(11, 11 + len(PROMPTS))
-    batch = generate(lab.target, drafter, PROMPTS, k=4, max_new_tokens=33, temperature=temperature, seeds=seeds)
+    batch = generate(lab.target, drafter, PROMPTS, k=4, max_new_tokens=17, temperature=temperature, seeds=seeds)
     for prompt, seed, together in zip(PROMPTS, seeds, batch, strict=True):
         (alone,) = generate(
-            lab.target, drafter, [prompt], k=4, max_new_tokens=33, temperature=temperature, seeds=[seed]
+            lab.target, drafter, [prompt], k=4, max_new_tokens=17, temperature=temperature, seeds=[seed]
         )
         assert together.tokens == alone.tokens
         assert together.rounds == alone.rounds
-        check_accounting(alone, 33, temperature)
+        check_accounting(alone, 17, temperature)
 
 
 @pytest.mark.parametrize("method", METHODS)
