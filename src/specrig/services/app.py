@@ -182,6 +182,7 @@ def serve(app: FastAPI, host: str, port: int) -> None:
     from specrig.services.http_server import server_of
 
     server = server_of(app, host, port)
-    server.run()
+    with contextlib.suppress(KeyboardInterrupt):  # how a service is ended
+        server.run()
     if not server.started:
         raise ServingError(f"the service could not start at {host}:{port}; the lines above say why")
