@@ -36,6 +36,7 @@ onstart:
 
 onsuccess:
     dag.forget_states()
+    dag.end()
     print(
         f"\nReport: {REPORT}\nTables: {ROOT}/tables\n{dag.retry_tracking()}",
         file=sys.stderr,
@@ -44,6 +45,7 @@ onsuccess:
 
 onerror:
     retry = dag.retry_tracking()
+    dag.end()
     if not INTERRUPTION.happened:
         print(
             f"\nNot finished. Logs: {ROOT}/logs",

@@ -17,9 +17,13 @@ import time
 from pathlib import Path
 
 import pytest
-from undisturbed import CELLS, RECORDS, RESULTS, copied, outputs, run, stamps, without_measurements
+from undisturbed import CELLS, RECORDS, RESULTS, copied, outputs, run, stamps, timeless, without_measurements
 
-from runs import command
+from runs import CONFIG, command
+from specrig.dag.rules import Rules
+from specrig.measurement.quarantine import HASHES, LISTED, damaged_listed
+from specrig.study.load import load_study
+from specrig.training.stages import TEXT
 
 pytestmark = pytest.mark.workflow
 MEASURED = str(RESULTS / "measured/native/embedded/together")
@@ -144,6 +148,7 @@ import torch
 from specrig.engines.native import Native
 from specrig.measurement.runner import measure
 from specrig.study.load import load_study
+from specrig.training.stages import TEXT
 
 generate = Native.generate
 
@@ -216,3 +221,63 @@ def test_a_results_folder_that_cannot_be_written_is_named(folder: Path) -> None:
     result = mounting(folder, f"mount --bind results results && mount -o remount,ro,bind results || exit 9; {study}")
     assert result.returncode == 1, result.stdout + result.stderr
     assert f"{RESULTS} cannot be written" in result.stderr and "Traceback" not in result.stderr
+
+
+MADE = [str(CELLS), str(RESULTS / "figures/heatmap.svg"), str(RESULTS / "tables/quality.csv")]
+DAMAGE = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: 2 * len(content) // 3],
+    "flipped": lambda content: (
+        content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 1]) + content[len(content) // 2 + 1 :]
+    ),
+    "not UTF-8": lambda content: b"\xff\xfe" + content,
+}
+
+
+def read_by_stages(folder: Path) -> list[Path]:
+    """Every file of the finished study that a stage reads."""
+    root = folder / RESULTS
+    listed = [path for pattern in LISTED for path in root.glob(pattern)]
+    others = [
+        *root.glob("records/**/*.jsonl"),
+        *root.glob("records/**/index.json"),
+        *root.glob("models/*/*"),
+        *root.glob("models/*/*/*"),
+    ]
+    return sorted(path for path in {*listed, *others} if path.is_file() and not path.name.startswith("."))
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_every_kind_of_damaged_file_is_named(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for path in read_by_stages(folder):
+        path.write_bytes(DAMAGE[kind](path.read_bytes()))
+    named = Rules(load_study(Path(CONFIG)), cores=1, gpus=0, shared=False).damage()
+    # A damaged list of hashes condemns what it lists.
+    missed = [
+        path
+        for path in read_by_stages(Path())
+        if not {path, *path.parents, *(path.with_name(TEXT) for _ in [0] if path.name == HASHES)} & named.keys()
+    ]
+    assert not missed
+    assert all(named.values())
+
+
+def test_every_kind_of_damaged_file_is_set_aside_and_made_again(folder: Path, finished: Path) -> None:
+    """Each kind of damage in turn; one model, since a damaged target alone makes all others again."""
+    damaged = [path for path in read_by_stages(folder) if "models" not in path.parts or "draft" in path.parts]
+    kinds = list(DAMAGE.values())
+    for number, path in enumerate(damaged):
+        path.write_bytes(kinds[number % len(kinds)](path.read_bytes()))
+    result = run(folder, *MADE)
+    assert result.returncode == 0 and "Traceback" not in result.stdout and "unexpected error" not in result.stdout, (
+        result.stdout
+    )
+    for path in damaged:
+        name = path.relative_to(folder)
+        assert path.is_file(), name
+        assert str(name) in result.stdout or f"{name.parent} is damaged" in result.stdout, name
+    assert timeless(folder) == timeless(finished)
+    root = folder / RESULTS
+    assert not damaged_listed(root) and list(root.glob("audit/*.damaged-1")) and list(root.glob("corpus/*.damaged-1"))
+    assert "Nothing to be done" in run(folder, *MADE).stdout

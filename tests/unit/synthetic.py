@@ -210,7 +210,7 @@ def write_job(
         index["cells"][cell.slug] = {
             "records": path.name,
             "sha256": sha256(path.read_bytes()).hexdigest(),
-            "digest": "synthetic",
+            "digest": digest(cell.model_dump()),
         }
     (job / "index.json").write_text(json.dumps(index))
     environment = {

@@ -27,7 +27,7 @@ rule tables:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        code=stage_digest("tables"),
+        code=lambda _: stage_digest("tables") + dag.remade("tables/*"),
     message:
         "Compiling the tables"
     shell:
@@ -53,7 +53,7 @@ rule quality:
     params:
         study=STUDY_FILE,
         scored=dag.scoring(),
-        code=stage_digest("quality"),
+        code=lambda _: stage_digest("quality") + dag.remade("tables/quality.*"),
     message:
         "Scoring the outputs"
     shell:
@@ -83,7 +83,7 @@ rule figures:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        code=stage_digest("figures"),
+        code=lambda _: stage_digest("figures") + dag.remade("figures/*", "figures/*/*"),
     message:
         "Drawing the figures"
     shell:

@@ -13,7 +13,7 @@ rule corpus:
         "../../environment.yml"
     params:
         study=STUDY_FILE,
-        recipe=dag.recipe("corpus"),
+        recipe=lambda _: dag.recipe("corpus") + dag.remade("corpus/*", "prompts/*"),
         code=stage_digest("corpus"),
     message:
         "Gathering training text and held-out prompts"

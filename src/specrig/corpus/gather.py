@@ -64,6 +64,8 @@ def build(settings: Corpus, seed: int, out: Path) -> None:
             _write(prompt_files / f"{task}.jsonl", rows)
         for made in (corpus, prompt_files):
             made.chmod(0o755)
+            for damaged in (out / made.name).glob("*.damaged-*"):  # what an earlier run set aside stays
+                damaged.replace(made / damaged.name)
             shutil.rmtree(out / made.name, ignore_errors=True)
             made.replace(out / made.name)
 

@@ -19,12 +19,17 @@ from specrig.decoding.drafters import registry as methods
 from specrig.engines import registry as engines
 from specrig.measurement.plan import job_digest
 from specrig.measurement.quarantine import (
+    ENVIRONMENT,
+    HASHES,
+    LEDGER,
     damaged_files,
+    damaged_listed,
     damaged_records,
     disturbed_names,
     quarantine,
     quarantined_names,
     reset_future_times,
+    write_ledger,
 )
 from specrig.measurement.records import replicate_folder, write_atomically
 from specrig.models.gguf import FILES as CONVERTED_FILES
@@ -57,7 +62,8 @@ class Rules:
         self.job_cores = max(1, cores // gpus) if self.shared else cores
         self._lock: IO[str] | None = None
         # Damage is looked for once, before the jobs are planned.
-        self._damaged_records, self._damaged_files = cache(damaged_records), cache(damaged_files)
+        self._damaged_files = cache(damaged_files)
+        self._damaged_records = cache(self._damaged_job)
         self._measuring_demand = cache(lambda *job: measuring_demand(study, job, self._sizes[job[1]]))
         self._training_demand = cache(lambda pair, model: training_demand(study, pair, model))
 
@@ -72,7 +78,7 @@ class Rules:
         look for no other reason in the jobs behind one that runs. So each rule names the keys that it depends on.
         """
         self._lock = lock_study(self.root)  # held until this process ends
-        for sentence in quarantine(self._damage()):
+        for sentence in quarantine(self.damage()):
             print(sentence, file=sys.stderr)
         if count := reset_future_times(self.root):
             print(
@@ -80,7 +86,12 @@ class Rules:
                 "They get the present time.",
                 file=sys.stderr,
             )
+        (self.root / LEDGER).unlink(missing_ok=True)  # jobs may write its files from now on
         write_atomically(self.root / "study.json", self.study.model_dump_json(indent=1) + "\n")
+
+    def end(self) -> None:
+        """Note the hashes of what the run has made, whether or not it is finished; the next run checks them."""
+        write_ledger(self.root)
 
     def forget_states(self) -> None:
         """Delete the hidden states that trainings share: nothing more is trained from them."""
@@ -97,9 +108,9 @@ class Rules:
 
     # Damage
 
-    def _damage(self) -> dict[Path, str]:
-        """Every damaged record file and trained model of the study -> what is wrong."""
-        found: dict[Path, str] = {}
+    def damage(self) -> dict[Path, str]:
+        """Every damaged file that a stage of the study reads, or its folder -> what is wrong."""
+        found = dict(self._damaged_listed)
         for key in self.study.grid.by_method:
             for number in range(self.study.replicates):
                 found |= self._damaged_records(self._records(*key, number))
@@ -108,11 +119,40 @@ class Rules:
                 found |= self._damaged_model(pair, model)
         return found
 
+    @cached_property
+    def _damaged_listed(self) -> dict[Path, str]:
+        return damaged_listed(self.root)
+
+    def remade(self, *patterns: str) -> str:
+        """Quarantined names of the files that these patterns of the results folder name, joined; see `model_damage`."""
+        found = []
+        for folder, stem in {(folder, Path(each).name) for each in patterns for folder in self._folders(each)}:
+            own = [path for path in self._damaged_listed if path.parent == folder and path.match(stem)]
+            found += [f"{folder.name}/{name}" for name in quarantined_names(folder, own, stem)]
+        return "".join(sorted(found))
+
+    def _folders(self, pattern: str) -> list[Path]:
+        """The folders that the pattern of a file names."""
+        parent = str(Path(pattern).parent)
+        return list(self.root.glob(parent)) if "*" in parent else [self.root / parent]
+
+    def _damaged_job(self, folder: Path) -> dict[Path, str]:
+        """The damaged files of a job's records. Without a whole environment nobody knows where the others were
+        measured.
+        """
+        found = damaged_records(folder)
+        if folder / ENVIRONMENT in self._damaged_listed:
+            reason = f"{ENVIRONMENT}, which says where it was measured, is damaged"
+            found = dict.fromkeys(sorted(folder.glob("*.jsonl")), reason) | found
+            found[folder / ENVIRONMENT] = self._damaged_listed[folder / ENVIRONMENT]
+        return found
+
     def _damaged_model(self, pair: str, model: str) -> dict[Path, str]:
         """The folder of a trained model (or the text of a pair's target) -> what is wrong with one of its files."""
         folder = self.root / "models" / pair
         if model == TEXT:
-            return self._damaged_files(folder)
+            found = self._damaged_files(folder)
+            return {folder / TEXT: found[folder / HASHES]} if folder / HASHES in found else found
         for path, reason in self._damaged_files(folder / model).items():
             return {folder / model: f"{path.name}: {reason}"}
         return {}
@@ -133,7 +173,8 @@ class Rules:
         """Digest of a converted folder's source: name, precision, size in bytes and time of the GGUF file."""
         source, dtype = self.study.grid.converted[wildcards.source]
         about = located(source).stat()
-        return digest([source, dtype, about.st_size, int(about.st_mtime)])
+        made = digest([source, dtype, about.st_size, int(about.st_mtime)])
+        return made + self.remade(f"converted/{wildcards.source}/*")
 
     def recipe(self, *parts: str) -> str:
         """The keys of `training:` that a stage depends on (`parts` and the seed), as JSON."""
@@ -213,7 +254,7 @@ class Rules:
     def task_row(self, wildcards: Wildcards) -> str:
         """Digest of what decides which prompts are fetched for a task: its row and the number of prompts."""
         row = self.study.rows.tasks[wildcards.task].model_dump(exclude=FOR_READERS)
-        return digest([row, self.study.grid.prompts_read(wildcards.task)])
+        return digest([row, self.study.grid.prompts_read(wildcards.task)]) + self.remade(f"data/{wildcards.task}.jsonl")
 
     # Measuring
 
@@ -285,7 +326,8 @@ class Rules:
         key = wildcards.engine, wildcards.method
         cells = (cell for cell in self.study.grid.cells if (cell.engine, cell.method) == key)
         settings = {(cell.k, cell.temperature, cell.variant, digest(cell.options)) for cell in cells}
-        return digest([sorted(settings), self.study.engine_options.get(wildcards.engine, {})])
+        made = digest([sorted(settings), self.study.engine_options.get(wildcards.engine, {})])
+        return made + self.remade(f"audit/exact-{wildcards.engine}-{wildcards.method}.csv")
 
     def audited(self) -> list[tuple[str, str]]:
         """(engine, method) of each exact test. It samples from a pair made for it, which a running server lacks."""

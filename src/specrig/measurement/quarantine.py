@@ -1,12 +1,14 @@
 """Quarantine: result files that are damaged or disturbed get another name, so that the next run makes them again.
 
 Files are written whole or not at all. A failing disk, a cut copy or an editor may still change them later. So records
-are compared with the hashes in their folder's `index.json`, trained models with the `SHA256SUMS` beside them. No torch
-here. Nothing that measures or trains imports this file, so a change here makes no result stale.
+are compared with the hashes in their folder's `index.json`, trained models with the `SHA256SUMS` beside them, all else
+that stages read with the hashes that the last run left (`write_ledger`). No torch here. Nothing that measures or trains
+imports this file, so a change here makes no result stale.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import time
@@ -18,6 +20,14 @@ from specrig.measurement.records import RecordError, read_records, write_atomica
 
 HASHES = "SHA256SUMS"
 """File with the sums of the files beside it, in the format of `sha256sum -c`."""
+LEDGER = ".sums.json"
+"""File in a study's results folder with the hashes of the files in `LISTED`."""
+ENVIRONMENT = "environment.json"
+LISTED = (
+    *("corpus/*", "prompts/*", "data/*", "converted/*/*", "audit/*.csv", "tables/*", "figures/*", "figures/*/*"),
+    f"records/**/{ENVIRONMENT}",
+)
+"""What stages make and read, besides records and trained models."""
 DAMAGED, DISTURBED = ".damaged-", ".disturbed-"
 """Added with a number to the name of a quarantined file or model folder."""
 
@@ -35,7 +45,67 @@ def damaged_files(folder: Path) -> dict[Path, str]:
     if not sums.is_file():
         return {}
     lines = [line.partition("  ") for line in sums.read_text(encoding="utf-8", errors="replace").splitlines()]
+    if not lines or not all(len(expected) == 64 and name for expected, _, name in lines):
+        return {sums: "it is not a list of hashes"}
     return _differing({folder / name: expected for expected, _, name in lines if name})
+
+
+def write_ledger(root: Path) -> None:
+    """Write the hashes of the files in `LISTED` of the results folder `root`, at the end of a run."""
+    sums = {path.relative_to(root).as_posix(): _hash(path) for path in _listed(root)}
+    write_atomically(root / LEDGER, json.dumps(sums, indent=1))
+
+
+def damaged_listed(root: Path) -> dict[Path, str]:
+    """The files in `LISTED` that are not as the last run left them -> what is wrong.
+
+    After a run that was killed there is no ledger: then files must be readable to their end.
+    """
+    try:
+        sums = json.loads((root / LEDGER).read_text(encoding="utf-8"))
+        expected = {root / str(name): str(value) for name, value in sums.items()}
+    except (OSError, ValueError, AttributeError):
+        expected = {}
+    found = {}
+    for path in _listed(root):
+        if path in expected and _hash(path) == expected[path]:
+            continue
+        reason = _unreadable(path) or ("its content is not what was written" if path in expected else "")
+        if reason:
+            found[path] = reason
+    return found
+
+
+def _listed(root: Path) -> list[Path]:
+    paths = {path for pattern in LISTED for path in root.glob(pattern) if path.is_file()}
+    return sorted(path for path in paths if DAMAGED not in path.name and not path.name.startswith("."))
+
+
+def _unreadable(path: Path) -> str:
+    """Why the content of a file is not complete, where its kind shows it; else ""."""
+    content = path.read_bytes()
+    if not content:
+        return "it is empty"
+    if path.suffix not in {".json", ".jsonl", ".csv", ".md", ".tex", ".svg"}:
+        return ""
+    try:
+        text = content.decode("utf-8")
+        if path.suffix == ".json":
+            json.loads(text)
+        elif path.suffix == ".jsonl":
+            for line in text.splitlines():
+                json.loads(line)
+        elif path.suffix == ".csv" and len({len(row) for row in csv.reader(text.splitlines(keepends=True))}) != 1:
+            return "its rows have different lengths"
+        elif path.suffix == ".svg" and not text.rstrip().endswith("</svg>"):
+            return "it has no end"
+    except UnicodeDecodeError:
+        return "it is not UTF-8"
+    except (ValueError, RecursionError):
+        return f"it is not {path.suffix.removeprefix('.').upper()}"
+    except csv.Error as error:
+        return f"it is no table ({error})"
+    return "" if path.suffix == ".json" or text.endswith("\n") else "its last line has no end"
 
 
 def damaged_records(job: Path) -> dict[Path, str]:
@@ -49,9 +119,17 @@ def damaged_records(job: Path) -> dict[Path, str]:
     sums: dict[Path, str] = {}
     if index.is_file():
         try:
-            cells = json.loads(index.read_text(encoding="utf-8"))["cells"]
+            content = json.loads(index.read_text(encoding="utf-8"))
+            cells, _ = content["cells"], dict(content["failed"])
             sums = {job / entry["records"]: entry["sha256"] for entry in cells.values()}
-        except (ValueError, LookupError, TypeError, AttributeError):
+            for slug, entry in cells.items():
+                if entry["records"] != f"{slug}.jsonl" or _digest_of(job / entry["records"]) not in (
+                    None,
+                    entry["digest"],
+                ):
+                    found[index] = f"what it says of {slug} is not what its records say"
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            sums = {}
             found[index] = "it is not an index of records"
     found |= _differing(sums)
     for path in sorted(job.glob("*.jsonl")):
@@ -60,10 +138,19 @@ def damaged_records(job: Path) -> dict[Path, str]:
         try:
             if not list(read_records(path)):
                 found[path] = "it is empty"
-        except (RecordError, UnicodeDecodeError) as error:
+        except RecordError as error:
             # The message begins with the path and ends with what a user would have to do, which the run does by itself.
             found[path] = str(error).replace(f"{path}:", "line ").partition("; ")[0]
     return found
+
+
+def _digest_of(path: Path) -> str | None:
+    """The digest that the first record of a file has; None where there is none."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return str(json.loads(file.readline())["digest"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
 def quarantine(found: Mapping[Path, str]) -> list[str]:

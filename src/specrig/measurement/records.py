@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from specrig.cell import Cell
 
@@ -225,17 +225,19 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a cell's file. Raises RecordError, with file and line, for an incomplete record."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                version = json.loads(line).get("schema_version")
+                version = json.loads(line.decode("utf-8")).get("schema_version")
                 if version not in SCHEMA_VERSIONS:
                     raise RecordError(
                         f"{path}:{number}: record schema {version}, this SpecRig reads {SCHEMA_VERSIONS}; "
                         "delete the file to measure its cell again"
                     )
                 yield Record.model_validate_json(line)
-            except (json.JSONDecodeError, ValidationError, AttributeError) as error:
+            except RecordError:
+                raise
+            except (ValueError, AttributeError, RecursionError) as error:
                 raise RecordError(
                     f"{path}:{number}: not a record ({str(error).splitlines()[0]}); "
                     "delete the file to measure its cell again"

@@ -16,7 +16,10 @@ from specrig.analysis.cells import cells_table
 from specrig.analysis.disturbance import Reason, column, disturbances
 from specrig.audit.multiple_testing import with_verdicts
 from specrig.measurement.records import Record, RecordError, read_records, replicate_folder
+from specrig.models.pair import first_line
 from specrig.results.floors import with_floor
+
+AGAIN = "delete the file: the next run of the study makes it again"
 
 
 @dataclass(slots=True)
@@ -122,7 +125,7 @@ class StudyData:
 
     def audit(self) -> pd.DataFrame | None:
         """The rows of all `audit/*.csv`, judged as one family (`audit.multiple_testing`); None without an audit."""
-        frames = [pd.read_csv(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
+        frames = [_verdicts(path) for path in sorted((self.folder / "audit").glob("*.csv"))]
         frames = [frame for frame in frames if not frame.empty]
         return with_verdicts(pd.concat(frames, ignore_index=True)) if frames else None
 
@@ -136,7 +139,7 @@ def read_study(folder: Path) -> StudyData:
     config_path = folder / "study.json"
     if not config_path.is_file():
         raise RecordError(f"{config_path} does not exist: is {folder} a study's results folder?")
-    config = json.loads(config_path.read_text(encoding="utf-8"))
+    config = _json(config_path)
     pairs = config.get("rows", {}).get("pairs") or config.get("pairs")  # entries may name pairs of their own
     requested = [names(config.get("engines")), names(pairs), names(config.get("methods"))]
     jobs = []
@@ -159,10 +162,12 @@ def training_curves(models: Path) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for path in sorted(models.glob("*/*/training.jsonl")):
         pair, model = path.parts[-3], path.parts[-2]
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 entry = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
+                continue
+            if not isinstance(entry, dict):
                 continue
             losses = {"training": entry.get("loss"), **(entry.get("heldout") or {})}
             rows += [
@@ -189,14 +194,34 @@ def file_sha256(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object of the results folder. Raises RecordError with the path for another content."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            return content
+        reason = "not a JSON object"
+    except (ValueError, RecursionError) as error:
+        reason = first_line(error)
+    raise RecordError(f"{path}: damaged ({reason}); {AGAIN}")
+
+
+def _verdicts(path: Path) -> pd.DataFrame:
+    """A table of the audit. Raises RecordError with the path for a file that is none."""
+    try:
+        return pd.read_csv(path)
+    except (ValueError, pd.errors.ParserError) as error:
+        raise RecordError(f"{path}: damaged ({first_line(error)}); {AGAIN}") from error
+
+
 def _job(folder: Path, engine: str, pair: str, method: str, replicate: int) -> MeasuredJob:
     index_path, environment_path = folder / "index.json", folder / "environment.json"
-    environment = json.loads(environment_path.read_text()) if environment_path.is_file() else {}
+    environment = _json(environment_path) if environment_path.is_file() else {}
     if not index_path.is_file():
         # A job cut before its end has no index yet; the cells it finished are whole files.
         files = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
         return MeasuredJob(engine, pair, method, files, environment=environment, replicate=replicate)
-    index = json.loads(index_path.read_text(encoding="utf-8"))
+    index = _json(index_path)
     files = {slug: folder / Path(entry["records"]).name for slug, entry in index.get("cells", {}).items()}
     for path in files.values():
         if not path.is_file():
