@@ -40,6 +40,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("hydra", {"tree": (1,)}),
     ("layer_skip", {"skip": (0, 2), "acceptance": "block"}),
     ("pard", {"acceptance": "block"}),
+    ("tree", {"branching": (2, 2), "acceptance": "traversal"}),
+    ("medusa", {"nodes": 5, "acceptance": "traversal"}),
+    ("hydra", {"nodes": 5, "acceptance": "traversal"}),
 ]
 
 

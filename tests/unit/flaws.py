@@ -48,6 +48,9 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "token_recycling": ("token_recycling", 5, {"nodes": 12}),
     "layer_skip": ("layer_skip", 4, {}),
     "pard": ("pard", 4, {}),
+    "tree, traversal": ("tree", 4, {"branching": (2, 2, 1, 1), "acceptance": "traversal"}),
+    "medusa, traversal": ("medusa", 4, {"nodes": 12, "acceptance": "traversal"}),
+    "hydra, traversal": ("hydra", 4, {"nodes": 12, "acceptance": "traversal"}),
     "hydra": ("hydra", 4, {"nodes": 12}),
     "rest": ("rest", 2, {"nodes": 12, "longest": 2, "shortest": 1}),
     "suffix_blend": ("suffix_blend", 4, {"nodes": 12}),
@@ -68,9 +71,10 @@ DRAWN_CHAINS = ("draft_model", "adaptive_k", "eagle", "eagle3", "p_eagle", "medu
 DRAWN_TREES = ("tree", "medusa", "medusa_draft, tree", "eagle2", "eagle3, tree", "hydra")
 COPIED_CHAINS = ("ngram", "suffix")
 COPIED_TREES = ("suffix, tree", "lookahead", "token_recycling", "rest", "suffix_blend")
+TRAVERSALS = ("tree, traversal", "medusa, traversal", "hydra, traversal")
 BLOCKS = ("draft_model, block", "ngram, block")
 CHAINS, TREES = DRAWN_CHAINS + COPIED_CHAINS, DRAWN_TREES + COPIED_TREES
-DRAWN = (*DRAWN_CHAINS, "draft_model, block", *DRAWN_TREES)
+DRAWN = (*DRAWN_CHAINS, "draft_model, block", *DRAWN_TREES, *TRAVERSALS)
 
 Edit = tuple[str, str, str]
 """Module and function below `specrig`, its line as it is, and as it would be wrong."""
@@ -89,19 +93,20 @@ class Flaw:
 CHAIN, WALK, RESIDUAL = (
     "decoding.verify:_chain_sampled",
     "decoding.verify_tree:_walked",
-    "decoding.verify_tree:_residual",
+    "decoding.verify_tree:residual",
 )
+WEIGHTS = "decoding.verify_traversal:traversal_weights"
 TYPICAL = "__import__('specrig.decoding.verify_tree', fromlist=['_']).typical_acceptance(0.09, 0.3)"
 FIRST = "drafter.__dict__.setdefault('first', draft.probs)"
 LEFT = "left = torch.where((counts < offered) & (left.sum(-1, keepdim=True) > 0), left, rest)"
 FLAWS = [
     Flaw(
         "a rejected sibling stays in q",
-        ((WALK, "left = None if left is None else _residual(left, None, token)", "pass"),),
+        ((WALK, "left = None if left is None else residual(left, None, token)", "pass"),),
         DRAWN_TREES,
     ),
     Flaw("correction drawn from p, not from the residual", ((CHAIN, LEFT, "left = rest"),), (*CHAINS, *BLOCKS)),
-    Flaw("after a rejected sibling p stays as it is", ((WALK, "rest = _residual(rest, left, token)", "pass"),), TREES),
+    Flaw("after a rejected sibling p stays as it is", ((WALK, "rest = residual(rest, left, token)", "pass"),), TREES),
     Flaw("residual |p - q|", ((CHAIN, ".clamp_(min=0.0)", ".abs_()"),), (*DRAWN_CHAINS, "draft_model, block")),
     Flaw("residual |p - q|, trees", ((RESIDUAL, ".clamp_(min=0.0)", ".abs_()"),), DRAWN_TREES),
     Flaw("residual not renormalised", ((RESIDUAL, "rest / total", "rest"),), DRAWN_TREES),
@@ -224,6 +229,33 @@ FLAWS = [
         "a row ends with the uniform of its neighbour's length",
         ((WALK, "uniforms[index, counts[index]]", "uniforms[index, counts[index - 1]]"),),
         COPIED_TREES,
+    ),
+    Flaw("traversal: no product along the path", ((WEIGHTS, "here = own * at", "here = at"),), TRAVERSALS),
+    Flaw(
+        "traversal: a rejected child takes nothing of its parent's weight",
+        ((WEIGHTS, "torch.where(kept, after, own)[:, 0]", "own[:, 0]"),),
+        TRAVERSALS,
+    ),
+    Flaw(
+        "traversal: after a rejected child p stays as it is",
+        ((WEIGHTS, "torch.where(kept & (total > 0), short / total, at)", "at"),),
+        TRAVERSALS,
+    ),
+    Flaw(
+        "traversal: a rejected sibling stays in q",
+        ((WEIGHTS, "torch.where(drawn.unsqueeze(1), residual(q, None, token[:, 0]), q)", "q"),),
+        TRAVERSALS,
+    ),
+    Flaw(
+        "traversal: two nodes share their draws",
+        (
+            (
+                "decoding.drafters.medusa:Medusa.propose",
+                "self.heads.bias is not None or apart",
+                "self.heads.bias is not None",
+            ),
+        ),
+        ("medusa, traversal",),
     ),
 ]
 FAINT = {

@@ -70,7 +70,7 @@ def generate(
         context.done[row] = token in eos or max_new_tokens == 1
     first = target.now()
     drafter.begin(context, hidden, target.aux_hidden_states)
-    typical, block = drafter.criterion(), drafter.acceptance(drafter.options) == "block"
+    typical, block = drafter.criterion(), drafter.acceptance(drafter.options) in ("block", "traversal")
     ready = target.now()
     if callback is not None:
         for row in range(B):

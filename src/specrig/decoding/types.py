@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from specrig.decoding.sampling import Sampler
     from specrig.runtime.types import Parents
 
-Acceptance = Literal["exact", "block", "typical"]
-"""How drafted tokens are accepted. `exact` (greedy match at temperature 0, above it rejection sampling token by token)
-and `block` (rejection sampling of a chain as a whole) keep the target's distribution; `typical` does not."""
+Acceptance = Literal["exact", "block", "traversal", "typical"]
+"""How drafted tokens are accepted. `exact` (greedy match at temperature 0, above it rejection sampling token by token),
+`block` (rejection sampling of a chain as a whole) and `traversal` (of a tree's paths as wholes) keep the target's distribution; `typical` does not."""
 Family = Literal["copying", "draft model", "heads", "one pass", "none"]
 """What drafts: text that stands already, a model of its own, heads on the target, one pass for all tokens, or nothing."""
 

@@ -10,6 +10,10 @@ Lossless, `block`, for chains: Sun et al. (2403.10444, Algorithm 2). Where a tok
 surplus helps the tokens behind it: the chain up to position i is accepted with the running product of p/q as its
 probability, cut to 1 at each step. No valid rule accepts more tokens in expectation.
 
+Lossless, `traversal`, for trees: Weng et al. (2505.12398). Paths are judged as wholes, from the leaves to the root: a
+rejected leaf leaves its siblings and then its parent a chance. Of a chain it is block verification. The children of
+different nodes must be drawn independently, and the shape must not depend on draws.
+
 Lossy, `typical`: Medusa's typical acceptance (2401.10774), p(x) > min(threshold, alpha * exp(-H(p))).
 
 Shapes: B rows, n draft tokens a row, V vocabulary. p and q are the distributions of target and draft.
@@ -25,6 +29,7 @@ from torch import Tensor
 from specrig.decoding.sampling import Sampler, argmax, draw, to_full_vocabulary
 from specrig.decoding.simulated import SimulatedAcceptance
 from specrig.decoding.types import Criterion, Draft, Verdict
+from specrig.decoding.verify_traversal import verify_traversal
 from specrig.decoding.verify_tree import verify_tree
 from specrig.runtime.device import on_device
 
@@ -41,12 +46,14 @@ def verify(
 ) -> Verdict:
     """Judge `draft` by the target's `logits` `[B, n + 1, V]` (position 0 is the root, position i + 1 node i).
 
-    Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` (chains only) by block
-    verification. `simulated` replaces the outcome, after all the work of judging, by a declared acceptance. Rows that
+    Above temperature 0 `typical` replaces rejection sampling by that lossy rule, `block` by block verification
+    of chains and traversal verification of trees. `simulated` replaces the outcome, after all the work of judging, by a declared acceptance. Rows that
     are not `active` use no random numbers. Returns a Verdict without logits and hidden states.
     """
     active = [True] * len(logits) if active is None else list(active)
-    if draft.parents is not None or (typical is not None and not sampler.greedy):
+    if block and draft.parents is not None and typical is None and not sampler.greedy:
+        verdict = verify_traversal(draft, logits, sampler, active)
+    elif draft.parents is not None or (typical is not None and not sampler.greedy):
         verdict = verify_tree(draft, logits, sampler, active, typical)
     elif sampler.greedy:
         verdict = _chain_greedy(draft, logits)

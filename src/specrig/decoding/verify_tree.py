@@ -35,7 +35,11 @@ class Row(NamedTuple):
 
 
 def verify_tree(
-    draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence[bool], typical: Criterion | None
+    draft: Draft,
+    logits: Tensor,
+    sampler: Sampler,
+    active: Sequence[bool],
+    typical: Criterion | None,
 ) -> Verdict:
     """Walk each row's tree from the root: accept a child where the rule says so, add a token of the target's own where
     the path ends.
@@ -46,12 +50,7 @@ def verify_tree(
     """
     if sampler.greedy:
         return _greedy(draft, logits)
-    p = sampler.probs(logits)
-    if not all(active):  # a finished row offers nothing, so that nobody walks its tree
-        draft = replace(draft, lengths=[count if on else 0 for count, on in zip(draft.offered, active, strict=True)])
-    counts = draft.offered
-    n = draft.tokens.shape[1]
-    uniforms = sampler.uniforms([count + 1 if on else 0 for count, on in zip(counts, active, strict=True)], n + 1)
+    draft, p, uniforms = prepared(draft, logits, sampler, active)
     if typical is not None:
         return _typical(draft, p, uniforms, typical)
     # A processor judges only the nodes that the walk meets. A GPU judges all nodes at once, so that the host waits for
@@ -59,7 +58,19 @@ def verify_tree(
     return _judged(draft, p, uniforms) if p.device.type == "cuda" else _walked(draft, p, uniforms)
 
 
-def _read(draft: Draft, *parts: Tensor) -> list[Row]:
+def prepared(draft: Draft, logits: Tensor, sampler: Sampler, active: Sequence[bool]) -> tuple[Draft, Tensor, Tensor]:
+    """The draft without the trees of finished rows, the target's distributions `[B, n + 1, V]`, and the uniforms `[B, n +
+    1]` that rows judge with: one for each node that is offered, then one for the token at the end.
+    """
+    p = sampler.probs(logits)
+    if not all(active):  # a finished row offers nothing, so that nobody walks its tree
+        draft = replace(draft, lengths=[count if on else 0 for count, on in zip(draft.offered, active, strict=True)])
+    counts, n = draft.offered, draft.tokens.shape[1]
+    uniforms = sampler.uniforms([count + 1 if on else 0 for count, on in zip(counts, active, strict=True)], n + 1)
+    return draft, p, uniforms
+
+
+def read_rows(draft: Draft, *parts: Tensor) -> list[Row]:
     """Bring the draft and `parts` `[B, any]` to the host in one transfer; a row's `values` are its parts, joined."""
     n = draft.tokens.shape[1]
     grown = [draft.parents] if isinstance(draft.parents, Tensor) else []  # a tree that only the device knows so far
@@ -87,12 +98,12 @@ def _read(draft: Draft, *parts: Tensor) -> list[Row]:
     return rows
 
 
-def _verdict(draft: Draft) -> Verdict:
+def empty_verdict(draft: Draft) -> Verdict:
     """A verdict to which no row has been added yet."""
     return Verdict([], [], [], [], parents=None if draft.parents is None else [])
 
 
-def _add(verdict: Verdict, row: Row, path: list[int], extra: float, shares: Sequence[float] | None) -> None:
+def add_row(verdict: Verdict, row: Row, path: list[int], extra: float, shares: Sequence[float] | None) -> None:
     """Add one row's outcome: the accepted path, then the token `extra`.
 
     shares: by place, Σ_x min(p, q) over the children of the root and of each node. None at temperature 0, where the sum
@@ -120,11 +131,11 @@ def _first(children: Children, accepted: Test) -> list[int]:
 
 def _greedy(draft: Draft, logits: Tensor) -> Verdict:
     """Temperature 0: a child is accepted where its token is the target's most likely one at its parent."""
-    verdict = _verdict(draft)
-    for row in _read(draft, argmax(logits)):
+    verdict = empty_verdict(draft)
+    for row in read_rows(draft, argmax(logits)):
         chosen = row.values  # by place
         path = _first(row.children, lambda node, child, row=row: row.tokens[child] == row.values[node + 1])  # type: ignore[misc]
-        _add(verdict, row, path, chosen[path[-1] + 1 if path else 0], None)
+        add_row(verdict, row, path, chosen[path[-1] + 1 if path else 0], None)
     return verdict
 
 
@@ -136,10 +147,10 @@ def _typical(draft: Draft, p: Tensor, uniforms: Tensor, typical: Criterion) -> V
     ends = on_device(draft.offered, p.device).unsqueeze(1)
     extra = draw(p, uniforms.gather(1, ends).expand(B, n + 1))
     # Each node's token must exceed the threshold of the target's distribution at its parent: [B, n].
-    above = _above(draft)
+    above = parent_places(draft)
     passed = p[torch.arange(B, device=p.device).unsqueeze(1), above, draft.tokens] > typical(p).gather(1, above)
-    verdict = _verdict(draft)
-    for row in _read(draft, passed.long(), extra):
+    verdict = empty_verdict(draft)
+    for row in read_rows(draft, passed.long(), extra):
         passes, extras = row.values[:n], row.values[n:]
         best: list[int] = []
         stack: list[tuple[int, list[int]]] = [(-1, [])]
@@ -147,11 +158,11 @@ def _typical(draft: Draft, p: Tensor, uniforms: Tensor, typical: Criterion) -> V
             node, path = stack.pop()
             best = path if len(path) > len(best) else best
             stack += [(child, [*path, child]) for child in reversed(row.children.get(node, [])) if passes[child]]
-        _add(verdict, row, best, extras[best[-1] + 1 if best else 0], None)
+        add_row(verdict, row, best, extras[best[-1] + 1 if best else 0], None)
     return verdict
 
 
-def _above(draft: Draft) -> Tensor:
+def parent_places(draft: Draft) -> Tensor:
     """`[B, n]`: the place of each node's parent."""
     B, n = draft.tokens.shape
     if isinstance(draft.parents, Tensor):
@@ -170,7 +181,7 @@ def _width(draft: Draft) -> int:
     return max((max(Counter(row).values()) for row in trees.values() if len(row)), default=1)
 
 
-def _residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
+def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
     """What is left of p after a draw from q was rejected: norm(max(0, p - q)), `[..., V]`.
 
     q None is one-hot on `token` `[...]`. Where rounding left nothing the result is p.
@@ -187,9 +198,9 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     p: `[B, n + 1, V]`, the target's distributions by place; uniforms: `[B, n + 1]`, one a node and behind them the last
     token's.
     """
-    verdict = _verdict(draft)
+    verdict = empty_verdict(draft)
     judged, counts = uniforms.tolist(), draft.offered
-    for index, row in enumerate(_read(draft)):
+    for index, row in enumerate(read_rows(draft)):
         path: list[int] = []
         shares: dict[int, float] = {}
         node: int | None = -1
@@ -215,11 +226,11 @@ def _walked(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
                     path.append(child)
                     break
                 # Rejected: p loses what q covered, and q loses the sibling, for it cannot be drawn again.
-                rest = _residual(rest, left, token)
-                left = None if left is None else _residual(left, None, token)
+                rest = residual(rest, left, token)
+                left = None if left is None else residual(left, None, token)
         # The path ends here: the target's own token comes from what its rejected children left of p.
         extra = int(draw(rest, uniforms[index, counts[index]]))
-        _add(verdict, row, path, extra, [shares.get(place, 0.0) for place in range(here + 2)])
+        add_row(verdict, row, path, extra, [shares.get(place, 0.0) for place in range(here + 2)])
     return verdict
 
 
@@ -231,7 +242,7 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
     """
     B, n = draft.tokens.shape
     counts = on_device(draft.offered, p.device).unsqueeze(1)
-    above = _above(draft)
+    above = parent_places(draft)
     nodes = torch.arange(n, device=p.device)
 
     # A node's rank is the number of its elder siblings: [B, n] of [B, n (younger), n (elder)].
@@ -271,20 +282,20 @@ def _judged(draft: Draft, p: Tensor, uniforms: Tensor) -> Verdict:
         passed = (chances.gather(1, child) * q < rest.gather(-1, token.unsqueeze(-1)).squeeze(-1)) & offered
         accepted.scatter_(1, child, passed)
         # As if rejected, for the younger siblings: p loses what q covered, q loses the sibling.
-        rest = torch.where(offered.unsqueeze(-1), _residual(rest, left, token), rest)
+        rest = torch.where(offered.unsqueeze(-1), residual(rest, left, token), rest)
         if left is not None and place + 1 < width:
-            left = torch.where(offered.unsqueeze(-1), _residual(left, None, token), left)
+            left = torch.where(offered.unsqueeze(-1), residual(left, None, token), left)
 
     # The target's own token for every place at which the path may end, all by the row's last uniform: [B, n + 1]. A
     # path ends at a place only if all children there were rejected, and `rest` is what they left.
     ends = torch.cat((rest, p[:, m:]), 1)
     extra = draw(ends, uniforms.gather(1, counts).expand(B, n + 1))
 
-    verdict = _verdict(draft)
-    for row in _read(draft, accepted[:, :n].long(), extra, shares):
+    verdict = empty_verdict(draft)
+    for row in read_rows(draft, accepted[:, :n].long(), extra, shares):
         passes, extras, overlaps = row.values[:n], row.values[n : 2 * n + 1], row.values[2 * n + 1 :]
         path = _first(row.children, lambda _, child, passes=passes: bool(passes[child]))  # type: ignore[misc]
-        _add(verdict, row, path, extras[path[-1] + 1 if path else 0], overlaps)
+        add_row(verdict, row, path, extras[path[-1] + 1 if path else 0], overlaps)
     return verdict
 
 

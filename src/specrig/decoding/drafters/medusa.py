@@ -59,13 +59,13 @@ class Medusa(Drafter):
     needs = ("medusa",)
 
     class Options(TreeOptions):
-        """acceptance: `exact` is lossless; `typical` (by posterior_threshold and posterior_alpha) is lossy above
+        """acceptance: `exact` and `traversal` are lossless; `typical` (by posterior_threshold and posterior_alpha) is lossy above
         temperature 0.
 
         `k` bounds the tree's depth, which cannot exceed the number of trained heads.
         """
 
-        acceptance: Literal["exact", "typical"] = "exact"
+        acceptance: Literal["exact", "traversal", "typical"] = "exact"
         posterior_threshold: float = Field(0.09, gt=0, le=1)
         posterior_alpha: float = Field(0.3, gt=0, le=1)
 
@@ -85,7 +85,7 @@ class Medusa(Drafter):
         """Medusa's typical acceptance, if asked for."""
         from specrig.decoding.verify_tree import typical_acceptance
 
-        if self.options.acceptance == "exact":
+        if self.options.acceptance != "typical":
             return None
         return typical_acceptance(self.options.posterior_threshold, self.options.posterior_alpha)
 
@@ -103,7 +103,9 @@ class Medusa(Drafter):
         # Typical acceptance asks how likely a candidate is, not where it came from: the paper offers it the most likely
         # ones.
         ranked = self.options.acceptance == "typical"
-        if self.heads.bias is not None:
+        # What is judged below one node must say nothing of another's children: each node draws its own.
+        apart = self.options.acceptance == "traversal" and not context.sampler.greedy
+        if self.heads.bias is not None or apart:
             plan = self.plan(k)
             logits = self.heads(self.hidden, plan.depth)
             children = partial(self.heads.biased, logits)

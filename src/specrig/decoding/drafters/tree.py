@@ -6,7 +6,7 @@ from the draft's distribution without replacement, as multi-candidate rejection 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -40,9 +40,12 @@ class Tree(Drafter):
     needs = ("draft",)
 
     class Options(MethodOptions):
-        """branching: children a node has on each level; levels beyond the list have one."""
+        """branching: children a node has on each level; levels beyond the list have one. acceptance: above temperature
+        0; traversal (2505.12398) keeps the distribution too.
+        """
 
         branching: tuple[int, ...] = Field((3, 2, 1, 1), min_length=1)
+        acceptance: Literal["exact", "traversal"] = "exact"
 
     def begin(self, context: Context, hidden: Tensor, aux_hidden_states: Tensor | None = None) -> None:
         """Prefill the draft model with the prompts."""
