@@ -12,7 +12,7 @@ work to do:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -223,7 +223,7 @@ def _pard(folder: Path, draft: Any, seed: int) -> None:
     pard.save(folder, own, VOCABULARY)
 
 
-MAKERS = {
+MAKERS: dict[str, Callable[[Path, Any, int], None]] = {
     "medusa": _medusa,
     "eagle": _eagle,
     "eagle3": partial(_streams, "eagle3"),

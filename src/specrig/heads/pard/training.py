@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,7 @@ class PardLearner(Learner):
         noted = (getattr(model.config, "specrig", None) or {}).get("drafted")
         if vocabulary is None and noted is not None:  # what the draft was trained to draft
             self.vocabulary = torch.tensor(noted)
-        self.noted = {"target_vocabulary": teacher.vocabulary}
+        self.noted: dict[str, Any] = {"target_vocabulary": teacher.vocabulary}
         if self.vocabulary is not None:
             self.noted["drafted"] = self.vocabulary.tolist()
         elif model.vocabulary != teacher.vocabulary:  # one embedding has more padding
