@@ -246,17 +246,6 @@ FLAWS = [
         ((WEIGHTS, "torch.where(drawn.unsqueeze(1), residual(q, None, token[:, 0]), q)", "q"),),
         TRAVERSALS,
     ),
-    Flaw(
-        "traversal: two nodes share their draws",
-        (
-            (
-                "decoding.drafters.medusa:Medusa.propose",
-                "self.heads.bias is not None or apart",
-                "self.heads.bias is not None",
-            ),
-        ),
-        ("medusa, traversal",),
-    ),
 ]
 FAINT = {
     (
