@@ -93,7 +93,7 @@ def read(kind: type[Kind], body: Any) -> Kind:
             raise RefusedError(422, "it is missing", "add it", where=where) from error
         value = repr(issue["input"])
         value = value if len(value) <= 80 else value[:77] + "..."
-        allowed = issue["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+        allowed = re.sub(r"^\w+ should", "it should", issue["msg"].removeprefix("Value error, "))
         raise RefusedError(422, f"you gave {value}", allowed, where=where) from error
 
 
