@@ -159,6 +159,7 @@ BY_TEXT: list[tuple[str, dict[str, Any]]] = [
     ("eagle3", {}),
     ("eagle3", {"nodes": 8, "top_k": 3}),
     ("p_eagle", {}),
+    ("dflash", {}),
     ("medusa", {}),
     ("medusa_draft", {"tree": (2, 1)}),
     ("ngram", {}),

@@ -234,7 +234,14 @@ EXPORTS["p_eagle"] = (
 )
 """Head -> the keys of config.json and the tensors that vLLM and the others read: to the letter. The draft has the target's
 sizes, and one layer."""
-UNTRIED = {"p_eagle"}
+EXPORTS["dflash"] = (
+    {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "hidden_size": D, "vocab_size": V,
+     "block_size": 8, "num_target_layers": 3, "dflash_config": {"mask_token_id": V - 1, "target_layer_ids": [0, 1]}},
+    {"fc.weight": [D, 2 * D], "hidden_norm.weight": [D], "norm.weight": [D]} | layer("layers.0", D) | layer("layers.1", D)
+    | {f"layers.{index}.input_layernorm.weight": [D] for index in range(2)}
+    | {f"layers.{index}.self_attn.{part}_norm.weight": [D // 2] for index in range(2) for part in "qk"},
+)  # fmt: skip
+UNTRIED = {"p_eagle", "dflash"}
 """Of these, heads that no engine here was tried with."""
 
 

@@ -34,6 +34,7 @@ METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "eagle": ("eagle", 4, {}),
     "eagle3": ("eagle3", 4, {}),
     "p_eagle": ("p_eagle", 4, {}),
+    "dflash": ("dflash", 4, {}),
     "medusa_draft": ("medusa_draft", 4, {}),
     "tree": ("tree", 4, {"branching": (2, 2, 1, 1)}),
     "medusa": ("medusa", 4, {"nodes": 12}),
@@ -67,7 +68,17 @@ def cell(label: str, temperature: float = 1.0) -> Cell:
     )
 
 
-DRAWN_CHAINS = ("draft_model", "adaptive_k", "eagle", "eagle3", "p_eagle", "medusa_draft", "layer_skip", "pard")
+DRAWN_CHAINS = (
+    "draft_model",
+    "adaptive_k",
+    "eagle",
+    "eagle3",
+    "p_eagle",
+    "dflash",
+    "medusa_draft",
+    "layer_skip",
+    "pard",
+)
 DRAWN_TREES = ("tree", "medusa", "medusa_draft, tree", "eagle2", "eagle3, tree", "hydra")
 COPIED_CHAINS = ("ngram", "suffix")
 COPIED_TREES = ("suffix, tree", "lookahead", "token_recycling", "rest", "suffix_blend")

@@ -87,7 +87,7 @@ def test_the_layer_reads_three_streams_and_feeds_its_own_output_back(source, dir
     tensors = {n: t if t.dim() > 1 else 1 + 0.2 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
     head = Eagle3Head(config, tensors, target)
     row = [5, 9, 2, 11, 7]  # four of the prompt and the first one generated
-    target.aux_layers = head.aux_layers
+    target.aux_layers = head.target_layers
     target.start(1, 64)
     target.forward(torch.tensor([row[:-1]]))
     assert target.aux_hidden_states is not None

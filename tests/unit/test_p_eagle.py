@@ -59,7 +59,7 @@ def test_the_training_head_is_the_decoding_head(folder: Path, layers: int) -> No
     ends = [9, 5]  # tokens of each row that the first round knows
     with torch.no_grad():
         states = learner.model.model.base_model(input_ids=tokens, output_hidden_states=True).hidden_states
-        states = torch.cat([states[layer] for layer in head.aux_layers], -1)
+        states = torch.cat([states[layer] for layer in head.target_layers], -1)
         every = torch.arange(11).expand(2, 11)
         expected = [learner.logits(part) for part in learner.predicted(tokens[:, 1:], states[:, :-1], [every] * 3)]
     target.start(2, 64)

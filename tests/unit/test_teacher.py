@@ -82,10 +82,11 @@ RECIPE = Recipe.model_validate(
         "medusa": HEAD | {"heads": 2, "draft_vocabulary": 200, "joint": {"steps": 2}},
         "eagle": HEAD | {"rollout": 2, "draft_vocabulary": 200, "loss": "lk"},
         "eagle3": HEAD | {"rollout": 2, "draft_vocabulary": 200},
+        "dflash": HEAD | {"k": 4, "draft_vocabulary": 200, "loss": "lk"},
         "p_eagle": HEAD | {"layers": 2, "draft_vocabulary": 200, "position_weights": "d_pace"},
     }
 )
-MODELS = ("draft", "medusa", "draft_medusa", "eagle", "eagle3", "p_eagle")
+MODELS = ("draft", "medusa", "draft_medusa", "eagle", "eagle3", "p_eagle", "dflash")
 
 
 def made(kind: str, tokenizer: Path, folder: Path) -> Path:
@@ -137,7 +138,7 @@ def test_what_was_trained_decodes_losslessly(trained: tuple[Path, Path], tiny_pa
         return [generation.tokens for generation in said]
 
     plain = outputs("autoregressive", 0)
-    for method in ("draft_model", "tree", "medusa", "medusa_draft", "eagle", "eagle2", "eagle3", "p_eagle"):
+    for method in ("draft_model", "tree", "medusa", "medusa_draft", "eagle", "eagle2", "eagle3", "p_eagle", "dflash"):
         found = outputs(method, 3)
         if temperature == 0.0:
             assert found == plain, method

@@ -174,6 +174,22 @@ def _streams(name: str, folder: Path, target: Any, seed: int) -> None:
     module.save(folder, config, tensors)
 
 
+def _dflash(folder: Path, target: Any, seed: int) -> None:
+    """Layers whose masks look at the features, which pass on what the target's streams say."""
+    import torch
+
+    from specrig.heads.dflash import module as dflash
+
+    config = dflash.head_config(target)
+    tensors = dflash.random_tensors(config, seed, deviation=LAYERS)
+    tensors["fc.weight"][:, -WIDTH:] += torch.eye(WIDTH)
+    for layer in range(config.num_hidden_layers):
+        for part in "vo":
+            tensors[f"layers.{layer}.self_attn.{part}_proj.weight"] += torch.eye(WIDTH)
+    folder.mkdir(parents=True, exist_ok=True)
+    dflash.save(folder, config, tensors)
+
+
 def _hydra(folder: Path, target: Any, seed: int) -> None:
     """Heads that pass the last token's embedding on to the target's LM head, and add something of all they read."""
     import torch
@@ -227,6 +243,7 @@ MAKERS: dict[str, Callable[[Path, Any, int], None]] = {
     "medusa": _medusa,
     "eagle": _eagle,
     "eagle3": partial(_streams, "eagle3"),
+    "dflash": _dflash,
     "p_eagle": partial(_streams, "p_eagle"),
     "hydra": _hydra,
     "rest": _rest,

@@ -40,6 +40,8 @@ class DraftHead(LlamaModel):
 
     title: ClassVar[str]
     config_class: ClassVar[type[PreTrainedConfig]] = LlamaConfig
+    target_layers: tuple[int, ...] = ()
+    """The target's layers whose states it reads besides the final one."""
     norm: Tensor | None = None
     _every: Tensor
     _ids: Sequence[int] = ()
@@ -69,6 +71,7 @@ class DraftHead(LlamaModel):
         self.rotary = LlamaRotaryEmbedding(config).to(self.device)
         self.eps = config.rms_norm_eps
         self.q_heads = config.num_attention_heads
+        self.skipped = frozenset()
         self.cos = self.sin = torch.empty(0)
         self._features = torch.empty(0)
         self._counts: list[int] = []

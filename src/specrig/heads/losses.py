@@ -133,3 +133,14 @@ def kept_anchors(written: Tensor, depths: int, generator: torch.Generator | None
     ranks = order.masked_fill_(~written, 2.0).argsort(-1).argsort(-1)
     shares = torch.tensor([kept_share(depth) for depth in range(depths)], device=written.device)
     return there & (ranks < (shares.unsqueeze(1) * written.sum(-1)).ceil().unsqueeze(-1))
+
+
+def packed(kept: Tensor) -> tuple[Tensor, Tensor]:
+    """The anchors of each row side by side: `[B, T]` bool -> their entries `[B, n]`, n the most of a row, and which of
+    these are real.
+    """
+    counts = kept.sum(1)
+    width = int(counts.max())
+    # Stable, so that anchors keep their order.
+    entries = (~kept).long().argsort(dim=1, stable=True)[:, :width]
+    return entries, torch.arange(width, device=kept.device) < counts.unsqueeze(1)

@@ -11,7 +11,7 @@ from specrig.decoding.drafters import registry as methods
 FIRST = [
     *["autoregressive", "naive_batching", "draft_model", "adaptive_k", "ngram", "lookahead", "medusa"],
     *["eagle", "eagle2", "tree", "medusa_draft", "eagle3", "suffix", "token_recycling", "remote_draft"],
-    *["layer_skip", "rest", "hydra", "suffix_hybrid", "suffix_blend", "p_eagle", "pard"],
+    *["layer_skip", "rest", "hydra", "suffix_hybrid", "suffix_blend", "p_eagle", "pard", "dflash"],
 ]
 """The order of methods in tables and legends. Methods that are not in this list come after it (see `listed`)."""
 

@@ -39,7 +39,7 @@ class Eagle3(Eagle2):
 
     def __init__(self, options: MethodOptions, resources: Resources) -> None:
         super().__init__(options, resources)
-        self.aux_layers = self.head.aux_layers
+        self.aux_layers = self.head.target_layers
 
     def load(self) -> Eagle3Head:
         """The trained head."""

@@ -6,13 +6,10 @@ before it: above temperature 0 each is sampled from a distribution of its own, s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from specrig.decoding.drafters.eagle3 import Eagle3
 from specrig.decoding.types import ChainOptions, Context, Draft
-
-if TYPE_CHECKING:
-    from specrig.heads.p_eagle.module import PEagleHead
 
 
 class PEagle(Eagle3):
@@ -21,12 +18,12 @@ class PEagle(Eagle3):
     name = "p_eagle"
     summary = "EAGLE-3's head drafts k tokens in one pass, on masks (P-EAGLE, 2602.01469)"
     needs = ("p_eagle",)
-    head: PEagleHead
+    head: Any
 
     class Options(ChainOptions):
         """Those of a chain."""
 
-    def load(self) -> PEagleHead:
+    def load(self) -> Any:
         """The trained head."""
         from specrig.heads.p_eagle.module import load
 

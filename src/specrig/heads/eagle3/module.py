@@ -56,7 +56,7 @@ class Eagle3Head(EagleHead):
             raise DecodingError(
                 f"an EAGLE-3 head with {', '.join(others)} in its config is of another build, not supported here"
             )
-        self.aux_layers = read_aux_layers(self.config, target.layers)
+        self.target_layers = read_aux_layers(self.config, target.layers)
         if "d2t" in tensors:
             check_vocabulary(torch.arange(len(tensors["d2t"])) + tensors["d2t"], self.config.vocab_size, "d2t")
 

@@ -21,7 +21,7 @@ from specrig.heads.base import kept_share
 from specrig.heads.eagle.training import trained_entries
 from specrig.heads.eagle3.training import StreamsLearner
 from specrig.heads.learner import States, Texts, draft_ids
-from specrig.heads.losses import d_pace, kept_anchors, likeness, probabilities
+from specrig.heads.losses import d_pace, kept_anchors, likeness, packed, probabilities
 from specrig.heads.p_eagle import PEagle
 from specrig.heads.p_eagle import module as checkpoint
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
@@ -76,13 +76,13 @@ class PEagleLearner(StreamsLearner):
         """The weighted mean over all that is drafted of the distance of the distributions (`losses.likeness`)."""
         model, settings = self.model, self.settings
         kept = kept_anchors(trained_entries(batch), settings.k, self.generator)  # [K, B, T]
-        packed = [_packed(some) for some in kept[1:]]
+        masks = [packed(some) for some in kept[1:]]
         depth, row, entry = kept.nonzero(as_tuple=True)  # of each token that is drafted: by depth, row and anchor
         with torch.no_grad(), autocast(model.where):
             likely = self.output(states[row, entry + depth + 1, -model.hidden :])
         with autocast(model.where):
-            first, *deeper = self.predicted(batch.tokens[:, 1:], states[:, :-1], [anchors for anchors, _ in packed])
-            found = [first[kept[0]], *(each[real] for each, (_, real) in zip(deeper, packed, strict=True))]
+            first, *deeper = self.predicted(batch.tokens[:, 1:], states[:, :-1], [anchors for anchors, _ in masks])
+            found = [first[kept[0]], *(each[real] for each, (_, real) in zip(deeper, masks, strict=True))]
             logits = self.logits(torch.cat(found))
         # A depth that is learnt from fewer anchors weighs as if it were learnt from all.
         share = torch.tensor([kept_share(depth) for depth in range(settings.k)], device=model.where)
@@ -124,14 +124,3 @@ class PEagleLearner(StreamsLearner):
     def save(self, folder: Path) -> None:
         """See `Learner`."""
         checkpoint.save(folder, self.config, self.tensors())
-
-
-def _packed(kept: Tensor) -> tuple[Tensor, Tensor]:
-    """The anchors of each row side by side: `[B, T]` bool -> their entries `[B, n]`, n the most of a row, and which of
-    these are real.
-    """
-    counts = kept.sum(1)
-    width = int(counts.max())
-    # Stable, so that anchors keep their order.
-    entries = (~kept).long().argsort(dim=1, stable=True)[:, :width]
-    return entries, torch.arange(width, device=kept.device) < counts.unsqueeze(1)

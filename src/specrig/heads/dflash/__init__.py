@@ -1,0 +1,70 @@
+"""DFlash (2602.06036): a few layers fill a block of masks in one pass; attention inside the block goes both ways."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from specrig.heads.base import Sizes
+from specrig.heads.eagle import LayerHead
+from specrig.runtime.types import DecodingError
+
+
+def choose_target_layers(layers: int) -> tuple[int, ...]:
+    """After which layers a head reads a target of so many: low, middle and high, e.g. 1, 3, 5 of 6, never the embedding.
+
+    Raises DecodingError for a target of one layer, which has no state between layers.
+    """
+    if layers < 2:
+        raise DecodingError(f"a DFlash head reads the target between its layers; a target of {layers} has none")
+    edge = max(1, layers // 6)
+    return tuple(sorted({edge, layers // 2, layers - edge}))
+
+
+class DFlash(LayerHead):
+    """How large a block DFlash's layers fill, and how they learn it."""
+
+    name: ClassVar[str] = "dflash"
+    title: ClassVar[str] = "DFlash"
+    about: ClassVar[str] = "How the head of `dflash` is trained."
+    aux_hidden_states: ClassVar[int] = 3
+
+    steps: int = Field(default=50, ge=1)
+    """Optimiser steps."""
+    lr: float = Field(default=1e-2, gt=0)
+    """Peak learning rate of AdamW, for norms."""
+    matrix_lr: float = Field(default=0.04, gt=0)
+    """Peak learning rate of Muon, for the matrices."""
+    layers: int = Field(default=2, ge=1, le=8)
+    """Decoder layers; the paper has 5."""
+    k: int = Field(default=7, ge=1, le=31)
+    """Tokens that it learns to draft in one pass: its blocks hold one more, the last token."""
+    anchors: float = Field(default=0.125, gt=0, le=1)
+    """Share of a text's positions that begin a block, drawn anew at each step."""
+    position_weights: Literal["decay", "d_pace"] = "decay"
+    """How positions of a block weigh: `decay`, by gamma; `d_pace`, by what each adds to the expected accepted length
+    (D-PACE, 2605.18810).
+    """
+    gamma: float = Field(default=4.0, gt=0)
+    """With `decay`, position j of a block weighs exp(-(j - 1) / gamma): the paper has 7, 5 and 4 for k of 15, 9 and 7."""
+
+    @property
+    def copies(self) -> float:
+        """See `NeuralHead`: those of the blocks that a position begins."""
+        return self.anchors * self.k
+
+    def aux_layers(self, layers: int) -> tuple[int, ...]:
+        """See `choose_target_layers`."""
+        return choose_target_layers(layers)
+
+    def weights(self, sizes: Sizes) -> float:
+        """Of `fc` and the layers; embedding and LM head are the target's."""
+        first = self.layer_weights(sizes, enters=3, reads=1)
+        return first + (self.layers - 1) * self.layer_weights(sizes, enters=0, reads=1)
+
+    def multiplied(self, sizes: Sizes) -> float:
+        """Of a position `fc` and the layers' keys and values; of a block all layers at each token, and the LM head."""
+        context = (3.0 + 2.0 * self.layers) * sizes.hidden**2
+        block = (self.k + 1) * self.weights(sizes) + self.k * float(self.drafted(sizes) * sizes.hidden)
+        return context + self.anchors * block

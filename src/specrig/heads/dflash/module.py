@@ -1,0 +1,178 @@
+"""The DFlash head: a few layers that fill a block of masks in one pass (2602.06036, section 3).
+
+    tokens     x0  x1  x2  x3                 context: prompt and output so far, x3 not yet run by the target
+    features   h0  h1  h2                     h = norm(fc(states of some of the target's layers))
+    block                  x3  [m]  [m]  [m]  -> x4, x5 and x6, by the masks
+
+The block runs through the layers as tokens of a Qwen3 do, but inside it attention goes both ways. In each layer the
+context's keys and values are made of the features alone, by the layer's own projections: they are written to the cache
+once, without a pass. Embedding and LM head are the target's. Nothing of a block is kept.
+
+Checkpoint (what vLLM loads as `dflash`): config.json of a Qwen3 with `block_size` and `dflash_config`: `mask_token_id`
+and `target_layer_ids` (j is the state after layer j, from 0); model.safetensors with `fc.weight` `[D, F D]` (low
+first), `hidden_norm.weight`, `norm.weight` and a Qwen3's `layers.*`; no embedding, no LM head. Which tokens it can draft,
+where not all, stands under `specrig` as in EAGLE's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
+from transformers import PreTrainedConfig, Qwen3Config
+
+from specrig.heads.checkpoint import Shapes, untrained, write
+from specrig.heads.dflash import choose_target_layers
+from specrig.heads.draft_head import DraftHead, load_as
+from specrig.heads.layer import layer_like, layer_of, layer_shapes, mask_token
+from specrig.runtime.device import on_device
+from specrig.runtime.linear import Linear
+from specrig.runtime.model import CachedModel, Step
+from specrig.runtime.pointwise import rotate
+from specrig.runtime.types import DecodingError, Parents
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_VARIANTS = ("causal", "use_swa", "attention_sink_bias")
+"""Keys of `dflash_config` that say that attention is another."""
+
+
+class DFlashHead(DraftHead):
+    """The head with its cache of the context's features. B rows, D hidden width, Vd the head's vocabulary."""
+
+    title: ClassVar[str] = "DFlash"
+    config_class: ClassVar[type[PreTrainedConfig]] = Qwen3Config
+
+    def _check(self, tensors: dict[str, Tensor], target: CachedModel) -> None:
+        super()._check(tensors, target)
+        own = _own_config(self.config)
+        others = [name for name in _VARIANTS if own.get(name)]
+        others += sorted(set(getattr(self.config, "layer_types", None) or ()) - {"full_attention"})
+        if others:
+            raise DecodingError(f"a DFlash head with {', '.join(others)} in its config is not supported here")
+        ids, self.mask_id = own.get("target_layer_ids") or (), own.get("mask_token_id")
+        if not ids or any(low >= high for low, high in pairwise((-1, *ids, target.layers - 1))):
+            raise DecodingError(f"target_layer_ids are {list(ids)}, not rising ones from 0 to {target.layers - 2}")
+        if not isinstance(self.mask_id, int) or not 0 <= self.mask_id < self.config.vocab_size:
+            raise DecodingError(f"mask_token_id is {self.mask_id}, not one of the {self.config.vocab_size} tokens")
+        self.target_layers = tuple(layer + 1 for layer in ids)
+
+    def tensor_shapes(self) -> Shapes:
+        """What its checkpoint must hold."""
+        return shapes(self.config)
+
+    def take_weights(self, weights: dict[str, Tensor]) -> None:
+        """Build the layers from the checkpoint's tensors."""
+        self.fc, self.feature_norm = Linear(weights["fc.weight"]), weights["hidden_norm.weight"]
+        self.norm = weights["norm.weight"]
+        self.blocks = [layer_of(weights, f"layers.{index}", whole=True) for index in range(self.layers)]
+        # Keys and values of all layers, which read the same features: [L · 2 · K · d, D].
+        parts = [f"layers.{index}.self_attn.{part}_proj.weight" for index in range(self.layers) for part in "kv"]
+        self.context = Linear(torch.cat([weights[part] for part in parts]))
+
+    @torch.inference_mode()
+    def fuse(self, aux_hidden_states: Tensor) -> Tensor:
+        """The target's states (auxiliary hidden states), joined, `[B, n, F D]` -> features `[B, n, D]`."""
+        return F.rms_norm(self.fc(aux_hidden_states), (self.hidden_size,), self.feature_norm, self.eps)
+
+    def draft(self, rows: Sequence[Sequence[int]], done: Sequence[bool], k: int) -> Tensor:
+        """Keep the features of the tokens that were accepted and run a block; returns the logits `[B, k, Vd]` of k
+        tokens.
+
+        rows: the contexts; done: which of them are over, whose logits mean nothing.
+        """
+        self._take(self._accepted(rows, done), self._features)
+        self._base = list(self.lengths)
+        block = on_device([[row[-1], *[self.mask_id] * k] for row in rows], self.device)
+        return self.forward(block, last=[range(1, k + 1)] * len(rows))[0]
+
+    @torch.inference_mode()
+    def _take(self, rows: list[list[int]], features: Tensor) -> None:
+        """Keep the first of the features `[B, n, D]` of each row, as many as `rows[b]` has tokens."""
+        B, n, _ = features.shape
+        start = max(self.lengths)
+        self._check_room(start + n)
+        at: slice | Tensor = slice(start, start + n)
+        if not self.cache.aligned:
+            at = on_device(self.lengths, self.device).unsqueeze(1) + torch.arange(n, device=self.device)
+        cos, sin = self.cos[at].unsqueeze(-2), self.sin[at].unsqueeze(-2)
+        found = self.context(features).view(B, n, self.layers, 2, self.kv_heads, self.head_width)
+        for index, block in enumerate(self.blocks):
+            keys, values = found[:, :, index].unbind(2)  # [B, n, K, d] each
+            if block.k_norm is not None:
+                keys = F.rms_norm(keys, (self.head_width,), block.k_norm, self.eps)
+            keys = rotate(keys, cos, sin)
+            self.cache.write(index, keys.transpose(1, 2), values.transpose(1, 2), at, start + n)
+        self.keep([range(len(row)) for row in rows])
+
+    def _own(self, n: int, parents: Parents | None) -> Tensor:
+        """All of a block see each other."""
+        return torch.ones((n, n), dtype=torch.bool, device=self.device).expand(self.cache.batch_size, n, n)
+
+    def _place(self, n: int, base: Tensor, own: Tensor | None, end: int) -> Step:
+        step = super()._place(n, base, own, end)
+        step.positions = base.unsqueeze(1) + torch.arange(n, device=self.device)
+        return step
+
+
+def _own_config(config: Any) -> dict[str, Any]:
+    return getattr(config, "dflash_config", None) or {}
+
+
+def head_config(target: Any, layers: int = 2, k: int = 7, drafted: Tensor | None = None) -> Any:
+    """The configuration of a head of so many layers for a target with this configuration: a Qwen3 with its sizes.
+
+    k: tokens that it learns to draft at once. drafted: `[Vd]`, the tokens that it can draft, None: all; vLLM then drafts
+    among all. Raises DecodingError for a target of one layer.
+    """
+    text = target.get_text_config(decoder=True)
+    like = layer_like(text)
+    config = Qwen3Config(
+        **({} if drafted is None else {"specrig": {"drafted": drafted.tolist()}}),
+        **{"head_dim": text.hidden_size // text.num_attention_heads} | like,
+        num_hidden_layers=layers,
+        architectures=["DFlashDraftModel"],
+        block_size=k + 1,
+        num_target_layers=text.num_hidden_layers,
+    )
+    config.dflash_config = {
+        "mask_token_id": mask_token(config),
+        "target_layer_ids": [layer - 1 for layer in choose_target_layers(text.num_hidden_layers)],
+    }
+    return config
+
+
+def shapes(config: Any) -> Shapes:
+    """Tensor names of a checkpoint and their shapes."""
+    D, read = config.hidden_size, len(_own_config(config).get("target_layer_ids") or ())
+    found: Shapes = {"fc.weight": (D, read * D), "hidden_norm.weight": (D,), "norm.weight": (D,)}
+    for layer in (f"layers.{index}" for index in range(config.num_hidden_layers)):
+        found |= layer_shapes(config, layer, D) | {f"{layer}.input_layernorm.weight": (D,)}
+        found |= {f"{layer}.self_attn.{part}_norm.weight": (config.head_dim,) for part in "qk"}
+    return found
+
+
+def random_tensors(config: Any, seed: int, deviation: float = 0.02) -> dict[str, Tensor]:
+    """Weights of an untrained head: normal matrices, norms of one."""
+    return untrained(shapes(config), seed, deviation)
+
+
+def initialise(folder: Path, target: Any, seed: int) -> None:
+    """Write an untrained head for a target with this configuration."""
+    config = head_config(target)
+    save(folder, config, random_tensors(config, seed, deviation=0.15))
+
+
+def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
+    """Write config.json and model.safetensors (fp32)."""
+    write(folder, config, tensors, shapes(config))
+
+
+def load(folder: Path, target: CachedModel) -> DFlashHead:
+    """Read a head's folder for this target. Raises DecodingError where it is no DFlash head of it."""
+    return load_as(DFlashHead, folder, target)

@@ -1,0 +1,143 @@
+"""Training of the DFlash head: blocks begin at random positions of the target's text (2602.06036, section 4).
+
+The block of anchor a holds token a and k masks; it sees the features of the positions before a and all of itself. The
+mask j places behind a drafts token a + j. The loss is the weighted KL divergence from the target's distribution there
+(the paper has the cross-entropy of the token). Embedding and LM head are the target's, frozen.
+Shapes: B sequences, T tokens, A anchors, n = k + 1 tokens of a block, D hidden, F auxiliary states.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from specrig.heads import acceptance
+from specrig.heads.acceptance import ahead
+from specrig.heads.dflash import DFlash
+from specrig.heads.dflash import module as checkpoint
+from specrig.heads.learner import Learner, States, Texts, draft_ids
+from specrig.heads.losses import d_pace, kept_anchors, likeness, packed, probabilities
+from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
+from specrig.heads.trained_layer import TrainedLayer, normal
+
+_TOGETHER = 64
+"""Anchors whose blocks run at once when the head is measured: they see only themselves, but cost the square."""
+
+
+class DFlashLearner(Learner):
+    """DFlash's head. At first its layers add nothing."""
+
+    settings: DFlash
+
+    def __init__(
+        self, settings: DFlash, model: Teacher, teacher: Teacher, vocabulary: Tensor | None, seed: int
+    ) -> None:
+        super().__init__(settings, model, teacher, vocabulary, seed)
+        self.config = checkpoint.head_config(model.config, settings.layers, settings.k, vocabulary)
+        self.output = model.output.subset(None if vocabulary is None else vocabulary.to(model.where))
+        self.rotary = LlamaRotaryEmbedding(self.config)
+        D, self.eps = model.hidden, self.config.rms_norm_eps
+        generator = torch.Generator().manual_seed(seed)
+        self.fc = normal(D, len(self.aux_layers) * D, generator)
+        self.layers = nn.ModuleList(
+            TrainedLayer(self.config, D, generator, input_norm=True, head_norms=True) for _ in range(settings.layers)
+        )
+        self.feature_norm = nn.Parameter(torch.ones(D))
+        self.norm = nn.Parameter(model.final_norm().float().clone())
+
+    def predicted(self, tokens: Tensor, states: Tensor, anchors: Tensor, k: int) -> Tensor:
+        """What the k masks of each block say, after the norm: `[B, A, k, D]`.
+
+        tokens: `[B, T]`; states: `[B, T, (F + 1) D]`, the target's; anchors: `[B, A]` positions.
+        """
+        B, T = tokens.shape
+        A, n = anchors.shape[1], k + 1
+        features = F.linear(states[..., : self.fc.shape[1]].to(self.fc.dtype), self.fc)
+        features = F.rms_norm(features, features.shape[-1:], self.feature_norm, self.eps)
+        block = F.pad(tokens.gather(1, anchors).unsqueeze(-1), (0, k), value=self.config.dflash_config["mask_token_id"])
+        x = F.embedding(block.flatten(1), self.model.embedding).to(features.dtype)  # [B, A · n, D]
+        there = torch.arange(T, device=tokens.device)
+        own = (anchors.unsqueeze(-1) + torch.arange(n, device=tokens.device)).flatten(1)
+        behind = [table.unsqueeze(1) for table in self.rotary(x, there.unsqueeze(0))]
+        places = [table.unsqueeze(1) for table in self.rotary(x, own)]
+        number = torch.arange(A, device=tokens.device).repeat_interleave(n)
+        # [B, A · n, T + A · n]: a block's tokens see the features before its anchor, and their own block.
+        seen = torch.cat(
+            (
+                there < anchors.repeat_interleave(n, 1).unsqueeze(-1),
+                (number == number.unsqueeze(-1)).expand(B, -1, -1),
+            ),
+            -1,
+        ).unsqueeze(1)
+        for layer in self.layers:
+            assert isinstance(layer, TrainedLayer)
+            read = layer.normed(x)
+            context, block_own = layer.keys_values(features, *behind), layer.keys_values(read, *places)
+            keys, values = (torch.cat(pair, 2) for pair in zip(context, block_own, strict=True))
+            x = layer(x, layer.queries(read, *places), keys, values, seen)
+        x = x.unflatten(1, (A, n))[:, :, 1:]
+        return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
+
+    def loss(self, batch: Texts, states: Tensor, taught: Tensor) -> Tensor:
+        """The weighted mean over the masks of the distance of the distributions (`losses.likeness`)."""
+        model, settings = self.model, self.settings
+        # written[d]: whether the target wrote the token d + 1 behind each position, and those between: [K, B, T].
+        written = kept_anchors(batch.written[:, 1:], settings.k)
+        ranks = torch.rand(written[0].shape, generator=self.generator, device=model.where)
+        ranks = ranks.masked_fill_(~written[0], 2.0).argsort(-1).argsort(-1)
+        count = (settings.anchors * written[0].sum(-1, keepdim=True)).ceil()
+        anchors, real = packed(written[0] & (ranks < count))
+        kept = written.gather(-1, anchors.expand(settings.k, -1, -1)) & real  # [K, B, A]
+        depth, row, block = kept.nonzero(as_tuple=True)
+        place = anchors[row, block] + depth  # whose state says what follows
+        with torch.no_grad(), autocast(model.where):
+            likely = self.output(states[row, place, -model.hidden :])
+        with autocast(model.where):
+            found = self.predicted(batch.tokens, states, anchors, settings.k)
+            logits = self.output(found[row, block, depth])
+        if settings.position_weights == "decay":
+            weights = torch.exp(-depth / settings.gamma)
+        else:
+            right = torch.zeros(kept.shape, device=model.where)
+            right[kept] = probabilities(logits, draft_ids(batch.tokens[row, place + 1], self.vocabulary))
+            weights = d_pace(right, kept)[kept]
+        return likeness(logits, likely, settings.loss, weights)
+
+    @torch.no_grad()
+    def measured(self, heldout: Texts, states: States) -> tuple[Tensor, Tensor]:
+        """See `Learner`: a round whose last token is t drafts tokens t + 1, t + 2, …"""
+        depths, where = acceptance.DEPTH, self.model.where
+        right: list[list[Tensor]] = [[] for _ in range(depths)]
+        T = heldout.tokens.shape[1] - 1
+        for numbers in torch.arange(len(heldout.tokens)).split(max(1, rows_at_once(where) // 4)):
+            rows, known = moved(heldout.tokens[numbers], where), states[numbers]
+            chosen = []
+            with autocast(where):
+                for anchors in torch.arange(T, device=where).expand(len(rows), T).split(_TOGETHER, 1):
+                    found = self.predicted(rows, known, anchors, max(self.settings.k, depths))
+                    chosen.append(self.output(found[:, :, :depths]).argmax(-1))
+            drafted = torch.cat(chosen, 1)  # [N, T, K]
+            if self.vocabulary is not None:
+                drafted = self.vocabulary.to(where)[drafted]
+            for depth in range(depths):
+                good = drafted[:, : T - depth, depth] == rows[:, 1 + depth :]
+                right[depth].append(F.pad(good, (0, depth)).cpu())
+        written = heldout.written
+        evaluated = [ahead(written[:, 1:], depth) & written[:, :-1] for depth in range(depths)]
+        return torch.stack([torch.cat(parts) for parts in right]), torch.stack(evaluated)
+
+    def save(self, folder: Path) -> None:
+        """See `Learner`."""
+        found: dict[str, Tensor] = {
+            "fc.weight": self.fc,
+            "hidden_norm.weight": self.feature_norm,
+            "norm.weight": self.norm,
+        }
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, TrainedLayer)
+            found |= layer.tensors(f"layers.{index}")
+        checkpoint.save(folder, self.config, found)
