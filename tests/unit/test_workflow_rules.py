@@ -132,3 +132,23 @@ def test_resources(workplace: Path) -> None:
     demand = lambda _: Demand(1_000, 30)  # noqa: E731
     assert [memory(demand)(job(), attempt) for attempt in (1, 2, 3)] == [1_000, 1_250, 1_500]
     assert [minutes(demand)(job(), attempt) for attempt in (1, 2)] == [30, 60]
+
+
+def test_names_of_what_is_set_aside_do_not_change_during_a_run(workplace: Path) -> None:
+    """Snakemake computes params again where an input was made again; a param that differs then makes the job stale."""
+    first = rules()
+    for path in (first.root / "models/embedded/draft/config.json", first.root / "audit/records.csv"):
+        path.parent.mkdir(parents=True)
+        path.write_text("a,b\n")
+    write_hashes(first.root / "models/embedded/draft")
+    first.end()
+    (first.root / "models/embedded/draft/config.json").write_text("")
+    (first.root / "audit/records.csv").write_text("")
+    second = rules()
+
+    def names() -> tuple[str, str]:
+        return second.model_damage("embedded", ["draft"]), second.remade("audit/*.csv")
+
+    before = names()
+    second.begin()
+    assert before == names() == ("draft.damaged-1", "audit/records.csv.damaged-1")

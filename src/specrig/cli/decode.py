@@ -51,7 +51,7 @@ def decode(
     option: Options = None,
     temperature: Annotated[float, typer.Option(min=0, max=10, help="0: greedy; 1: the model's own distribution")] = 0.0,
     max_new_tokens: MaxNewTokens = 128,
-    seed: Annotated[int, typer.Option(min=0, help="Seed for temperatures above 0")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed for temperatures above 0")] = 0,
     chat: Chat = False,
     system: Annotated[str | None, typer.Option(help="With --chat: the system prompt")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Show plain decoding beside the method")] = False,
@@ -128,6 +128,10 @@ def _prompt(argument: str | None) -> str:
     text = sys.stdin.read() if argument is None else argument
     if not text:
         raise typer.BadParameter("the prompt is empty")
+    from specrig.tasks.prompts import lone_surrogate
+
+    if (at := lone_surrogate(text)) is not None:
+        raise typer.BadParameter(f"the prompt is not UTF-8 at character {at}: give it as UTF-8")
     return text
 
 

@@ -62,8 +62,8 @@ class Rules:
         self.job_cores = max(1, cores // gpus) if self.shared else cores
         self._lock: IO[str] | None = None
         # Damage is looked for once, before the jobs are planned.
-        self._damaged_files = cache(damaged_files)
-        self._damaged_records = cache(self._damaged_job)
+        self._damaged_files: Callable[[Path], dict[Path, str]] = cache(damaged_files)
+        self._damaged_records: Callable[[Path], dict[Path, str]] = cache(self._damaged_job)
         self._measuring_demand = cache(lambda *job: measuring_demand(study, job, self._sizes[job[1]]))
         self._training_demand = cache(lambda pair, model: training_demand(study, pair, model))
 
@@ -80,6 +80,8 @@ class Rules:
         self._lock = lock_study(self.root)  # held until this process ends
         for sentence in quarantine(self.damage()):
             print(sentence, file=sys.stderr)
+        # Params are computed again where an input was made again: what is set aside by now is not damaged once more.
+        self._damaged_listed, self._damaged_files, self._damaged_records = {}, _undamaged, _undamaged
         if count := reset_future_times(self.root):
             print(
                 f"{count} files in {self.root} have a time in the future. The clock may have been set back. "
@@ -366,6 +368,10 @@ class Rules:
     def auditing_gpus(self, wildcards: Wildcards) -> int:
         """GPUs of the audit of the records: as many as the pair that is split over most."""
         return self.gpus(self.study.most_gpus())
+
+
+def _undamaged(folder: Path) -> dict[Path, str]:
+    return {}
 
 
 def memory(demand: Callable[[Wildcards], Demand]) -> Callable[[Wildcards, int], int]:

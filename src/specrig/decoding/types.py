@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,13 +30,19 @@ LEAST_TEMPERATURE = 1e-6
 """Lowest temperature above 0 that is sampled at: logits divided by less are no longer finite numbers."""
 
 
+def _a_number(temperature: Any) -> Any:
+    if temperature != temperature:  # NaN
+        raise ValueError("a temperature is a finite number from 0 to 10")
+    return temperature
+
+
 def _not_too_low(temperature: float) -> float:
     if 0 < temperature < LEAST_TEMPERATURE:
         raise ValueError(f"a temperature is 0 (greedy decoding) or at least {LEAST_TEMPERATURE:g}")
     return temperature
 
 
-Temperature = Annotated[float, Field(ge=0, le=10), AfterValidator(_not_too_low)]
+Temperature = Annotated[float, Field(ge=0, le=10), BeforeValidator(_a_number), AfterValidator(_not_too_low)]
 """A temperature in a config or a request."""
 
 Criterion: TypeAlias = "Callable[[Tensor], Tensor]"

@@ -1,20 +1,24 @@
-"""What all head checkpoints share: reading and writing tensors, drawing an untrained one, finding tensors that do not
+"""What all head checkpoints share: reading and writing them, drawing an untrained one, finding tensors that do not
 belong.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+Head = TypeVar("Head")
 Shapes = dict[str, tuple[int, ...]]
 """Tensor name -> shape."""
 
@@ -37,6 +41,44 @@ def read(folder: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = torch.load(older, map_location="cpu", weights_only=True)
         return tensors
     return load_file(folder / "model.safetensors")
+
+
+@contextmanager
+def reading(folder: Path, title: str) -> Iterator[None]:
+    """Raise DecodingError, with the folder and the fix, for whatever a library raises at a damaged file within.
+
+    title: what the folder should hold, e.g. "Medusa heads".
+    """
+    try:
+        yield
+    except (DecodingError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # transformers, safetensors and torch have many of their own
+        reason = " ".join(str(error).split())[:200] or "no message"
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        raise DecodingError(
+            f"{folder}: no {title} there, or damaged ({kind}{reason}); copy or train it again, and check its config.json"
+        ) from error
+
+
+def load_head(
+    title: str,
+    folder: Path,
+    config_class: type[PreTrainedConfig],
+    build: Callable[[Any, dict[str, Tensor]], Head],
+    ignored: Sequence[str] = (),
+) -> Head:
+    """`build(config, tensors)` of the head in `folder`. Raises DecodingError where it holds none that fits.
+
+    ignored: tensors that are left out.
+    """
+    with reading(folder, title):
+        config = config_class.from_pretrained(folder)
+        tensors = {name: tensor for name, tensor in read(folder).items() if name not in ignored}
+        try:
+            return build(config, tensors)
+        except DecodingError as error:
+            raise DecodingError(f"{folder}: {error}") from error
 
 
 def untrained(shapes: Shapes, seed: int, deviation: float) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import copy
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, read
+from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, load_head
 from specrig.runtime.attention import FULL
 from specrig.runtime.decode_pass import compile_passes
 from specrig.runtime.device import padded
@@ -167,17 +168,8 @@ Head = TypeVar("Head", bound=DraftHead)
 
 def load_as(kind: type[Head], folder: Path, target: CachedModel) -> Head:
     """Read a folder as that kind of head. Raises DecodingError where it does not hold one."""
-    try:
-        config = kind.config_class.from_pretrained(folder)
-        tensors = read(folder)
-    except OSError as error:
-        raise DecodingError(f"{folder}: no {kind.title} head there ({str(error).splitlines()[0]})") from error
-    for name in _NOT_READ:
-        tensors.pop(name, None)
-    try:
-        return kind(config, tensors, target)
-    except DecodingError as error:
-        raise DecodingError(f"{folder}: {error}") from error
+    build = partial(kind, target=target)
+    return load_head(f"{kind.title} head", folder, kind.config_class, build, _NOT_READ)
 
 
 def shared(target: CachedModel) -> tuple[Tensor, Linear]:

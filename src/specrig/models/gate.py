@@ -11,18 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from specrig.models import facts, gguf, hub
-from specrig.models.pair import ModelError, PairFiles
+from specrig.models.pair import ModelError, PairFiles, first_line
+
+AGAIN = "copy or train the model again"
+
+
+def json_object(path: Path, *keys: str) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelError, with the path and the fix, for another content or without `keys`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: not valid JSON ({first_line(error)}); {AGAIN}") from error
+    if not isinstance(content, dict) or not set(keys) <= content.keys():
+        raise ModelError(f"{path}: not an object{' with ' if keys else ''}{', '.join(keys)}; {AGAIN}")
+    return content
 
 
 @cache
 def _json(folder: str, name: str, revision: str | None = None) -> dict[str, Any]:
     """A JSON file of a model: from its folder, or from the hub (respecting offline mode and the cache)."""
-    path = hub.fetch(folder, name, revision)
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path}: not valid JSON ({error})") from error
-    return content
+    return json_object(hub.fetch(folder, name, revision))
 
 
 def config(model: str, revision: str | None = None) -> dict[str, Any]:
@@ -38,7 +46,7 @@ def without_chat_template(model: str) -> bool:
     if not folder.is_dir() or any(folder.glob("chat_template.*")):
         return False
     file = folder / "tokenizer_config.json"
-    return not (file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("chat_template"))
+    return not (file.is_file() and json_object(file).get("chat_template"))
 
 
 def check_decoder(model: str, revision: str | None = None) -> None:

@@ -81,7 +81,15 @@ def _config(file: Path, model: str) -> dict[str, Any]:
         read = {
             name: field.contents() for name, field in reader.fields.items() if name.startswith("general.architecture")
         }
-    except (ValueError, IndexError, KeyError, OSError) as error:  # whatever a header that is none leads the reader to
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        OSError,
+    ) as error:  # whatever a header that is none leads the reader to
         reason = first_line(error)
         raise ModelError(f"{model}: no whole GGUF file ({reason}); fetch it again") from error
     size = file.stat().st_size
@@ -147,16 +155,16 @@ def convert(model: str, out: Path, dtype: str) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=precision)
+        # The config still says that the weights are quantized, which they are no longer, and saving would refuse: a
+        # plain one instead.
+        plain = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
+        whole = type(loaded)(type(loaded.config)(**plain)).to(precision)
+        whole.load_state_dict(loaded.state_dict())
     except Exception as error:  # each architecture's converter fails in its own way
         reason = first_line(error)
         raise ModelError(
-            f"{model}: transformers cannot turn it into a model ({type(error).__name__}: {reason})"
+            f"{model}: transformers cannot turn it into a model ({type(error).__name__}: {reason}); fetch the file again"
         ) from error
-    # The config still says that the weights are quantized, which they are no longer, and saving would refuse: a plain
-    # one instead.
-    plain = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
-    whole = type(loaded)(type(loaded.config)(**plain)).to(precision)
-    whole.load_state_dict(loaded.state_dict())
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as unfinished:
         folder = Path(unfinished) / out.name

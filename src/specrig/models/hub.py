@@ -69,6 +69,16 @@ def tokenizer(model: str, revision: str | None = None) -> Any:
         raise ModelError(f"{model}: its tokenizer cannot be loaded: {reason}") from error
 
 
+def read_tokenizer(file: Path) -> Any:
+    """The tokenizer of a tokenizer.json. Raises ModelError, with the path and the fix, for a file that is none."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no type of its own
+        raise ModelError(f"{file}: not a tokenizer ({first_line(error)}); copy or train the model again") from error
+
+
 def at_commits(pair: PairFiles) -> PairFiles:
     """The pair with each revision on the hub replaced by the commit that it stands for now.
 

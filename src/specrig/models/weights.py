@@ -73,11 +73,11 @@ class PretrainedWeights(Weights):
 
     def cached(self, part: str, device: str) -> CachedModel:
         """See `Weights`."""
+        import torch
         from transformers import AutoConfig
 
         from specrig.runtime import agreement
         from specrig.runtime.transformers_model import cached_model
-        from specrig.runtime.types import DecodingError
 
         source, revision = self._source(part)
         if (reason := needs.unmet(config(source, revision))) is not None:
@@ -85,13 +85,14 @@ class PretrainedWeights(Weights):
         try:
             agreement.check_architecture(AutoConfig.from_pretrained(source, revision=revision))
             return cached_model(self.model(part, device), device=self.devices(part, device)[0], drafts=part == "draft")
-        except (DecodingError, OSError, KeyError, ValueError) as error:
+        except (ModelError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # transformers has many of its own
             raise ModelError(f"{source}: {NOT_NATIVE}: {first_line(error)}") from error
 
     def model(self, part: str, device: str) -> Any:
         """See `Weights`."""
         import torch
-        from safetensors import SafetensorError
         from transformers import AutoConfig, AutoModelForCausalLM
 
         pair, dtype = self.pair, self.dtype()
@@ -107,10 +108,12 @@ class PretrainedWeights(Weights):
                 shape = AutoConfig.from_pretrained(source, revision=revision)
                 placement = split.device_map(split.empty(shape, dtype), devices, self.beside())
             model = AutoModelForCausalLM.from_pretrained(source, revision=revision, dtype=dtype, device_map=placement)
-        except torch.OutOfMemoryError:
+        except (MemoryError, torch.OutOfMemoryError):
             raise
-        except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
-            raise ModelError(f"{source}: cannot be loaded ({first_line(error)})") from error
+        except Exception as error:  # transformers and safetensors have many of their own
+            raise ModelError(
+                f"{source}: cannot be loaded ({first_line(error)}); copy, fetch or train the model again"
+            ) from error
         return (model.to(device) if placement is None else model).eval()
 
     def _source(self, part: str) -> tuple[str, str | None]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specrig.models import gguf, hub
+from specrig.models.gate import json_object
 from specrig.models.pair import ModelError, PairFiles
 from specrig.provenance.environment import TRAINED_FOR, model_digest
 
@@ -30,7 +31,7 @@ def target_identity(target: str, revision: str | None = None) -> str:
         return hub.fetch(target, "config.json", revision).parent.name  # in the cache a file lies in snapshots/<commit>
     folder = Path(target).expanduser()
     if (folder / "source.json").is_file():
-        return str(json.loads((folder / "source.json").read_text(encoding="utf-8"))["sha256"])
+        return str(json_object(folder / "source.json", "sha256")["sha256"])
     return model_digest(str(folder))["sha256"]
 
 
@@ -46,7 +47,7 @@ def note(folder: Path, target: str, revision: str | None = None) -> None:
 def noted(source: str) -> dict[str, Any]:
     """What `note` has written in the folder of a draft or head; empty for a model without it, as on the hub."""
     path = Path(source).expanduser() / TRAINED_FOR
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    return json_object(path, "identity", "target") if path.is_file() else {}
 
 
 def check_trained_for(pair: PairFiles) -> None:

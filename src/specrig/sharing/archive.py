@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -77,7 +78,7 @@ def unpack(folder: Path, out: Path) -> Path:
     for index in sorted((folder / "records").rglob("index.json")):
         _unpack_job(index, folder, out)
     for path in sorted((folder / "audit").glob("*.csv")):
-        write_atomically(out / path.relative_to(folder), path.read_text(encoding="utf-8"))
+        write_atomically(out / path.relative_to(folder), _text(path))
     for path in sorted((folder / "models").glob("*/*/*.jsonl.gz")):
         write_atomically(out / path.relative_to(folder).with_suffix(""), _decompressed(path))
     return out
@@ -147,7 +148,7 @@ def _unpack_job(index_path: Path, folder: Path, out: Path) -> None:
                     f"{location}: record schema {version}, this SpecRig reads {', '.join(map(str, SCHEMA_VERSIONS))}"
                 )
             slug = Record.model_validate_json(line).cell.slug
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             if isinstance(error, PublicationError):
                 raise
             raise PublicationError(f"{location}: not a record ({str(error).splitlines()[0]})") from error
@@ -231,12 +232,19 @@ def _json(path: Path, value: Any) -> None:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        raise PublicationError(f"{path}: cannot be read ({error}); restore the file") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
         raise PublicationError(f"{path}: cannot be read ({error}); restore the file") from error
 
 
 def _decompressed(path: Path) -> str:
     try:
         return gzip.decompress(path.read_bytes()).decode()
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise PublicationError(f"{path}: cannot be unpacked ({error}); restore the file") from error

@@ -93,6 +93,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise PublicationError(f"{path} does not exist: is {folder} a published study? `specrig publish` makes one")
     try:
         return Manifest.model_validate_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise PublicationError(f"{path}: not UTF-8 at byte {error.start}; restore the file") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"])

@@ -14,6 +14,7 @@ import pandas as pd
 
 from specrig.analysis.cells import IDENTITY, row_dicts
 from specrig.results.summary import RENAMED_COLUMNS
+from specrig.sharing.manifest import PublicationError
 
 KEYS = ["id", *IDENTITY, "source", "scorer"]
 """The columns that identify a row; those are used that a table has."""
@@ -120,7 +121,10 @@ def _unpacked(packed: re.Match[str]) -> str:
 
 def _read(path: Path) -> pd.DataFrame:
     """A CSV file as a table of text, without any conversion; columns of older versions have their present names."""
-    return pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=RENAMED_COLUMNS)
+    try:
+        return pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=RENAMED_COLUMNS)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise PublicationError(f"{path}: not a table ({error}); restore the file") from error
 
 
 def _by_key(frame: pd.DataFrame, keys: list[str]) -> dict[tuple[str, ...], dict[str, str]] | None:
@@ -148,6 +152,8 @@ def _same(one: str, other: str) -> bool:
 
 
 def _lines(path: Path) -> list[str]:
-    if path.suffix == ".gz":
-        return gzip.decompress(path.read_bytes()).decode().split("\n")
-    return path.read_text(encoding="utf-8").split("\n")
+    try:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode().split("\n")
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise PublicationError(f"{path}: cannot be read ({error}); restore the file") from error

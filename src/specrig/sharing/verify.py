@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from specrig.cell import Cell
-from specrig.measurement.records import SCHEMA_VERSIONS, Record, replicate_of
+from specrig.measurement.records import SCHEMA_VERSIONS, Record, RecordError, replicate_of
 from specrig.sharing.archive import read_lines
 from specrig.sharing.checks import Located
 from specrig.sharing.checks.audit import audit_differences
@@ -137,7 +137,11 @@ def check_records(folder: Path, jobs: Sequence[Path]) -> Iterator[Finding]:
     cells = [
         cell for name, cell in requested.items() if any((name, number) in parts for number in range(study.replicates))
     ]
-    yield Finding("audit", "agrees with the records", audit_differences(folder, study, cells, located))
+    try:
+        differences = audit_differences(folder, study, cells, located)
+    except (ValueError, LookupError, TypeError) as error:
+        differences = [f"not readable ({type(error).__name__}: {error}); restore the files"]
+    yield Finding("audit", "agrees with the records", differences)
 
 
 def _job(
@@ -150,7 +154,7 @@ def _job(
         lines = read_lines(job)
         index = json.loads(path.read_text(encoding="utf-8"))
         cells, failed = index["cells"], index["failed"]
-    except (PublicationError, ValueError, KeyError) as error:
+    except (PublicationError, ValueError, LookupError, TypeError, RecursionError) as error:
         finding.checked, finding.differences = "not readable", [str(error)]
         return finding
     replicate, own = replicate_of(job), []
@@ -198,7 +202,7 @@ def _computed(folder: Path, show: Callable[[str], None], *, drawn: bool) -> Iter
                     yield _table(folder, results, stem, name)
             if drawn:
                 yield from _rendered(folder, results)
-    except PublicationError as error:
+    except (PublicationError, RecordError) as error:
         yield Finding("tables", "not recomputed", [str(error)])
 
 

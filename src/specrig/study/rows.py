@@ -263,6 +263,8 @@ def read_rows(file: Path, kind: type[Row], problems: Problems) -> dict[str, Row]
             problems.row(file, 1, column, "unknown column", nearest(column, kind.model_fields))
     if absent:
         return {}
+    if not any(cells and any(cell.strip() for cell in cells) and not cells[0].startswith("#") for cells in lines[1:]):
+        problems.row(file, None, "", "the table has no rows", f"add one a line, with the columns {', '.join(header)}")
     rows: dict[str, Row] = {}
     first: dict[str, int] = {}
     for number, cells in enumerate(lines[1:], 2):

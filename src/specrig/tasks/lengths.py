@@ -22,10 +22,8 @@ def check_lengths(prompts: Sequence[Prompt], task: str, pair: PairFiles, new_tok
             file = hub.fetch(pair.target, "tokenizer.json", pair.target_revision)
         except ModelError:
             return  # a tokenizer in another format: the loop checks what it encodes
-        from tokenizers import Tokenizer
-
         lengths = [
-            len(entry.ids) for entry in Tokenizer.from_file(str(file)).encode_batch([prompt.text for prompt in prompts])
+            len(entry.ids) for entry in hub.read_tokenizer(file).encode_batch([prompt.text for prompt in prompts])
         ]
     for prompt, length in zip(prompts, lengths, strict=True):
         if length + new_tokens > context:

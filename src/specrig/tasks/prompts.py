@@ -91,6 +91,9 @@ def map_prompts(
             reference: Any = _fill(reference_template, row, place, "reference_template")
         else:
             reference = _MISSING if reference_field is None else _get(row, reference_field)
+        for what, value in (("prompt", text), ("reference", reference)):
+            if isinstance(value, str) and (at := lone_surrogate(value)) is not None:
+                raise PromptError(f"{place}: the {what} has half a character (a lone surrogate) at {at}; remove it")
         prompts.append(Prompt(key, text, "" if reference is _MISSING or reference is None else _text(reference)))
         if len(prompts) == limit:
             break
@@ -102,6 +105,15 @@ def map_prompts(
         )
         raise PromptError(f"{source}: none of its {count} rows has {where}; in this file {seen}")
     return prompts
+
+
+def lone_surrogate(text: str) -> int | None:
+    """The place of the first code point that is half a character, which no tokenizer reads; None without one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
 
 def _prompt(row: dict[str, Any], field: str, place: str) -> str:

@@ -126,6 +126,8 @@ def _jsonl(content: bytes, source: str) -> Iterator[Row]:
             raise PromptError(
                 f"{place}: not JSON ({error.msg} at column {error.colno}); each line must be one JSON object"
             ) from None
+        except RecursionError:
+            raise PromptError(f"{place}: not JSON (nested too deep); each line must be one JSON object") from None
         if not isinstance(row, dict):
             kind = "a list" if isinstance(row, list) else "a bare value"
             raise PromptError(f'{place}: {kind} where a JSON object is needed, e.g. {{"id": 1, "prompt": "…"}}')

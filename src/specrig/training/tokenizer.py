@@ -8,6 +8,8 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from specrig.models import hub
+
 END_OF_TEXT = "<|endoftext|>"
 """The token that ends every training text: id 0, and the tokenizer's eos, bos and pad token."""
 _WORDS = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+ *|\s+(?!\S)|\s+"
@@ -52,7 +54,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model folder."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    found: Tokenizer = hub.read_tokenizer(folder / "tokenizer.json")
+    return found
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:

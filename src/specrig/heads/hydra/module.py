@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.heads import markov
-from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, normal, read, write
+from specrig.heads.checkpoint import Shapes, check_vocabulary, faults, load_head, normal, write
 from specrig.heads.draft_head import shared
 from specrig.heads.markov import MarkovBias, biased
 from specrig.runtime.device import Stopwatch
@@ -163,15 +163,7 @@ def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
 
 def load(folder: Path, target: CachedModel) -> HydraHeads:
     """Read a folder of heads of this target. Raises DecodingError where it holds none that fit."""
-    try:
-        config = HydraConfig.from_pretrained(folder)
-        tensors = read(folder)
-    except OSError as error:
-        raise DecodingError(f"{folder}: no Hydra heads there ({str(error).splitlines()[0]})") from error
-    try:
-        return HydraHeads(config, tensors, target)
-    except DecodingError as error:
-        raise DecodingError(f"{folder}: {error}") from error
+    return load_head("Hydra heads", folder, HydraConfig, partial(HydraHeads, target=target))
 
 
 def _check(config: Any, tensors: dict[str, Tensor], target: CachedModel) -> None:

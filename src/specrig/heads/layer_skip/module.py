@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
 
+from specrig.heads.checkpoint import reading
 from specrig.runtime.types import DecodingError
 
 if TYPE_CHECKING:
@@ -50,10 +51,8 @@ def load(folder: Path, target: CachedModel) -> list[int]:
     """The layers to leave out. Raises DecodingError where the folder does not say, or was written for another target."""
     if not (folder / "config.json").is_file():
         raise DecodingError(f"{folder}: no layer_skip there (no config.json)")
-    try:
+    with reading(folder, "layer_skip"):
         config = PreTrainedConfig.from_pretrained(folder)
-    except OSError as error:
-        raise DecodingError(f"{folder}: no layer_skip there ({str(error).splitlines()[0]})") from error
     skipped: list[int] = getattr(config, "skipped", [])
     if not isinstance(skipped, list) or not skipped or not all(isinstance(layer, int) for layer in skipped):
         raise DecodingError(f"{folder}/config.json: `skipped` is not a list of the layers to leave out")

@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812 (the name everyone uses)
 from transformers import PreTrainedConfig
 
 from specrig.heads import markov
-from specrig.heads.checkpoint import check_vocabulary, faults, normal, read, write
+from specrig.heads.checkpoint import check_vocabulary, faults, load_head, normal, write
 from specrig.heads.markov import MarkovBias, biased
 from specrig.runtime.device import Stopwatch
 from specrig.runtime.linear import Linear
@@ -180,15 +180,7 @@ def save(folder: Path, config: Any, tensors: dict[str, Tensor]) -> None:
 
 def load(folder: Path, model: CachedModel) -> MedusaHeads:
     """Read a folder of heads on this model. Raises DecodingError where it holds none that fit."""
-    try:
-        config = MedusaConfig.from_pretrained(folder)
-        tensors = read(folder)
-    except OSError as error:
-        raise DecodingError(f"{folder}: no Medusa heads there ({str(error).splitlines()[0]})") from error
-    try:
-        return MedusaHeads(config, tensors, model)
-    except DecodingError as error:
-        raise DecodingError(f"{folder}: {error}") from error
+    return load_head("Medusa heads", folder, MedusaConfig, partial(MedusaHeads, model=model))
 
 
 def _check(config: Any, tensors: dict[str, Tensor], model: CachedModel) -> None:

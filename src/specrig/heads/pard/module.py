@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specrig.heads.checkpoint import write
+from specrig.heads.checkpoint import reading, write
 from specrig.runtime.model import CachedModel
 from specrig.runtime.transformers_model import cached_model
 from specrig.runtime.types import DecodingError
@@ -50,7 +50,7 @@ def load(folder: Path, target: CachedModel) -> CachedModel:
     """
     if not (folder / "config.json").is_file():
         raise DecodingError(f"{folder}: no PARD draft there (no config.json)")
-    try:
+    with reading(folder, "PARD draft"):
         config = AutoConfig.from_pretrained(folder)
         mask = getattr(config, "pard_token", None)
         if not isinstance(mask, int) or not 0 <= mask < config.get_text_config(decoder=True).vocab_size:
@@ -61,8 +61,6 @@ def load(folder: Path, target: CachedModel) -> CachedModel:
         made, loading = AutoModelForCausalLM.from_pretrained(
             folder, dtype=target.dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise DecodingError(f"{folder}: no PARD draft there ({(str(error).splitlines() or [''])[0]})") from error
     wrong = [f"{name} is missing" for name in sorted(loading["missing_keys"])]
     wrong += [f"{name} is {list(there)} instead of {list(own)}" for name, there, own in loading["mismatched_keys"]]
     if wrong:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedConfig
 
+from specrig.heads.checkpoint import reading
 from specrig.heads.likeliest import likeliest
 from specrig.runtime.types import DecodingError
 
@@ -170,11 +170,9 @@ def save(folder: Path, store: Datastore) -> None:
 
 def load(folder: Path, target: CachedModel) -> Datastore:
     """Read a folder for this target. Raises DecodingError where it holds no datastore of the target's vocabulary."""
-    try:
+    with reading(folder, "datastore of REST"):
         V = getattr(PreTrainedConfig.from_pretrained(folder), "vocab_size", None)
         found = load_file(folder / "model.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise DecodingError(f"{folder}: no datastore of REST there ({str(error).splitlines()[0]})") from error
     tokens, order = found.get("tokens"), found.get("order")
     if V is None or tokens is None or order is None or tokens.shape != order.shape or tokens.ndim != 1:
         raise DecodingError(

@@ -178,7 +178,7 @@ def config_at_hand(model: str) -> dict[str, Any] | None:
         return found.config
     try:
         config = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
 

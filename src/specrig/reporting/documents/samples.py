@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from specrig.measurement.recording import text_ends
 from specrig.measurement.records import Record, Run
-from specrig.models import gguf
+from specrig.models import gguf, hub
 
 Source = Literal["draft", "target"]
 
@@ -125,9 +125,7 @@ def _tokenizer(pair: str, study_dir: Path, config: dict[str, Any]) -> Decoder | 
 
 @lru_cache(maxsize=4)
 def _load(path: Path) -> Decoder:
-    from tokenizers import Tokenizer
-
-    tokenizer: Decoder = Tokenizer.from_file(str(path))
+    tokenizer: Decoder = hub.read_tokenizer(path)
     return tokenizer
 
 

@@ -1,0 +1,189 @@
+"""Damaged input of every kind: a sentence with the path and the fix, and never an unexpected error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specrig.cli import main
+from specrig.engines.native import Native
+from specrig.heads import initialise, part, registry
+from specrig.models.pair import PairFiles
+from specrig.runtime.types import DecodingError
+
+PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "amd-epyc-engines"
+Damage = Callable[[bytes], bytes]
+
+
+def numbers(change: Callable[[int], Any]) -> Damage:
+    """Change every whole number of a JSON object."""
+    return lambda content: json.dumps(
+        {name: change(value) if type(value) is int else value for name, value in json.loads(content).items()}
+    ).encode()
+
+
+CUT: Damage = lambda content: content[: len(content) // 2]  # noqa: E731
+WEIGHTS: dict[str, Damage] = {
+    "empty": lambda _: b"",
+    "cut": CUT,
+    "only a header": lambda content: content[:20],
+    "garbage": lambda _: b"\xff" * 100,
+}
+CONFIGS: dict[str, Damage] = {
+    "empty": lambda _: b"",
+    "cut": CUT,
+    "a list": lambda _: b"[]",
+    "empty object": lambda _: b"{}",
+    "not UTF-8": lambda content: b"\xff\xfe" + content,
+    "a hundred thousand brackets": lambda _: b"[" * 100_000,
+    "null for numbers": numbers(lambda _: None),
+    "text for numbers": numbers(lambda _: "x"),
+    "negative numbers": numbers(lambda value: -value),
+    "zero for numbers": numbers(lambda _: 0),
+}
+CASES = [("model.safetensors", name, damage) for name, damage in WEIGHTS.items()]
+CASES += [("config.json", name, damage) for name, damage in CONFIGS.items()]
+
+
+@pytest.fixture(scope="module")
+def engine(sums: tuple[Any, Path]) -> Native:
+    _, folder = sums
+    return Native(PairFiles(name="sums", target=str(folder / "target"), dtype="float32"), device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def heads(engine: Native, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained checkpoint of every head."""
+    folder = tmp_path_factory.mktemp("heads")
+    for name in registry():
+        initialise(name, folder / name, engine.target.config, engine.target.config, seed=3)
+    return folder
+
+
+@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize(("file", "kind", "damage"), CASES, ids=[f"{file}-{kind}" for file, kind, _ in CASES])
+def test_a_damaged_head_is_named(
+    name: str, file: str, kind: str, damage: Damage, heads: Path, engine: Native, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(heads / name, tmp_path / name))
+    if not (folder / file).is_file():
+        pytest.skip("it has no such file")
+    (folder / file).write_bytes(damage((folder / file).read_bytes()))
+    with pytest.raises(DecodingError) as raised:
+        part(name, "module").load(folder, engine.target)
+    assert str(folder) in str(raised.value) and len(str(raised.value)) < 1000
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command that is refused says, its lines joined."""
+    assert main(list(arguments)) in (1, 2)
+    captured = capsys.readouterr()
+    text = " ".join((captured.out + captured.err).split())
+    assert "unexpected error" not in text and "Traceback" not in text, text
+    return text
+
+
+MODELS: dict[str, tuple[str, Damage, str]] = {
+    "cut tokenizer": ("tokenizer.json", CUT, "tokenizer"),
+    "cut weights": ("model.safetensors", CUT, "cannot be loaded"),
+    "config of brackets": ("config.json", lambda _: b"[" * 100_000, "config.json"),
+    "config not UTF-8": ("config.json", lambda content: b"\xff\xfe" + content, "config.json"),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_damaged_target_is_named(
+    kind: str, sums: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, damage, expected = MODELS[kind]
+    folder = Path(shutil.copytree(sums[1] / "target", tmp_path / "damaged"))
+    (folder / file).write_bytes(damage((folder / file).read_bytes()))
+    text = said(
+        capsys, "decode", "1 and", "--target", str(folder), "--method", "ngram", "--device", "cpu", "--tokens", "4"
+    )
+    assert expected in text and "damaged" in text.replace(" ", "")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a"', b"[]", b"{}", b"\xff\xfe{}", b"[" * 100_000])
+def test_a_damaged_note_of_the_target_is_named(
+    content: bytes, sums: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(sums[1] / "draft", tmp_path / "draft"))
+    (folder / "trained_for.json").write_bytes(content)
+    arguments = ("--target", str(sums[1] / "target"), "--draft", str(folder), "--device", "cpu", "--tokens", "4")
+    text = said(capsys, "decode", "1 and", *arguments)
+    assert "trained_for.json" in text and "copy or train the model again" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("x", "--temperature", "nan"), "finite"),
+        (("x", "--temperature", "1", "--seed", str(1 << 64)), "--seed"),
+        (("a\udcffb",), "the prompt is not UTF-8 at character 1"),
+    ],
+)
+def test_impossible_arguments_are_refused(
+    arguments: tuple[str, ...], expected: str, sums: tuple[Any, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert expected in said(capsys, "decode", *arguments, "--target", str(sums[1] / "target"), "--method", "ngram")
+
+
+def test_a_table_of_a_header_alone_is_named(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Path("configs/pairs.tsv")
+    table.write_text(table.read_text().partition("\n")[0] + "\n")
+    assert "configs/pairs.tsv: the table has no rows" in said(capsys, "plan", "configs/test.yaml")
+
+
+PUBLICATIONS: dict[str, tuple[str, Damage, str]] = {
+    "a manifest that is not UTF-8": ("manifest.json", lambda content: b"\xff\xfe" + content, "manifest.json"),
+    "an environment that is not UTF-8": (
+        "records/native/embedded/ngram/environment.json",
+        lambda content: b"\xff\xfe" + content,
+        "environment.json",
+    ),
+    "a bad zlib stream": (
+        "records/native/embedded/ngram/records.jsonl.gz",
+        lambda content: content[:200] + bytes(byte ^ 0x5A for byte in content[200:400]) + content[400:],
+        "records.jsonl.gz: cannot be unpacked",
+    ),
+    "an index of brackets": (
+        "records/native/embedded/ngram/index.json",
+        lambda _: b"[" * 100_000,
+        "records/native/embedded/ngram: not readable",
+    ),
+    "an empty audit": ("audit/records.csv", lambda _: b"", "audit: agrees with the records"),
+    "a table that is not UTF-8": ("tables/cells.csv", lambda content: b"\xff\xfe" + content, "cells.csv"),
+    "a report that is not there": ("study.json", lambda _: b"{", "study.json"),
+}
+
+
+@pytest.mark.parametrize("kind", PUBLICATIONS)
+def test_a_damaged_publication_is_named(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, damage, expected = PUBLICATIONS[kind]
+    folder = Path(shutil.copytree(PUBLISHED, tmp_path / "damaged"))
+    (folder / file).write_bytes(damage((folder / file).read_bytes()))
+    assert expected in said(capsys, "verify", str(folder))
+
+
+def test_a_record_of_brackets_and_a_surrogate_in_a_prompt_are_named(tmp_path: Path) -> None:
+    from specrig.measurement.records import RecordError, read_records
+    from specrig.tasks import PromptError, read_prompts
+
+    path = tmp_path / "code-k4-t0-b1.jsonl"
+    for content in (b"[" * 100_000, b"\xff\xfe{}"):
+        path.write_bytes(content)
+        with pytest.raises(RecordError, match=r"code-k4-t0-b1\.jsonl:1: not a record"):
+            list(read_records(path))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "prompt": "x\\ud800y"}\n')
+    with pytest.raises(PromptError, match=r"prompts\.jsonl:2: the prompt has half a character .* at 1"):
+        read_prompts(prompts)
+    prompts.write_bytes(b"[" * 100_000)
+    with pytest.raises(PromptError, match=r"prompts\.jsonl:1: not JSON"):
+        read_prompts(prompts)
