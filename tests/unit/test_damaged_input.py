@@ -123,7 +123,7 @@ def test_a_damaged_note_of_the_target_is_named(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("x", "--temperature", "nan"), "finite"),
+        (("x", "--temperature", "nan"), "nan is not a temperature: give a number from 0 to 10"),
         (("x", "--temperature", "1", "--seed", str(1 << 64)), "--seed"),
         (("a\udcffb",), "the prompt is not UTF-8 at character 1"),
     ],
@@ -159,7 +159,7 @@ PUBLICATIONS: dict[str, tuple[str, Damage, str]] = {
     ),
     "an empty audit": ("audit/records.csv", lambda _: b"", "audit: agrees with the records"),
     "a table that is not UTF-8": ("tables/cells.csv", lambda content: b"\xff\xfe" + content, "cells.csv"),
-    "a report that is not there": ("study.json", lambda _: b"{", "study.json"),
+    "a cut study": ("study.json", lambda _: b"{", "study.json"),
 }
 
 

@@ -34,6 +34,17 @@ Dtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="
 Device = Annotated[
     Literal["auto", "cpu", "cuda"] | None, typer.Option(help="auto, cpu or cuda. Default: that of the study")
 ]
+
+
+def _temperature(value: float) -> float:
+    if not 0 <= value <= 10:  # NaN is neither
+        raise typer.BadParameter(f"{value:g} is not a temperature: give a number from 0 to 10")
+    return value
+
+
+Temperature = Annotated[
+    float, typer.Option(callback=_temperature, help="0: greedy; 1: the model's own distribution; at most 10")
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "--tokens", min=1, help="Maximum number of new tokens")]
 Chat = Annotated[bool, typer.Option("--chat", help="Apply the target's chat template: the prompt is the user's turn")]
 
@@ -49,7 +60,7 @@ def decode(
     method: Method = None,
     k: Annotated[int, typer.Option(help="Tokens drafted a round, 1 to 16")] = 4,
     option: Options = None,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="0: greedy; 1: the model's own distribution")] = 0.0,
+    temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 128,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 63) - 1, help="Seed for temperatures above 0")] = 0,
     chat: Chat = False,

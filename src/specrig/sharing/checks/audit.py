@@ -28,7 +28,7 @@ Key = tuple[str, str, str, str, str, str, float]
 def audit_differences(folder: Path, study: Study, cells: Sequence[Cell], found: Sequence[Located]) -> list[str]:
     """What the `audit/*.csv` of a publication cannot say. cells: those measured or failed."""
     rows = [
-        (f"audit/{path.name}:{number}", {name: "" if pd.isna(value) else value for name, value in row.items()})
+        (f"audit/{path.name}:{number}", {str(name): "" if pd.isna(value) else value for name, value in row.items()})
         for path in sorted((folder / "audit").glob("*.csv"))
         for number, row in enumerate(pd.read_csv(path).to_dict("records"), 2)
     ]
