@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from specrig.analysis.cells import row_dicts
 from specrig.audit.multiple_testing import audited_cells, strictest_level
 from specrig.audit.reference import TEST as REFERENCE
 from specrig.cell import Cell
@@ -28,9 +29,9 @@ Key = tuple[str, str, str, str, str, str, float]
 def audit_differences(folder: Path, study: Study, cells: Sequence[Cell], found: Sequence[Located]) -> list[str]:
     """What the `audit/*.csv` of a publication cannot say. cells: those measured or failed."""
     rows = [
-        (f"audit/{path.name}:{number}", {str(name): "" if pd.isna(value) else value for name, value in row.items()})
+        (f"audit/{path.name}:{number}", {name: "" if pd.isna(value) else value for name, value in row.items()})
         for path in sorted((folder / "audit").glob("*.csv"))
-        for number, row in enumerate(pd.read_csv(path).to_dict("records"), 2)
+        for number, row in enumerate(row_dicts(pd.read_csv(path)), 2)
     ]
     tested: dict[Key, list[Record]] = defaultdict(list)
     for _, record in found:
