@@ -17,6 +17,7 @@ class DFlash(PEagle):
 
     name = "dflash"
     summary = "a few layers on the target's states fill a block of k masks in one pass (DFlash, 2602.06036)"
+    family = "one pass"
     needs = ("dflash",)
 
     def load(self) -> Any:

@@ -17,6 +17,7 @@ class PEagle(Eagle3):
 
     name = "p_eagle"
     summary = "EAGLE-3's head drafts k tokens in one pass, on masks (P-EAGLE, 2602.01469)"
+    family = "one pass"
     needs = ("p_eagle",)
     head: Any
 
