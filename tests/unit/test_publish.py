@@ -191,7 +191,7 @@ def test_nothing_of_the_machine_or_of_the_users_data_is_published(publication: P
 
 def test_files_are_small_and_the_report_finds_its_neighbours(publication: Path) -> None:
     assert publication.name == "synthetic-processor-demo"
-    assert max(path.stat().st_size for path in publication.rglob("*") if path.is_file()) < 1 << 20
+    assert max(path.stat().st_size for path in publication.rglob("*") if path.is_file()) <= archive.LIMIT
     report = (publication / "report.html").read_text()
     links = [link for link in re.findall(r'(?:src|href)="([^"]+)"', report) if not link.startswith(("#", "data:"))]
     assert report.count("<svg") >= 5 and "tables/cells.csv" in links and "records/native/embedded/ngram/" in links
@@ -366,7 +366,7 @@ def test_what_the_repository_publishes_follows_from_its_records(folder: Path) ->
     """
     good, lines = checked(folder)
     assert good, "\n".join(line for line in lines if not line.startswith("✓"))
-    assert max(path.stat().st_size for path in folder.rglob("*")) < 1 << 20
+    assert max(path.stat().st_size for path in folder.rglob("*")) <= archive.LIMIT
 
 
 def test_records_of_a_later_schema_are_refused_with_the_code_to_take(copy: Path) -> None:
