@@ -6,9 +6,9 @@ rejection sampling applies. After each target pass the true features of the acce
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, MethodOptions, Resources, Verdict
+from specrig.decoding.types import ChainOptions, Context, Draft, Drafter, Family, MethodOptions, Resources, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ class Eagle(Drafter):
 
     name = "eagle"
     summary = "a one-layer head continues the target's features, k tokens in a chain (EAGLE, 2401.15077)"
-    family = "heads"
+    family: ClassVar[Family] = "heads"
     needs = ("eagle",)
 
     class Options(ChainOptions):
