@@ -84,7 +84,7 @@ def test_other_architectures_are_planned(workplace: Path, kind: str, capsys: pyt
     tokenizer(folder)
     assert cli.main(["plan", write(str(folder))]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "trains draft of mine, draft_medusa of mine, eagle of mine, eagle3 of mine, medusa of mine" in shown
+    assert "trains: draft of mine, draft_medusa of mine, eagle of mine, eagle3 of mine, medusa of mine" in shown
 
 
 def tokenizer(folder: Path) -> None:
