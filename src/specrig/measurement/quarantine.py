@@ -52,7 +52,7 @@ def damaged_files(folder: Path) -> dict[Path, str]:
 
 def write_ledger(root: Path) -> None:
     """Write the hashes of the files in `LISTED` of the results folder `root`, at the end of a run."""
-    sums = {path.relative_to(root).as_posix(): _hash(path) for path in _listed(root)}
+    sums = {path.relative_to(root).as_posix(): [_hash(path), _measured(path)] for path in _listed(root)}
     write_atomically(root / LEDGER, json.dumps(sums, indent=1))
 
 
@@ -63,17 +63,25 @@ def damaged_listed(root: Path) -> dict[Path, str]:
     """
     try:
         sums = json.loads((root / LEDGER).read_text(encoding="utf-8"))
-        expected = {root / str(name): str(value) for name, value in sums.items()}
-    except (OSError, ValueError, AttributeError):
+        expected = {root / str(name): (str(own), str(measured)) for name, (own, measured) in sums.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
         expected = {}
     found = {}
     for path in _listed(root):
-        if path in expected and _hash(path) == expected[path]:
+        own, measured = expected.get(path, ("", ""))
+        if own and _hash(path) == own:
             continue
-        reason = _unreadable(path) or ("its content is not what was written" if path in expected else "")
+        known = own and _measured(path) == measured
+        reason = _unreadable(path) or ("its content is not what was written" if known else "")
         if reason:
             found[path] = reason
     return found
+
+
+def _measured(path: Path) -> str:
+    """The hash of the records' index beside an environment: with other records, measured since, comes another one."""
+    index = path.with_name("index.json")
+    return _hash(index) if path.name == ENVIRONMENT and index.is_file() else ""
 
 
 def _listed(root: Path) -> list[Path]:
