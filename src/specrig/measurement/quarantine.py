@@ -22,7 +22,7 @@ HASHES = "SHA256SUMS"
 """File with the sums of the files beside it, in the format of `sha256sum -c`."""
 LEDGER = ".sums.json"
 """File in a study's results folder with the hashes of the files in `LISTED`."""
-ENVIRONMENT = "environment.json"
+ENVIRONMENT, INDEX = "environment.json", "index.json"
 LISTED = (
     *("corpus/*", "prompts/*", "data/*", "converted/*/*", "audit/*.csv", "tables/*", "figures/*", "figures/*/*"),
     f"records/**/{ENVIRONMENT}",
@@ -71,7 +71,8 @@ def damaged_listed(root: Path) -> dict[Path, str]:
         own, measured = expected.get(path, ("", ""))
         if own and _hash(path) == own:
             continue
-        known = own and _measured(path) == measured
+        index = path.with_name(INDEX)
+        known = own and (_measured(path) == measured or index in damaged_records(path.parent))
         reason = _unreadable(path) or ("its content is not what was written" if known else "")
         if reason:
             found[path] = reason
@@ -80,7 +81,7 @@ def damaged_listed(root: Path) -> dict[Path, str]:
 
 def _measured(path: Path) -> str:
     """The hash of the records' index beside an environment: with other records, measured since, comes another one."""
-    index = path.with_name("index.json")
+    index = path.with_name(INDEX)
     return _hash(index) if path.name == ENVIRONMENT and index.is_file() else ""
 
 
@@ -185,7 +186,7 @@ def quarantine_disturbed(folder: Path, slugs: Iterable[str]) -> None:
 
     The cells leave the index first, so that it never names a missing file.
     """
-    index, names = folder / "index.json", list(slugs)
+    index, names = folder / INDEX, list(slugs)
     if index.is_file():
         content = json.loads(index.read_text(encoding="utf-8"))
         content["cells"] = {slug: entry for slug, entry in content["cells"].items() if slug not in names}
