@@ -397,7 +397,7 @@ GOOD = {"id": "C1", "source": "s", "target": "any", "method": "ngram", "metric":
         ({"k": "many"}, "k", "many"),
         ({"temperature": "hot"}, "temperature", "hot"),
         ({"batch": "two"}, "batch", "two"),
-        ({"source": ""}, "source", "Field required"),
+        ({"source": ""}, "source", "nothing is given"),
         ({"id": "a b"}, "id", "a b"),
     ],
 )
