@@ -22,6 +22,7 @@ from specrig import __version__
 from specrig.cli import decode, doctor, measure, plan, report, run, serve, share, train
 from specrig.cli.arguments import INTERRUPTED
 from specrig.cli.examples import epilog
+from specrig.dag.interruption import MESSAGE
 from specrig.runtime.types import FallbackWarning
 from specrig.terminal import console
 
@@ -35,8 +36,8 @@ app = typer.Typer(
 FULL = os.strerror(errno.ENOSPC)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"specrig {__version__}")
         raise typer.Exit
 
@@ -79,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("\nInterrupted. Finished cells are kept; the same command continues.", err=True)
+        typer.echo(MESSAGE, nl=False, err=True)
         return INTERRUPTED
     except typer.Exit as stop:
         return stop.exit_code

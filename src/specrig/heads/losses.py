@@ -129,10 +129,15 @@ def kept_anchors(written: Tensor, depths: int, generator: torch.Generator | None
     there = torch.stack([ahead(written, depth) for depth in range(depths)]).long().cumprod(0).bool()
     if generator is None:
         return there
-    order = torch.rand(written.shape, generator=generator, device=written.device)
-    ranks = order.masked_fill_(~written, 2.0).argsort(-1).argsort(-1)
+    ranks = random_ranks(written, generator)
     shares = torch.tensor([kept_share(depth) for depth in range(depths)], device=written.device)
     return there & (ranks < (shares.unsqueeze(1) * written.sum(-1)).ceil().unsqueeze(-1))
+
+
+def random_ranks(kept: Tensor, generator: torch.Generator) -> Tensor:
+    """A random order of each row's entries of `[B, T]` bool, from 0; the others come behind: `[B, T]`."""
+    order = torch.rand(kept.shape, generator=generator, device=kept.device)
+    return order.masked_fill_(~kept, 2.0).argsort(-1).argsort(-1)
 
 
 def packed(kept: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,5 +33,5 @@ class PEagle(Eagle3):
     def propose(self, context: Context, k: int) -> Draft:
         """Sample k tokens a row, each for itself."""
         logits = self.head.draft(context.tokens, context.done, k)
-        places, probs = context.sampler.candidates(logits, 1, context.depths)
-        return Draft(self.head.target_ids(places.squeeze(-1)), probs=probs, vocabulary=self.head.vocabulary)
+        slots, probs = context.sampler.candidates(logits, 1, context.depths)
+        return Draft(self.head.target_ids(slots.squeeze(-1)), probs=probs, vocabulary=self.head.vocabulary)

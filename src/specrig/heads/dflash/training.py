@@ -20,7 +20,7 @@ from specrig.heads.acceptance import ahead
 from specrig.heads.dflash import DFlash
 from specrig.heads.dflash import module as checkpoint
 from specrig.heads.learner import Learner, States, Texts, draft_ids
-from specrig.heads.losses import d_pace, kept_anchors, likeness, packed, probabilities
+from specrig.heads.losses import d_pace, kept_anchors, likeness, packed, probabilities, random_ranks
 from specrig.heads.teacher import Teacher, autocast, moved, rows_at_once
 from specrig.heads.trained_layer import TrainedLayer, normal
 
@@ -87,8 +87,7 @@ class DFlashLearner(Learner):
         model, settings = self.model, self.settings
         # written[d]: whether the target wrote the token d + 1 behind each position, and those between: [K, B, T].
         written = kept_anchors(batch.written[:, 1:], settings.k)
-        ranks = torch.rand(written[0].shape, generator=self.generator, device=model.where)
-        ranks = ranks.masked_fill_(~written[0], 2.0).argsort(-1).argsort(-1)
+        ranks = random_ranks(written[0], self.generator)
         count = (settings.anchors * written[0].sum(-1, keepdim=True)).ceil()
         anchors, real = packed(written[0] & (ranks < count))
         kept = written.gather(-1, anchors.expand(settings.k, -1, -1)) & real  # [K, B, A]
